@@ -1,0 +1,209 @@
+"""What libcst leaves to you: finding a node by its span, parentheses, insertion and removal, fresh names, liveness.
+
+A codemod *finds* nodes in a View (libcst's MetadataWrapper over one file) and says what should happen to them as
+Edits; one transformer applies all edits of a file at once. Edits hold nodes of `View.module` by identity and build on
+the updated node, so that edits of a node and of its children compose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import libcst as cst
+from libcst.metadata import CodeRange, MetadataWrapper, ParentNodeProvider, PositionProvider
+
+from gradfix.graph import Graph
+from gradfix.tape import Site, Stack, Tape
+
+Node = TypeVar("Node", bound=cst.CSTNode)
+Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replace:
+    """`node` becomes what `build` makes of its updated self (cst.RemoveFromParent() removes it)."""
+
+    node: cst.CSTNode
+    build: Callable[[cst.CSTNode], cst.CSTNode | cst.FlattenSentinel | cst.RemovalSentinel]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Insert:
+    """Statements put before and after `node`, a statement (or a small statement among semicolons)."""
+
+    node: cst.CSTNode
+    before: tuple[cst.CSTNode, ...] = ()
+    after: tuple[cst.CSTNode, ...] = ()
+
+
+Edit = Replace | Insert
+
+
+class View:
+    """One file, parsed, with positions and parents. Raises cst.ParserSyntaxError."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path = path
+        self.text = text
+        self.wrapper = MetadataWrapper(cst.parse_module(text))
+        self.module = self.wrapper.module
+
+    @cached_property
+    def positions(self) -> Mapping[cst.CSTNode, CodeRange]:
+        return self.wrapper.resolve(PositionProvider)  # type: ignore[return-value]
+
+    @cached_property
+    def parents(self) -> Mapping[cst.CSTNode, cst.CSTNode]:
+        return self.wrapper.resolve(ParentNodeProvider)  # type: ignore[return-value]
+
+    def code(self, node: cst.CSTNode) -> str:
+        return self.module.code_for_node(node)
+
+    def span(self, node: cst.CSTNode) -> CodeRange:
+        return self.positions[node]
+
+    def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """Parents of `node`, nearest first."""
+        while (parent := self.parents.get(node)) is not None:
+            yield parent
+            node = parent
+
+    def enclosing(self, node: cst.CSTNode, *types: type[Node]) -> Node | None:
+        """The nearest ancestor (or `node` itself) of one of `types`."""
+        for x in (node, *self.ancestors(node)):
+            if isinstance(x, types):
+                return x
+        return None
+
+    def statement(self, node: cst.CSTNode) -> Statement | None:
+        """The statement `node` stands in: a line of small statements or a compound statement."""
+        return self.enclosing(node, cst.SimpleStatementLine, cst.BaseCompoundStatement)
+
+    def small_statement(self, node: cst.CSTNode) -> cst.BaseSmallStatement | None:
+        return self.enclosing(node, cst.BaseSmallStatement)
+
+    def loop(self, node: cst.CSTNode) -> cst.For | cst.While | None:
+        """The innermost loop around `node` in the same function."""
+        for x in self.ancestors(node):
+            if isinstance(x, (cst.For, cst.While)):
+                return x
+            if isinstance(x, (cst.FunctionDef, cst.Lambda, cst.ClassDef)):
+                return None
+        return None
+
+    def function(self, node: cst.CSTNode) -> cst.FunctionDef | cst.Lambda | None:
+        return next((x for x in self.ancestors(node) if isinstance(x, (cst.FunctionDef, cst.Lambda))), None)
+
+    def at(self, site: Site) -> cst.CSTNode | None:
+        """The largest expression or small statement with exactly the site's span; where none has it (or only the line
+        is known), the smallest statement around it."""
+        exact = self._by_span.get((site.line, site.column, site.end_line, site.end_column))
+        if exact:
+            return exact[0]
+        return self.statement_at(site)
+
+    def statement_at(self, site: Site) -> Statement | cst.BaseSmallStatement | None:
+        """The smallest small or compound statement that contains the site's start."""
+        best: tuple[tuple[int, int], cst.CSTNode] | None = None
+        here = (site.line, site.column)
+        for node, r in self.positions.items():
+            if not isinstance(node, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
+                continue
+            start, end = (r.start.line, r.start.column), (r.end.line, r.end.column)
+            inside = start <= here < end if site.end_line else start[0] <= site.line <= end[0]
+            if inside and (best is None or start >= best[0]):
+                best = (start, node)
+        return best[1] if best else None  # type: ignore[return-value]
+
+    @cached_property
+    def _by_span(self) -> dict[tuple[int, int, int, int], list[cst.CSTNode]]:
+        table: dict[tuple[int, int, int, int], list[cst.CSTNode]] = {}
+        for node, r in self.positions.items():  # parents come after their children
+            if isinstance(node, (cst.BaseExpression, cst.BaseSmallStatement)):
+                table.setdefault((r.start.line, r.start.column, r.end.line, r.end.column), []).insert(0, node)
+        return table
+
+    def apply(self, edits: Iterable[Edit]) -> str:
+        """The file's text after `edits`."""
+        return self.module.visit(_Apply(edits)).code  # type: ignore[union-attr]
+
+
+class _Apply(cst.CSTTransformer):
+    def __init__(self, edits: Iterable[Edit]) -> None:
+        super().__init__()
+        self.replace: dict[int, list[Replace]] = {}
+        self.insert: dict[int, list[Insert]] = {}
+        for edit in edits:
+            if isinstance(edit, Replace):
+                self.replace.setdefault(id(edit.node), []).append(edit)
+            else:
+                self.insert.setdefault(id(edit.node), []).append(edit)
+
+    def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
+        result = super().on_leave(original_node, updated_node)
+        for r in self.replace.get(id(original_node), ()):
+            result = r.build(result)
+        around = self.insert.get(id(original_node))
+        if around:
+            before = [x for i in around for x in i.before]
+            after = [x for i in around for x in i.after]
+            middle = list(result) if isinstance(result, cst.FlattenSentinel) else [result]
+            if isinstance(result, cst.RemovalSentinel):
+                middle = []
+            result = cst.FlattenSentinel([*before, *middle, *after])
+        return result
+
+
+@dataclass(frozen=True)
+class Project:
+    """What a codemod may ask about: the user's files as they are now, and the tape of their run.
+
+    `files` maps absolute path to text of every file of the user's that the run executed and that may be edited.
+    """
+
+    tape: Tape
+    files: Mapping[str, str]
+    _views: dict[str, View] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def graph(self) -> Graph:
+        return Graph(self.tape)
+
+    def view(self, path: str) -> View | None:
+        """The parsed file, or None where it is not the user's to edit."""
+        if path not in self._views and path in self.files:
+            self._views[path] = View(path, self.files[path])
+        return self._views.get(path)
+
+    def node(self, site: Site) -> tuple[View, cst.CSTNode] | None:
+        """The view of the site's file and the node there."""
+        view = self.view(site.file)
+        node = view.at(site) if view else None
+        return (view, node) if view and node is not None else None
+
+    def frames(self, stack: Stack) -> Iterator[tuple[View, cst.CSTNode]]:
+        """The nodes of a stack's frames, outermost first, those that may be edited."""
+        for site in stack:
+            found = self.node(site)
+            if found:
+                yield found
+
+
+def parenthesized(node: cst.BaseExpression) -> cst.BaseExpression:
+    """`node` in parentheses, unless it is already, or never needs them (a name, a call, an attribute, a literal)."""
+    atoms = (cst.Name, cst.Call, cst.Attribute, cst.Subscript, cst.BaseNumber, cst.BaseString, cst.List, cst.Dict)
+    if node.lpar or isinstance(node, atoms):  # type: ignore[attr-defined]
+        return node
+    return node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+
+
+def parse_statement(text: str, like: cst.Module) -> cst.SimpleStatementLine | cst.BaseCompoundStatement:
+    return cst.parse_statement(text, config=like.config_for_parsing)
+
+
+def parse_expression(text: str, like: cst.Module) -> cst.BaseExpression:
+    return cst.parse_expression(text, config=like.config_for_parsing)

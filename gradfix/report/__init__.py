@@ -1,0 +1,1 @@
+"""A Result in, text out: one module a format."""

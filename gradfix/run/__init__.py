@@ -1,0 +1,65 @@
+"""Running the user's script in a child process: recorded (a tape), measured (gradients at every step), or both.
+
+    with Zygote(python) as zygote:
+        outcome = zygote.run(Run(script, ...))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradfix.tape import Failure, Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a script. Paths are absolute.
+
+    `files` are candidate texts served under the real file's name (absolute path -> text) without touching the disk.
+    `root` is the project that the scratch view covers: the nearest ancestor of the script with a pyproject.toml,
+    setup.py, setup.cfg or .git, else the script's folder; `cwd` the directory the run starts in.
+    `record` asks for a tape, `measure` for a Measurement. `impose` is the effect imposed on the run
+    (see gradfix.prove), a JSON object, or None. `steps` bounds the run (each optimizer), `timeout` in seconds.
+    `memory` bytes of address space above what the child has at the fork, None unlimited.
+    """
+
+    script: Path
+    root: Path
+    cwd: Path
+    arguments: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    record: bool = True
+    measure: bool = False
+    impose: Mapping[str, Any] | None = None
+    steps: int = 3
+    timeout: float = 120.0
+    seed: int = 0
+    memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run went. `ended`: ``finished``, ``steps``, ``exit``, ``failed`` (an exception, see `failure`),
+    ``timeout``, ``killed`` (a signal: see `detail`), ``memory``, ``tampered`` (the channel spoke nonsense).
+
+    `measurement` is the raw measurement lines of the child (list of JSON objects), for gradfix.prove to read.
+    `stdout`/`stderr` are the last 64 KiB of each. `wall` names what stood between the run and the owner's files.
+    """
+
+    ended: str
+    tape: Tape | None
+    measurement: tuple[Mapping[str, Any], ...]
+    failure: Failure | None
+    stdout: str
+    stderr: str
+    seconds: float
+    wall: str
+    detail: str = ""
+    status: int | None = None
+
+
+class InterpreterError(RuntimeError):
+    """The user's interpreter can't be used (missing, no torch, too old). The message is a sentence for the user."""

@@ -10,40 +10,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import libcst as cst
 from libcst.codemod import CodemodCommand
 
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project
+from gradfix.verdict import NONE, Effect, EffectKind
 
 GROUP = "gradfix.codemods"
-
-EffectKind = Literal[
-    "none",
-    "later-parameters",
-    "new-draw",
-    "cut-round",
-    "cut-own-loss",
-    "moved-write",
-    "adds-gradient",
-    "restored",
-    "changes-value",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """The one change to the training that a rewrite means to have (DESIGN section 5); the prover imposes it on the
-    run before and then asks for equality. `words` say it to the person, as a clause after "after this,"."""
-
-    kind: EffectKind
-    words: str = ""
-
-
-NONE = Effect("none")
-
 
 @dataclass(frozen=True, slots=True)
 class Proposal:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gradfix.codemod import Effect
 from gradfix.detect import Conflict
-from gradfix.prove import Status, Verdict
+from gradfix.run import Zygote
 from gradfix.tape import Failure
+from gradfix.verdict import Effect, Status, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,25 @@ class Result:
     lines: tuple[str, ...] = ()  # sentences worth saying (evidence lost, regions not watched)
 
 
-def fix(entry: Path, settings: Settings) -> Iterator[Result]:
-    """Results of one script."""
-    raise NotImplementedError
+def fix(
+    entry: Path,
+    settings: Settings,
+    text: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    zygote: Zygote | None = None,
+) -> Iterator[Result]:
+    """Run `entry`, find its faults and, unless ``settings.repair`` is off, prove cures for them: one Result.
+
+    `text` is served in the entry's place (an unsaved buffer). `say` hears what is being done, for a progress line.
+    `zygote` is one that is warm already; without it one is started for this call.
+    Raises gradfix.run.InterpreterError where the interpreter can't be used.
+    """
+    entry = entry.resolve()
+    if zygote is None:
+        with Zygote(settings.python) as own:
+            yield from fix(entry, settings, text, say, own)
+        return
+    # torch is being imported in the zygote now: import libcst and parse meanwhile
+    from gradfix.repair import repair
+
+    yield repair(entry, settings, text, say, zygote)

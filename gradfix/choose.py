@@ -1,0 +1,162 @@
+"""Which codemods may answer a conflict, and which of their proposals is applied: the best measured one.
+
+Apply, look again, in bounded rounds: a fault that hid behind another shows once the first is cured, and a proposal
+that leaves the script worse is never applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+
+import libcst as cst
+
+from gradfix.codemod import Codemod, Proposal, codemods
+from gradfix.detect import Conflict
+from gradfix.edit import Project
+from gradfix.prove import Baseline, Prover, Status, Verdict
+
+ROUNDS = 12  # more faults than that in one file are reported, and cured by the next call
+PROPOSALS = 12  # per conflict: each costs a proof
+ORDER: tuple[Status, ...] = ("proved", "preserved", "intended", "untried", "rejected")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A proposal and the texts it makes, by absolute path, changed files only."""
+
+    proposal: Proposal
+    texts: Mapping[str, str]
+    size: int  # characters that differ
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A candidate with its verdict."""
+
+    candidate: Candidate
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One conflict, what was tried for it (best first) and whether the first of them was applied."""
+
+    conflict: Conflict
+    tried: tuple[Tried, ...]
+    applied: bool
+    before: Mapping[str, str]  # every file's text before this round
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the person asked to have cured, and by what."""
+
+    kinds: Callable[[Conflict], bool]
+    codemods: Sequence[type[Codemod]] = field(default_factory=codemods)
+    accept: tuple[Status, ...] = ("proved", "preserved", "intended")
+
+
+def candidates(
+    conflict: Conflict, project: Project, mods: Iterable[type[Codemod]], stalled: Callable[[str], None]
+) -> Iterator[Candidate]:
+    """Every proposal for `conflict` as new texts, those that parse and are not alike."""
+    seen: set[tuple[tuple[str, str], ...]] = set()
+    for mod in mods:
+        for proposal in mod.cures(conflict, project):
+            texts: dict[str, str] = {}
+            for path, edits in proposal.edits.items():
+                view = project.view(path)
+                if view is not None:
+                    text = view.apply(edits)
+                    if text != view.text:
+                        texts[path] = text
+            key = tuple(sorted(texts.items()))
+            if not texts or key in seen:
+                continue
+            seen.add(key)
+            broken = next((path for path, text in texts.items() if not _parses(text)), None)
+            if broken is not None:
+                stalled(f"{proposal.codemod} made {broken} unreadable; that proposal is dropped")
+                continue
+            size = sum(_changed(project.files[path], text) for path, text in texts.items())
+            yield Candidate(proposal, texts, size)
+            if len(seen) >= PROPOSALS:
+                return
+
+
+def try_all(
+    found: Sequence[Candidate], baseline: Baseline, conflict: Conflict, prover: Prover, files: Mapping[str, str]
+) -> tuple[Tried, ...]:
+    """Prove every candidate, two at a time, and put the best first."""
+
+    def one(candidate: Candidate) -> Tried:
+        after = dict(files) | dict(candidate.texts)
+        return Tried(candidate, prover.prove(baseline, after, candidate.proposal.effect, conflict))
+
+    with ThreadPoolExecutor(2) as pool:
+        tried = list(pool.map(one, found))
+    return tuple(sorted(tried, key=_merit))
+
+
+def rounds(
+    project: Project, baseline: Baseline, prover: Prover, wanted: Wanted, say: Callable[[str], None]
+) -> Iterator[tuple[Round, Project, Baseline]]:
+    """Cure one conflict after the other. Each item is what was tried and the state after it."""
+    given_up: set[tuple[str, str]] = set()
+    for _ in range(ROUNDS):
+        conflict = next(
+            (c for c in baseline.conflicts if wanted.kinds(c) and identity(c, project) not in given_up), None
+        )
+        if conflict is None:
+            return
+        found = list(candidates(conflict, project, wanted.codemods, say))
+        say(f"proving {len(found)} candidate{'s' * (len(found) != 1)}")
+        tried = try_all(found, baseline, conflict, prover, project.files)
+        applied = bool(tried) and tried[0].verdict.status in wanted.accept
+        done = Round(conflict, tried, applied, project.files)
+        if applied:
+            files = dict(project.files) | dict(tried[0].candidate.texts)
+            baseline = prover.baseline(files)
+            project = Project(baseline.tape, files)
+        else:
+            given_up.add(identity(conflict, project))
+        yield done, project, baseline
+
+
+def identity(conflict: Conflict, project: Project) -> tuple[str, str]:
+    """What stays the same of a conflict while lines move: its kind and the text of the statement it points at."""
+    found = project.node(conflict.at)
+    if not found:
+        return conflict.kind, f"{conflict.at.file}:{conflict.at.line}"
+    view, node = found
+    statement = view.small_statement(node) or node
+    return conflict.kind, view.code(statement)
+
+
+def _merit(tried: Tried) -> tuple[int, int, int, str]:
+    proposal = tried.candidate.proposal
+    return ORDER.index(tried.verdict.status), proposal.rank, tried.candidate.size, proposal.codemod
+
+
+def _parses(text: str) -> bool:
+    try:
+        cst.parse_module(text)
+        compile(text, "candidate", "exec", dont_inherit=True)
+    except (cst.ParserSyntaxError, SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _changed(old: str, new: str) -> int:
+    a, b = old.splitlines(), new.splitlines()
+    return sum(
+        sum(map(len, a[i:j])) + sum(map(len, b[k:m]))
+        for tag, i, j, k, m in SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+        if tag != "equal"
+    )
+
+
+__all__ = ["Candidate", "Round", "Tried", "Wanted", "candidates", "identity", "rounds", "try_all"]

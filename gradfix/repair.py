@@ -1,0 +1,198 @@
+"""One entry script from its run to its Result: the arrows of the design, in order.
+
+Apart from pipeline.py so that the zygote can be importing torch while this module's own imports (libcst) load.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from gradfix import choose
+from gradfix.codemod import codemods
+from gradfix.detect import Conflict, detect
+from gradfix.edit import Project
+from gradfix.pipeline import Cure, Diagnosis, Problem, Result, Settings
+from gradfix.prove import Baseline, Prover, Verdict
+from gradfix.run import Outcome, Run, Zygote
+from gradfix.source import Source, SourceError
+from gradfix.tape import Tape, TapeError, read_tape
+
+PROJECT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git", "requirements.txt")
+
+
+def repair(
+    entry: Path, settings: Settings, text: str | None, say: Callable[[str], None], zygote: Zygote
+) -> Result:
+    """Run, find, cure and prove; see gradfix.pipeline.fix."""
+    started = time.monotonic()
+    try:
+        source = Source.read(entry) if text is None else None
+        script = source.text if source is not None else str(text)
+        if source is not None:
+            source.check()
+    except SourceError as problem:
+        return Result(entry, problem=Problem(problem.sentence, problem.detail))
+    overlay = {} if text is None else {str(entry): script}
+    root = project_root(entry)
+    template = Run(
+        script=entry,
+        root=root,
+        cwd=Path.cwd() if root in (Path.cwd(), *Path.cwd().parents) else root,
+        arguments=settings.arguments,
+        files=overlay,
+        steps=settings.steps,
+        timeout=settings.timeout,
+        seed=settings.seed,
+    )
+    prover = Prover(zygote, template)
+    if settings.tape is not None:
+        return _from_tape(entry, settings, script)
+    say("recording a run")
+    baseline = prover.baseline(overlay)
+    files = editable(baseline.tape, root, {str(entry): script})
+    if not settings.repair:
+        return _result(entry, settings, prover, baseline, files, (), started)
+    project = Project(baseline.tape, files)
+    wanted = choose.Wanted(
+        kinds=lambda c: _asked(c, settings) and (c.severity != "note" or settings.notes),
+        codemods=[m for m in codemods() if not settings.codemods or m.name() in settings.codemods],
+        accept=settings.accept,
+    )
+    done: list[choose.Round] = []
+    last, final = baseline, files
+    for round_, project, last in choose.rounds(project, baseline, prover, wanted, say):
+        done.append(round_)
+        final = dict(project.files)
+    return _result(entry, settings, prover, baseline, files, done, started, last, final)
+
+
+def project_root(entry: Path) -> Path:
+    """The nearest folder around `entry` that looks like a project's, else its own folder; never the home directory
+    or the root of the file system."""
+    for folder in entry.parents:
+        if folder == Path.home() or folder == Path(folder.anchor):
+            break
+        if any((folder / mark).exists() for mark in PROJECT_MARKS):
+            return folder
+    return entry.parent
+
+
+def editable(tape: Tape, root: Path, known: Mapping[str, str]) -> dict[str, str]:
+    """The texts of the files the run executed that are the user's to edit: inside the project, readable, and the
+    very bytes that ran."""
+    files = dict(known)
+    for path, digest in tape.sources.items():
+        if path in files or not Path(path).is_relative_to(root):
+            continue
+        try:
+            source = Source.read(Path(path))
+        except SourceError:
+            continue
+        if not digest or source.sha256 == digest:
+            files[path] = source.text
+    return files
+
+
+def _asked(conflict: Conflict, settings: Settings) -> bool:
+    return (not settings.select or conflict.kind in settings.select) and conflict.kind not in settings.ignore
+
+
+def _from_tape(entry: Path, settings: Settings, script: str) -> Result:
+    """Faults of a run made elsewhere; cures are proposed, and untried, since the run can't be repeated here."""
+    assert settings.tape is not None
+    try:
+        tape = read_tape(settings.tape)
+    except (TapeError, OSError) as problem:
+        return Result(entry, problem=Problem(str(problem)))
+    files = editable(tape, project_root(entry), {str(entry): script})
+    project = Project(tape, files)
+    untried = Verdict("untried", "made from a tape; run it here without --tape to prove it")
+    mods = [m for m in codemods() if not settings.codemods or m.name() in settings.codemods]
+    diagnoses = []
+    for conflict in detect(tape):
+        if not _asked(conflict, settings):
+            continue
+        cures = (
+            _cure(candidate, untried, files)
+            for candidate in choose.candidates(conflict, project, mods, lambda _: None)
+        )
+        hidden = conflict.severity == "note" and not settings.notes
+        diagnoses.append(Diagnosis(conflict, () if hidden else tuple(cures), "note" if hidden else "left"))
+    return Result(entry, tuple(diagnoses), sources=files, ended="tape")
+
+
+def _cure(candidate: choose.Candidate, verdict: Verdict, before: Mapping[str, str]) -> Cure:
+    proposal = candidate.proposal
+    old = {path: before[path] for path in candidate.texts}
+    return Cure(proposal.codemod, proposal.summary, proposal.effect, verdict, old, candidate.texts)
+
+
+def _result(
+    entry: Path,
+    settings: Settings,
+    prover: Prover,
+    first: Baseline,
+    files: Mapping[str, str],
+    rounds: list[choose.Round] | tuple[choose.Round, ...],
+    started: float,
+    last: Baseline | None = None,
+    final: Mapping[str, str] | None = None,
+) -> Result:
+    last, final = last or first, final or files
+    changed = {path: (files[path], text) for path, text in final.items() if text != files[path]}
+    verdict = None
+    if changed:
+        effects = [r.tried[0].candidate.proposal.effect for r in rounds if r.applied]
+        verdict = (
+            rounds[0].tried[0].verdict if len(rounds) == 1 else prover.prove_whole(first, final, effects)
+        )
+        if verdict.status not in settings.accept:
+            changed = {}
+    diagnoses = [_diagnosis(r, bool(changed)) for r in rounds]
+    tried = {(r.conflict.kind, r.conflict.message) for r in rounds}
+    for conflict in last.conflicts:
+        if _asked(conflict, settings) and (conflict.kind, conflict.message) not in tried:
+            note = conflict.severity == "note" and not settings.notes
+            diagnoses.append(Diagnosis(conflict, (), "note" if note else "left"))
+    return Result(
+        entry,
+        tuple(diagnoses),
+        changed,
+        dict(files),
+        verdict,
+        problem=_problem(entry, first, diagnoses),
+        failure=first.failure,
+        ended=first.outcome.ended,
+        wall=first.outcome.wall,
+        seconds=time.monotonic() - started,
+        rounds=len(rounds),
+        lines=first.lines,
+    )
+
+
+def _diagnosis(done: choose.Round, kept: bool) -> Diagnosis:
+    cures = tuple(_cure(t.candidate, t.verdict, done.before) for t in done.tried)
+    return Diagnosis(done.conflict, cures, "cured" if done.applied and kept else "left")
+
+
+def _problem(entry: Path, first: Baseline, diagnoses: list[Diagnosis]) -> Problem | None:
+    """Why there is nothing to say of a script that did not run to its end, or None."""
+    outcome, faults = first.outcome, [d for d in diagnoses if d.conflict.severity != "note"]
+    if outcome.ended in ("tampered", "killed", "memory"):
+        return Problem(f"{entry.name}: {outcome.detail}", outcome.stderr)
+    if outcome.ended == "timeout" and not faults and not any(True for _ in first.tape.events):
+        return Problem(f"{entry.name}: {outcome.detail}")
+    failure = first.failure
+    if failure is not None and not failure.autograd and not faults:
+        sentence = (
+            f"{entry.name} fails for a reason that is not autograd's, so gradfix leaves it alone: "
+            f"{failure.type}: {failure.message}"
+        )
+        return Problem(sentence, failure.traceback)
+    return None
+
+
+def ended_well(outcome: Outcome) -> bool:
+    return outcome.ended in ("finished", "steps", "exit")

@@ -1,0 +1,147 @@
+"""The checks every codemod's fixtures go through, public so that a third-party package tests its codemods alike.
+
+A fixture is a folder ``<codemod>/<case>/`` with ``before.py``, a program that runs, whose lines at fault end in
+``# conflict: <kind>``, and ``after.py``, what the codemod makes of it. Without ``after.py`` the program must stay as
+it is. Other files beside them are the program's own modules (``after/`` holds those that change).
+
+    import gradfix.testing
+
+    @pytest.mark.parametrize("fixture", gradfix.testing.fixtures("fixtures"), ids=str)
+    def test_fixture(fixture, zygote):
+        gradfix.testing.check(fixture, zygote)
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from gradfix.codemod import codemods
+from gradfix.pipeline import Diagnosis, Result, Settings, fix
+from gradfix.run import Zygote
+
+MARK = re.compile(r"#\s*conflict:\s*([\w-]+(?:\s*,\s*[\w-]+)*)")
+
+
+@dataclass(frozen=True)
+class Fixture:
+    """One folder of fixtures: a program and what its codemod makes of it."""
+
+    codemod: str
+    case: str
+    before: Path
+    after: Path | None
+
+    def __str__(self) -> str:
+        return f"{self.codemod}/{self.case}"
+
+    @cached_property
+    def marks(self) -> tuple[tuple[str, int, str], ...]:
+        """(file name, line, kind) of every ``# conflict:`` comment of the program and its sibling modules."""
+        found = []
+        for path in sorted(self.before.parent.glob("*.py")):
+            if path.name == "after.py":
+                continue
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                if mark := MARK.search(line):
+                    found += [(path.name, number, kind.strip()) for kind in mark[1].split(",")]
+        return tuple(found)
+
+
+def fixtures(folder: Path | str) -> tuple[Fixture, ...]:
+    """Every fixture below `folder`, in order of name."""
+    found = []
+    for before in sorted(Path(folder).glob("*/*/before.py")):
+        after = before.with_name("after.py")
+        case, codemod = before.parent.name, before.parent.parent.name
+        found.append(Fixture(codemod.replace("_", "-"), case, before, after if after.exists() else None))
+    return tuple(found)
+
+
+def check(fixture: Fixture, zygote: Zygote) -> None:
+    """Take one fixture through every check. Raises AssertionError with a sentence."""
+    known = {c.name() for c in codemods()}
+    assert fixture.codemod in known, f"there is no codemod {fixture.codemod}"
+    before = fixture.before.read_bytes().decode("utf-8")
+    notes = not _errors(fixture)
+    alone = one(fixture.before, zygote, Settings(codemods=(fixture.codemod,), notes=notes))
+    found_where_marked(fixture, alone)
+    if fixture.after is None:
+        assert not alone.files, f"{fixture} must stay as it is, and became\n{_new(alone)}"
+        return
+    after = fixture.after.read_bytes().decode("utf-8")
+    assert _new(alone) == after, f"{fixture} became\n{_new(alone) or '(unchanged)'}{_why(alone)}"
+    assert not Counter(comments(before)) - Counter(comments(after)), f"{fixture} lost comments"
+    assert alone.verdict is not None
+    assert alone.verdict.status in ("proved", "preserved", "intended"), alone.verdict
+    if _errors(fixture):
+        raised = alone.failure is not None
+        assert raised or alone.verdict.status in ("proved", "intended"), f"{fixture} was not broken before"
+    again = one(fixture.after, zygote, Settings(notes=notes))
+    assert not again.files, f"{fixture} is not a fixed point: a second run makes it\n{_new(again)}"
+    left = [d for d in again.diagnoses if d.conflict.severity != "note"]
+    assert not left, f"{fixture} still has {[d.conflict.message for d in left]}"
+
+
+def one(path: Path, zygote: Zygote, settings: Settings) -> Result:
+    """The Result of `path`."""
+    (result,) = fix(path, settings, zygote=zygote)
+    assert result.problem is None, result.problem
+    return result
+
+
+def found_where_marked(fixture: Fixture, result: Result) -> None:
+    """Every mark is touched by a conflict of its kind, and every conflict above a note touches a mark."""
+    for name, line, kind in fixture.marks:
+        hit = any(d.conflict.kind == kind and (name, line) in places(d) for d in result.diagnoses)
+        assert hit, f"{fixture}: no {kind} at {name}:{line}; found {[_said(d) for d in result.diagnoses]}"
+    marked = {(name, line) for name, line, _ in fixture.marks}
+    for d in result.diagnoses:
+        if d.conflict.severity != "note":
+            assert marked & places(d), f"{fixture}: {_said(d)} is not marked"
+
+
+def places(diagnosis: Diagnosis) -> set[tuple[str, int]]:
+    """(file name, line) of every line that a label's frames touch."""
+    return {
+        (Path(site.file).name, line)
+        for label in diagnosis.conflict.labels
+        for site in label.stack
+        for line in range(site.line, max(site.line, min(site.end_line, site.line + 12)) + 1)
+    }
+
+
+def comments(text: str) -> Iterator[str]:
+    """The comments of a program."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def _errors(fixture: Fixture) -> bool:
+    from gradfix.detect import KINDS
+
+    return any(KINDS[kind] != "note" for _, _, kind in fixture.marks)
+
+
+def _new(result: Result) -> str:
+    return next((new for path, (_, new) in result.files.items() if path.endswith(("before.py", "after.py"))), "")
+
+
+def _said(d: Diagnosis) -> str:
+    return f"{d.conflict.kind} at line {d.conflict.at.line}: {d.conflict.message}"
+
+
+def _why(result: Result) -> str:
+    said = [
+        f"\n  {cure.codemod} ({cure.effect.kind}): {cure.verdict.status}: {cure.verdict.reason}"
+        for d in result.diagnoses
+        for cure in d.cures
+    ]
+    return "".join(said)

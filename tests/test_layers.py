@@ -1,0 +1,80 @@
+"""The import arrows of the design: who may import whom, and what must stay out of the light commands."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+STDLIB = sys.stdlib_module_names
+
+# module -> the gradfix modules it may import
+ALLOWED = {
+    "tape": set(),
+    "graph": {"tape"},
+    "detect": {"tape", "graph"},
+    "verdict": set(),
+    "run": {"tape"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module or "")
+    return found
+
+
+def files(module: str) -> list[Path]:
+    folder = ROOT / "gradfix" / module
+    if folder.is_dir():
+        return [p for p in folder.rglob("*.py") if "child" not in p.parts]
+    return [folder.with_suffix(".py")]
+
+
+@pytest.mark.parametrize("module", ALLOWED)
+def test_arrows(module):
+    allowed = ALLOWED[module] | {module}
+    for path in files(module):
+        ours = {i.split(".")[1] for i in imports(path) if i.startswith("gradfix.")}
+        assert ours <= allowed, f"{path} imports {ours - allowed}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "gradfix/run/child").glob("*.py")), ids=lambda p: p.name)
+def test_the_child_imports_only_the_standard_library_and_torch(path):
+    foreign = {i.split(".")[0] for i in imports(path)} - STDLIB - {"torch", "__future__"}
+    assert not foreign
+
+
+@pytest.mark.parametrize("module", ["detect", "graph", "tape", "verdict"])
+def test_pure_modules_use_the_standard_library_only(module):
+    for path in files(module):
+        foreign = {i.split(".")[0] for i in imports(path)} - STDLIB - {"gradfix"}
+        assert not foreign
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "codemods").glob("*.py")), ids=lambda p: p.name)
+def test_codemods_import_no_engine(path):
+    ours = {i for i in imports(path) if i.startswith("gradfix.")}
+    engine = {"gradfix.run", "gradfix.prove", "gradfix.pipeline", "gradfix.repair", "gradfix.cli"}
+    assert not ours & engine
+    assert "torch" not in {i.split(".")[0] for i in imports(path)}
+
+
+@pytest.mark.parametrize("command", [["--help"], ["--version"], ["rules"], ["explain", "freed-graph"]], ids=" ".join)
+def test_light_commands_do_not_import_torch(command):
+    code = (
+        "import sys\n"
+        f"sys.argv = ['gradfix', *{command!r}]\n"
+        "from gradfix.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as e:\n    assert not e.code, e.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,280 @@
+"""Statements as units of work: what each reads and writes, and how one is put, moved or taken away.
+
+A *unit* is a small statement (among semicolons, maybe) or a compound one. Names are dotted as the source says them
+(``self.fake``, ``opt``): writing ``self.fake`` touches a read of ``self.fake.shape`` and of ``self``, not of
+``self.real``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import libcst as cst
+
+from gradfix.edit import Edit, Insert, Replace, View
+
+Small = cst.BaseSmallStatement
+Block = cst.BaseSuite | cst.Module
+MUTATORS = frozenset("append extend insert add update pop popleft appendleft clear remove setdefault".split())
+SCOPES = (cst.FunctionDef, cst.Lambda)
+COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The dotted names that a piece of source reads and writes."""
+
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """One statement of a body, in order."""
+
+    node: Small | cst.BaseCompoundStatement
+    line: cst.SimpleStatementLine | cst.BaseCompoundStatement
+    names: Names
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return self.names.reads
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return self.names.writes
+
+
+def names(node: cst.CSTNode) -> Names:
+    """What `node` reads and writes where it stands (a nested function reads its free names when it is defined)."""
+    reads: set[str] = set()
+    writes: set[str] = set()
+    _collect(node, reads, writes)
+    return Names(frozenset(reads), frozenset(writes))
+
+
+def touches(some: Iterable[str], others: Iterable[str]) -> bool:
+    """Whether a name of `some` is one of `others`, or lies inside one, or holds one."""
+    theirs = set(others)
+    return any(a == b or a.startswith(b + ".") or b.startswith(a + ".") for a in some for b in theirs)
+
+
+def dotted(node: cst.CSTNode) -> str | None:
+    """``a.b.c`` of a chain of attributes on a name, else None."""
+    if isinstance(node, cst.Name):
+        return node.value
+    if isinstance(node, cst.Attribute):
+        inner = dotted(node.value)
+        return f"{inner}.{node.attr.value}" if inner else None
+    return None
+
+
+def _collect(node: cst.CSTNode, reads: set[str], writes: set[str]) -> None:
+    name = dotted(node)
+    if name is not None:
+        reads.add(name)
+    elif isinstance(node, (cst.Assign, cst.AnnAssign, cst.AugAssign, cst.NamedExpr)):
+        if node.value is not None:
+            _collect(node.value, reads, writes)
+        targets = [t.target for t in node.targets] if isinstance(node, cst.Assign) else [node.target]
+        for target in targets:
+            _store(target, reads, writes)
+            if isinstance(node, cst.AugAssign):
+                _collect(target, reads, writes)
+    elif isinstance(node, (cst.FunctionDef, cst.ClassDef)):
+        inner = Names()
+        for part in (node.body, *node.decorators):
+            found = names(part)
+            inner = Names(inner.reads | found.reads, inner.writes | found.writes)
+        own = {w for w in inner.writes if "." not in w} | (_parameters(node) if isinstance(node, cst.FunctionDef) else set())
+        reads |= {r for r in inner.reads if r.split(".")[0] not in own}
+        writes.add(node.name.value)
+    elif isinstance(node, cst.Lambda):
+        found = names(node.body)
+        reads |= {r for r in found.reads if r.split(".")[0] not in _parameters(node)}
+    elif isinstance(node, COMPREHENSIONS):
+        inner_reads: set[str] = set()
+        bound: set[str] = set()
+        for child in node.children:
+            _collect(child, inner_reads, bound)
+        local = {w for w in bound if "." not in w}
+        reads |= {r for r in inner_reads if r.split(".")[0] not in local}
+    elif isinstance(node, (cst.For, cst.CompFor)):
+        for child in node.children:
+            if child is node.target:
+                _store(node.target, reads, writes)
+            else:
+                _collect(child, reads, writes)
+    elif isinstance(node, cst.AsName):
+        _store(node.name, reads, writes)
+    elif isinstance(node, cst.Del):
+        _store(node.target, reads, writes)
+    elif isinstance(node, (cst.Import, cst.ImportFrom)):
+        if not isinstance(node.names, cst.ImportStar):
+            for alias in node.names:
+                bound_as = alias.asname.name if alias.asname else alias.name
+                writes.add((dotted(bound_as) or "").split(".")[0])
+    elif isinstance(node, cst.Arg):
+        _collect(node.value, reads, writes)
+    elif isinstance(node, cst.Attribute):
+        _collect(node.value, reads, writes)
+    elif isinstance(node, cst.Call):
+        receiver = dotted(node.func.value) if isinstance(node.func, cst.Attribute) else None
+        if isinstance(node.func, cst.Attribute) and receiver is not None:
+            reads.add(f"{receiver}.{node.func.attr.value}")
+            if mutates(node.func.attr.value):
+                writes.add(receiver)
+        else:
+            _collect(node.func, reads, writes)
+        for arg in node.args:
+            _collect(arg, reads, writes)
+    else:
+        for child in node.children:
+            _collect(child, reads, writes)
+
+
+def mutates(method: str) -> bool:
+    """Whether a method of this name changes what it is called on (``append``, ``add_``)."""
+    return method in MUTATORS or (method.endswith("_") and not method.startswith("_") and method != "_")
+
+
+def _store(target: cst.CSTNode, reads: set[str], writes: set[str]) -> None:
+    name = dotted(target)
+    if name is not None:
+        writes.add(name)
+    elif isinstance(target, cst.Subscript):
+        inner = dotted(target.value)
+        if inner:
+            writes.add(inner)
+        _collect(target, reads, writes)
+    elif isinstance(target, cst.Attribute):
+        _collect(target.value, reads, writes)
+    else:
+        for child in target.children:
+            _store(child, reads, writes)
+
+
+def _parameters(function: cst.FunctionDef | cst.Lambda) -> set[str]:
+    p = function.params
+    every = [*p.params, *p.kwonly_params, *p.posonly_params, p.star_arg, p.star_kwarg]
+    return {x.name.value for x in every if isinstance(x, cst.Param)}
+
+
+def parameters(function: cst.FunctionDef) -> tuple[str, ...]:
+    """The names of a function's positional and keyword parameters, in order."""
+    p = function.params
+    return tuple(x.name.value for x in [*p.posonly_params, *p.params, *p.kwonly_params])
+
+
+def units(block: Block | cst.CSTNode) -> tuple[Unit, ...]:
+    """The units of a body, in order; compound statements are one unit each."""
+    found: list[Unit] = []
+    lines = cast(Sequence[cst.CSTNode], getattr(block, "body", ()))
+    if isinstance(block, cst.SimpleStatementSuite):
+        return ()  # `if x: y` on one line: nothing can be put between
+    for line in lines:
+        if isinstance(line, cst.SimpleStatementLine):
+            found += [Unit(small, line, names(small)) for small in line.body]
+        elif isinstance(line, cst.BaseCompoundStatement):
+            found.append(Unit(line, line, names(line)))
+    return tuple(found)
+
+
+def walk(block: cst.CSTNode) -> Iterator[Unit]:
+    """Every small statement below `block`, in order, those of nested bodies too; not of nested functions."""
+    for unit in units(block):
+        if isinstance(unit.node, cst.BaseCompoundStatement):
+            if not isinstance(unit.node, (cst.FunctionDef, cst.ClassDef)):
+                yield from _nested(unit.node)
+        else:
+            yield unit
+
+
+def _nested(node: cst.CSTNode) -> Iterator[Unit]:
+    for child in node.children:
+        if isinstance(child, cst.IndentedBlock):
+            yield from walk(child)
+        elif isinstance(child, (cst.Else, cst.ExceptHandler, cst.Finally, cst.If)):
+            yield from _nested(child)
+
+
+def body_of(view: View, node: cst.CSTNode) -> Block:
+    """The body of the function around `node`, or the module."""
+    function = view.function(node)
+    return function.body if isinstance(function, cst.FunctionDef) else view.module
+
+
+def block_of(view: View, node: cst.CSTNode) -> Block | None:
+    """The body that the statement of `node` stands in."""
+    for x in view.ancestors(node):
+        if isinstance(x, (cst.IndentedBlock, cst.Module, cst.SimpleStatementSuite)):
+            return x
+    return None
+
+
+def unit_in(view: View, block: Block, node: cst.CSTNode) -> int | None:
+    """The index in units(block) of the unit that `node` lies in."""
+    above = {id(x) for x in (node, *view.ancestors(node))}
+    return next((i for i, u in enumerate(units(block)) if id(u.node) in above), None)
+
+
+def common_block(view: View, *nodes: cst.CSTNode) -> Block | None:
+    """The innermost body that all `nodes` lie in."""
+    blocks = [
+        [x for x in view.ancestors(n) if isinstance(x, (cst.IndentedBlock, cst.Module))] for n in nodes
+    ]
+    rest = [{id(x) for x in some} for some in blocks[1:]]
+    return next((x for x in blocks[0] if all(id(x) in some for some in rest)), None) if blocks else None
+
+
+def line_of(*smalls: cst.CSTNode) -> cst.SimpleStatementLine:
+    """A line of its own for small statements (copies of nodes, or parsed ones)."""
+    return cst.SimpleStatementLine(
+        [cast(Small, s.deep_clone()).with_changes(semicolon=cst.MaybeSentinel.DEFAULT) for s in smalls]
+    )
+
+
+def put_after(unit: Unit, *lines: cst.BaseStatement) -> Edit:
+    """Lines after the unit's own line, or after the unit where others follow on that line."""
+    return _put(unit, lines, last=True)
+
+
+def put_before(unit: Unit, *lines: cst.BaseStatement) -> Edit:
+    """Lines before the unit's own line, or before the unit where others precede it on that line."""
+    return _put(unit, lines, last=False)
+
+
+def _put(unit: Unit, lines: Sequence[cst.BaseStatement], last: bool) -> Edit:
+    body = unit.line.body if isinstance(unit.line, cst.SimpleStatementLine) else ()
+    alone = len(body) < 2 or unit.node is body[-1 if last else 0]
+    smalls = [s for line in lines if isinstance(line, cst.SimpleStatementLine) for s in line.body]
+    if not alone and all(isinstance(line, cst.SimpleStatementLine) for line in lines):
+        some = tuple(smalls)
+        return Insert(unit.node, after=some) if last else Insert(unit.node, before=some)
+    return Insert(unit.line, after=tuple(lines)) if last else Insert(unit.line, before=tuple(lines))
+
+
+def take_away(unit: Unit) -> tuple[Edit, ...]:
+    """Remove the unit, with its line where it is alone there."""
+    line = unit.line
+    if not isinstance(line, cst.SimpleStatementLine) or len(line.body) == 1:
+        return (Replace(line, lambda _: cst.RemoveFromParent()),)
+    edits: list[Edit] = [Replace(unit.node, lambda _: cst.RemoveFromParent())]
+    if unit.node is line.body[-1]:
+        edits.append(
+            Replace(line.body[-2], lambda n: n.with_changes(semicolon=cst.MaybeSentinel.DEFAULT))
+        )
+    return tuple(edits)
+
+
+def lifted(unit: Unit) -> cst.BaseStatement:
+    """The unit as a line that can be put elsewhere: with the comment behind it and the comments right above it."""
+    line = unit.line
+    if isinstance(line, cst.SimpleStatementLine):
+        if len(line.body) > 1:
+            return line_of(unit.node)
+        kept = [x for x in line.leading_lines if x.comment]
+        return line.deep_clone().with_changes(leading_lines=kept)
+    return line.deep_clone()

@@ -1,0 +1,354 @@
+"""Source: the bytes of a file as text that Python and libcst agree on, and back to bytes with everything
+else kept.
+
+`Source.text` is what Python's own reader would make of the file: decoded by its PEP 263 cookie or byte
+order mark, every line ending a ``\\n``. libcst drops form feeds and loses lone carriage returns, so the way
+back doesn't trust it: `Source.encode` lays the new text over the old lines and gives each unchanged line
+its own bytes again.
+"""
+
+from __future__ import annotations
+
+import ast
+import codecs
+import hashlib
+import os
+import re
+import stat
+import tempfile
+import tokenize
+import unicodedata
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+NEWLINE = re.compile(r"\r\n|\r|\n")
+SKIPPED = frozenset({"__pycache__", "build", "dist", "node_modules", "site-packages", "venv", "env"})
+
+
+class SourceError(Exception):
+    """A file that can't be read, understood or written. `sentence` says so to the person; `detail` is an
+    excerpt."""
+
+    def __init__(self, sentence: str, detail: str = "") -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file as it was read. `raw` are its bytes, `text` its text with ``\\n`` endings and no byte order
+    mark."""
+
+    path: Path
+    raw: bytes = field(repr=False)
+    text: str = field(repr=False)
+    encoding: str = "utf-8"
+    kind: Literal["script", "notebook"] = "script"
+
+    @classmethod
+    def read(cls, path: Path | str) -> Source:
+        """The file at `path`. Raises SourceError: not there, not a file, not readable, not in its
+        encoding."""
+        path = Path(path)
+        if path.suffix == ".ipynb":
+            hint = f"export it first: jupyter nbconvert --to script {path.name}"
+            raise SourceError(f"{path}: notebooks can't be read yet; {hint}")
+        try:
+            if not path.is_file():
+                there = path.exists() or path.is_symlink()
+                what = "is not a regular file" if there else "there is no such file"
+                raise SourceError(f"{path}: {what}")
+            raw = path.read_bytes()
+        except (OSError, ValueError) as problem:
+            raise SourceError(f"{path}: can't be read ({_reason(problem)})") from None
+        return cls.decode(path, raw)
+
+    @classmethod
+    def decode(cls, path: Path | str, raw: bytes) -> Source:
+        """`raw` as a file called `path`. Raises SourceError."""
+        encoding = _encoding(Path(path), raw)
+        try:
+            text = _body(raw).decode(encoding)
+        except UnicodeDecodeError as problem:
+            before = _body(raw)[: problem.start]
+            line = len(re.findall(rb"\r\n|\r|\n", before)) + 1
+            byte = f"byte 0x{_body(raw)[problem.start]:02x}"
+            hint = "" if encoding != "utf-8" else "; declare the file's encoding in its first line (PEP 263)"
+            raise SourceError(f"{path}:{line}: {byte} is not {encoding}{hint}") from None
+        if "\0" in text:
+            line = len(split_lines(text[: text.index("\0")]))
+            raise SourceError(f"{path}:{line}: holds a null byte; this is not Python source")
+        return cls(Path(path), raw, NEWLINE.sub("\n", text), encoding)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.raw).hexdigest()
+
+    def check(self) -> None:
+        """Raises SourceError where the text is empty, or is no Python (with the line and a caret)."""
+        if not self.text.strip():
+            raise SourceError(f"{self.path} is empty: there is nothing to run")
+        check_syntax(self.text, str(self.path))
+
+    def encode(self, text: str) -> bytes:
+        """The file's bytes with `text` in place of its text: byte order mark, encoding, line endings and
+        form feeds as they were. Raises SourceError where the encoding has no such character."""
+        if text == self.text:
+            return self.raw
+        old = _body(self.raw).decode(self.encoding)
+        if old.encode(self.encoding) != _body(self.raw):
+            raise SourceError(f"{self.path}: its bytes are not the only way to write it in {self.encoding}")
+        restored = _restore(old, text)
+        try:
+            body = restored.encode(self.encoding)
+        except UnicodeEncodeError as problem:
+            line = len(split_lines(restored[: problem.start]))
+            what = f"{restored[problem.start]!r}, which {self.encoding} does not have"
+            raise SourceError(
+                f"{self.path}:{line}: the new text holds {what}; the file is as it was"
+            ) from None
+        return self.raw[: len(self.raw) - len(_body(self.raw))] + body
+
+
+def split_lines(text: str) -> list[str]:
+    """Lines as Python's tokenizer counts them, without their endings: only CR, LF and CRLF end a line
+    (str.splitlines also breaks at form feeds and U+2028, and then every later line number is off)."""
+    return NEWLINE.split(text)
+
+
+def check_syntax(text: str, name: str) -> None:
+    """Raises SourceError with the line and a caret where `text` is no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(text, name)
+    except SyntaxError as problem:
+        if _newer_python(text):
+            return
+        line, column = problem.lineno or 1, problem.offset or 1
+        raise SourceError(f"{name}:{line}:{column}: {problem.msg}", _caret(text, problem)) from None
+    except (RecursionError, MemoryError):
+        raise SourceError(f"{name}: nested too deeply to be parsed") from None
+    except ValueError as problem:
+        raise SourceError(f"{name}: {problem}") from None
+
+
+def discover(paths: Iterable[Path | str]) -> Iterator[Path]:
+    """Files as they are given; every ``.py`` below a directory, sorted, without hidden folders, virtual
+    environments and build outputs. Raises SourceError where a path is not there or a directory holds no
+    Python."""
+    for given in paths:
+        path = Path(given)
+        if not path.is_dir():
+            if not path.exists():
+                raise SourceError(f"{path}: there is no such file or directory")
+            yield path
+            continue
+        found = False
+        for file in _walk(path):
+            found = True
+            yield file
+        if not found:
+            raise SourceError(f"{path}: there is no Python file in this directory")
+
+
+def write(changes: Mapping[str | Path, tuple[str, str]]) -> None:
+    """Write new texts, all of them or none: `changes` maps a path to (text as it was read, new text).
+
+    Every file is first written whole beside the old one, then moved over it, so that a reader sees the old
+    or the new file and never half of one; mode, owner and extended attributes are kept as far as the system
+    lets us. A symbolic link stays one: the file it points at is replaced. Of several hard links only this
+    name gets the new text, which keeps package caches that hard-link into environments whole.
+    Raises SourceError, and nothing is changed, where a file is not what was read any more, is read-only or
+    full.
+    """
+    staged: list[tuple[Path, bytes, Path]] = []
+    replaced: list[tuple[Path, bytes]] = []
+    try:
+        for path, (old, new) in changes.items():
+            source = Source.read(path)
+            if source.text != old:
+                raise SourceError(f"{path} has changed since it was read; nothing was written. Run again")
+            real = Path(os.path.realpath(path))
+            _refuse_read_only(Path(path), real)
+            staged.append((real, source.raw, _stage(Path(path), real, source.encode(new))))
+        for real, raw, temporary in staged:
+            if real.read_bytes() != raw:
+                raise SourceError(f"{real} has changed since it was read; nothing was written. Run again")
+            replaced.append((real, raw))
+            os.replace(temporary, real)
+            _sync_folder(real.parent)
+    except BaseException as problem:  # Ctrl-C between two files too: put back what was replaced
+        for real, raw in replaced:
+            if real.read_bytes() != raw:
+                os.replace(_stage(real, real, raw), real)
+        if isinstance(problem, OSError):
+            raise SourceError(f"nothing was written: {problem.filename}: {_reason(problem)}") from None
+        raise
+    finally:
+        for _, _, temporary in staged:
+            temporary.unlink(missing_ok=True)
+
+
+def _encoding(path: Path, raw: bytes) -> str:
+    # detect_encoding reads lines that end in \n; Python itself also takes a lone \r for one
+    lines = iter([x + b"\n" for x in re.split(rb"\r\n|\r|\n", raw, maxsplit=2)[:2]])
+    try:
+        encoding, _ = tokenize.detect_encoding(partial(next, lines, b""))
+        if not codecs.lookup(encoding)._is_text_encoding:
+            raise SyntaxError(f"unknown encoding: {encoding}")
+    except SyntaxError as problem:
+        if "unknown encoding" in str(problem) or "encoding problem" in str(problem):
+            raise SourceError(f"{path}: {str(problem).replace(f' for {str(path)!r}', '')}") from None
+        return "utf-8"  # bad bytes in the first lines: decoding says where
+    return "utf-8" if encoding == "utf-8-sig" else encoding
+
+
+def _body(raw: bytes) -> bytes:
+    return raw.removeprefix(codecs.BOM_UTF8)
+
+
+def _restore(old: str, new: str) -> str:
+    """`new` (``\\n`` endings) with the endings and form feeds of those lines of `old` that are still
+    there."""
+    was = _with_endings(old)
+    now = [(text, bool(end)) for text, end in _with_endings(new)]
+    kept: dict[int, int] = {}
+    matcher = SequenceMatcher(None, [_key(x) for x, _ in was], [_key(x) for x, _ in now], autojunk=False)
+    for i, j, size in matcher.get_matching_blocks():
+        kept.update({j + k: i + k for k in range(size)})
+    ending = next((end for _, end in was if end), "\n")
+    out = []
+    for j, (text, ended) in enumerate(now):
+        if j in kept:
+            text, end = was[kept[j]]
+            ending = end or ending
+        out.append(text + (ending if ended else ""))
+    return "".join(out)
+
+
+def _key(line: str) -> str:
+    return line.replace("\f", "")
+
+
+def _with_endings(text: str) -> list[tuple[str, str]]:
+    parts = re.split(r"(\r\n|\r|\n)", text)
+    lines = list(zip(parts[::2], [*parts[1::2], ""], strict=True))
+    return lines if lines[-1][0] else lines[:-1]
+
+
+def _newer_python(text: str) -> bool:
+    """Whether libcst, which reads newer grammars than the Python that runs gradfix, can parse it: the
+    user's own interpreter then has the last word."""
+    import libcst as cst
+
+    try:
+        cst.parse_module(text)
+    except (cst.ParserSyntaxError, RecursionError):
+        return False
+    return True
+
+
+def _caret(text: str, problem: SyntaxError) -> str:
+    lines = split_lines(text)
+    number = problem.lineno or 1
+    if not 0 < number <= len(lines):
+        return ""
+    line, start = lines[number - 1], max((problem.offset or 1) - 1, 0)
+    same = problem.end_lineno == number and (problem.end_offset or 0) - 1 > start
+    end = (problem.end_offset or 0) - 1 if same else start + 1
+    under = "".join("\t" if c == "\t" else " " * _width(c) for c in line[:start])
+    marks = "^" * max(sum(_width(c) for c in line[start:end]), 1)
+    margin = " " * len(str(number))
+    return f"{number} | {line.rstrip()}\n{margin} | {under}{marks}"
+
+
+def _width(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for root, folders, files in os.walk(folder):
+        here = Path(root)
+        folders[:] = sorted(x for x in folders if not _skipped(here / x))
+        yield from (here / x for x in sorted(files) if x.endswith(".py") and not x.startswith("."))
+
+
+def _skipped(folder: Path) -> bool:
+    name = folder.name
+    return (
+        name.startswith(".")
+        or name in SKIPPED
+        or name.endswith(".egg-info")
+        or (folder / "pyvenv.cfg").exists()
+    )
+
+
+def _refuse_read_only(path: Path, real: Path) -> None:
+    """A rename would go past the file's own mode, and the superuser past every mode: the mode is what was
+    meant."""
+    if not real.stat().st_mode & 0o222 or not os.access(real, os.W_OK):
+        raise SourceError(f"{path} is read-only; nothing was written")
+    if not real.parent.stat().st_mode & 0o222 or not os.access(real.parent, os.W_OK | os.X_OK):
+        raise SourceError(f"{path}: its directory is read-only; nothing was written")
+
+
+def _stage(path: Path, real: Path, content: bytes) -> Path:
+    """A file beside `real` with `content` on the disk, and the mode, owner and attributes of `real`."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{real.name[:100]}.", suffix=".tmp", dir=real.parent)
+    except OSError as problem:
+        raise SourceError(f"{path}: can't be written ({_reason(problem)}); nothing was changed") from None
+    temporary = Path(name)
+    try:
+        with open(descriptor, "wb") as out:
+            out.write(content)
+            out.flush()
+            about = real.stat()
+            if (about.st_uid, about.st_gid) != (os.getuid(), os.getgid()):
+                _allowed(os.fchown, out.fileno(), about.st_uid, about.st_gid)
+            os.fchmod(out.fileno(), stat.S_IMODE(about.st_mode))
+            for attribute in _attributes(real):
+                _allowed(os.setxattr, name, attribute, os.getxattr(real, attribute))
+            os.fsync(out.fileno())
+    except BaseException as problem:
+        temporary.unlink(missing_ok=True)
+        if isinstance(problem, OSError):
+            raise SourceError(f"{path}: can't be written ({_reason(problem)}); nothing was changed") from None
+        raise
+    return temporary
+
+
+def _attributes(real: Path) -> list[str]:
+    try:
+        return os.listxattr(real) if hasattr(os, "listxattr") else []
+    except OSError:
+        return []
+
+
+def _allowed(call: object, *arguments: object) -> None:
+    """Do what the system may refuse to an ordinary user."""
+    try:
+        call(*arguments)  # type: ignore[operator]
+    except OSError:
+        pass
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _allowed(os.fsync, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(problem: OSError | ValueError) -> str:
+    return (getattr(problem, "strerror", None) or str(problem)).lower()

@@ -1,8 +1,9 @@
-"""What libcst leaves to you: finding a node by its span, parentheses, insertion and removal, fresh names, liveness.
+"""What libcst leaves to you: finding a node by its span, parentheses, insertion and removal, fresh names,
+liveness.
 
-A codemod *finds* nodes in a View (libcst's MetadataWrapper over one file) and says what should happen to them as
-Edits; one transformer applies all edits of a file at once. Edits hold nodes of `View.module` by identity and build on
-the updated node, so that edits of a node and of its children compose.
+A codemod *finds* nodes in a View (libcst's MetadataWrapper over one file) and says what should happen to them
+as Edits; one transformer applies all edits of a file at once. Edits hold nodes of `View.module` by identity
+and build on the updated node, so that edits of a node and of its children compose.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, ParentNodeProvider, PositionProvider
@@ -28,7 +28,7 @@ class Replace:
     """`node` becomes what `build` makes of its updated self (cst.RemoveFromParent() removes it)."""
 
     node: cst.CSTNode
-    build: Callable[[cst.CSTNode], cst.CSTNode | cst.FlattenSentinel | cst.RemovalSentinel]
+    build: Callable[[cst.CSTNode], cst.CSTNode | cst.FlattenSentinel[Any] | cst.RemovalSentinel]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,21 @@ class Insert:
     after: tuple[cst.CSTNode, ...] = ()
 
 
-Edit = Replace | Insert
+@dataclass(frozen=True, slots=True, eq=False)
+class Wrap:
+    """Neighbouring statements of one body, in order, become the one statement that `build` makes of them
+    (updated)."""
+
+    nodes: tuple[cst.CSTNode, ...]
+    build: Callable[[Sequence[cst.BaseStatement]], cst.BaseStatement]
+
+
+Edit = Replace | Insert | Wrap
+
+
+def targets(edit: Edit) -> tuple[cst.CSTNode, ...]:
+    """The nodes an edit speaks of."""
+    return edit.nodes if isinstance(edit, Wrap) else (edit.node,)
 
 
 class View:
@@ -54,11 +68,11 @@ class View:
 
     @cached_property
     def positions(self) -> Mapping[cst.CSTNode, CodeRange]:
-        return self.wrapper.resolve(PositionProvider)  # type: ignore[return-value]
+        return self.wrapper.resolve(PositionProvider)
 
     @cached_property
     def parents(self) -> Mapping[cst.CSTNode, cst.CSTNode]:
-        return self.wrapper.resolve(ParentNodeProvider)  # type: ignore[return-value]
+        return self.wrapper.resolve(ParentNodeProvider)
 
     def code(self, node: cst.CSTNode) -> str:
         return self.module.code_for_node(node)
@@ -81,10 +95,14 @@ class View:
 
     def statement(self, node: cst.CSTNode) -> Statement | None:
         """The statement `node` stands in: a line of small statements or a compound statement."""
-        return self.enclosing(node, cst.SimpleStatementLine, cst.BaseCompoundStatement)
+        around = (node, *self.ancestors(node))
+        return next(
+            (x for x in around if isinstance(x, cst.SimpleStatementLine | cst.BaseCompoundStatement)), None
+        )
 
     def small_statement(self, node: cst.CSTNode) -> cst.BaseSmallStatement | None:
-        return self.enclosing(node, cst.BaseSmallStatement)
+        around = (node, *self.ancestors(node))
+        return next((x for x in around if isinstance(x, cst.BaseSmallStatement)), None)
 
     def loop(self, node: cst.CSTNode) -> cst.For | cst.While | None:
         """The innermost loop around `node` in the same function."""
@@ -99,12 +117,24 @@ class View:
         return next((x for x in self.ancestors(node) if isinstance(x, (cst.FunctionDef, cst.Lambda))), None)
 
     def at(self, site: Site) -> cst.CSTNode | None:
-        """The largest expression or small statement with exactly the site's span; where none has it (or only the line
-        is known), the smallest statement around it."""
+        """The largest expression or small statement with exactly the site's span; where none has it (or only
+        the line is known), the smallest statement around it."""
         exact = self._by_span.get((site.line, site.column, site.end_line, site.end_column))
         if exact:
             return exact[0]
         return self.statement_at(site)
+
+    def call_at(self, site: Site) -> cst.Call | None:
+        """The call a frame stands in: the one with the site's span, or the only one of its line."""
+        for node in self._by_span.get((site.line, site.column, site.end_line, site.end_column), ()):
+            if isinstance(node, cst.Call):
+                return node
+            if isinstance(node, cst.Expr) and isinstance(node.value, cst.Call):
+                return node.value
+        calls = [
+            n for n, r in self.positions.items() if isinstance(n, cst.Call) and r.start.line == site.line
+        ]
+        return calls[0] if len(calls) == 1 and not site.end_column else None
 
     def statement_at(self, site: Site) -> Statement | cst.BaseSmallStatement | None:
         """The smallest small or compound statement that contains the site's start."""
@@ -125,11 +155,18 @@ class View:
         for node, r in self.positions.items():  # parents come after their children
             if isinstance(node, (cst.BaseExpression, cst.BaseSmallStatement)):
                 table.setdefault((r.start.line, r.start.column, r.end.line, r.end.column), []).insert(0, node)
+        for node, r in self.positions.items():
+            # CPython says where a method is called by the line of the method's name, not where the chain
+            # begins.
+            if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+                name = self.positions[node.func.attr].start
+                if name.line != r.start.line:
+                    table.setdefault((name.line, name.column, r.end.line, r.end.column), []).append(node)
         return table
 
     def apply(self, edits: Iterable[Edit]) -> str:
         """The file's text after `edits`."""
-        return self.module.visit(_Apply(edits)).code  # type: ignore[union-attr]
+        return self.module.visit(_Apply(edits)).code
 
 
 class _Apply(cst.CSTTransformer):
@@ -137,32 +174,59 @@ class _Apply(cst.CSTTransformer):
         super().__init__()
         self.replace: dict[int, list[Replace]] = {}
         self.insert: dict[int, list[Insert]] = {}
+        self.wrap: dict[int, Wrap] = {}
+        self.held: dict[int, list[cst.BaseStatement]] = {}  # a Wrap's statements until its last one is met
         for edit in edits:
             if isinstance(edit, Replace):
                 self.replace.setdefault(id(edit.node), []).append(edit)
-            else:
+            elif isinstance(edit, Insert):
                 self.insert.setdefault(id(edit.node), []).append(edit)
+            else:
+                self.wrap.update((id(n), edit) for n in edit.nodes)
 
     def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
         result = super().on_leave(original_node, updated_node)
         for r in self.replace.get(id(original_node), ()):
-            result = r.build(result)
+            result = r.build(cast(cst.CSTNode, result))
         around = self.insert.get(id(original_node))
         if around:
-            before = [x for i in around for x in i.before]
-            after = [x for i in around for x in i.after]
-            middle = list(result) if isinstance(result, cst.FlattenSentinel) else [result]
-            if isinstance(result, cst.RemovalSentinel):
-                middle = []
-            result = cst.FlattenSentinel([*before, *middle, *after])
+            result = self._with_neighbours(result, around)
+        wrap = self.wrap.get(id(original_node))
+        if wrap:
+            held = self.held.setdefault(id(wrap), [])
+            held.extend(_nodes(result))
+            if original_node is not wrap.nodes[-1]:
+                return cst.RemoveFromParent()
+            return wrap.build(held)
         return result
+
+    def _with_neighbours(self, result: Any, around: Sequence[Insert]) -> Any:
+        before = [x for i in around for x in i.before]
+        after = [x for i in around for x in i.after]
+        middle = _nodes(result)
+        if before and middle and _leading(middle[0]) and not _leading(before[0]):
+            # blank lines and comments stand above what is put first
+            before[0] = before[0].with_changes(leading_lines=middle[0].leading_lines)
+            middle[0] = middle[0].with_changes(leading_lines=())
+        return cst.FlattenSentinel([*before, *middle, *after])
+
+
+def _nodes(result: Any) -> list[Any]:
+    if isinstance(result, cst.RemovalSentinel):
+        return []
+    return list(result) if isinstance(result, cst.FlattenSentinel) else [result]
+
+
+def _leading(node: Any) -> Sequence[cst.EmptyLine]:
+    return getattr(node, "leading_lines", ())
 
 
 @dataclass(frozen=True)
 class Project:
     """What a codemod may ask about: the user's files as they are now, and the tape of their run.
 
-    `files` maps absolute path to text of every file of the user's that the run executed and that may be edited.
+    `files` maps absolute path to text of every file of the user's that the run executed and that may be
+    edited.
     """
 
     tape: Tape
@@ -185,6 +249,15 @@ class Project:
         node = view.at(site) if view else None
         return (view, node) if view and node is not None else None
 
+    def apply(self, edits: Mapping[str, Sequence[Edit]]) -> dict[str, str]:
+        """The new text of every file that `edits` (by absolute path) change."""
+        texts = {}
+        for path, some in edits.items():
+            view = self.view(path)
+            if view is not None and (text := view.apply(some)) != view.text:
+                texts[path] = text
+        return texts
+
     def frames(self, stack: Stack) -> Iterator[tuple[View, cst.CSTNode]]:
         """The nodes of a stack's frames, outermost first, those that may be edited."""
         for site in stack:
@@ -194,9 +267,19 @@ class Project:
 
 
 def parenthesized(node: cst.BaseExpression) -> cst.BaseExpression:
-    """`node` in parentheses, unless it is already, or never needs them (a name, a call, an attribute, a literal)."""
-    atoms = (cst.Name, cst.Call, cst.Attribute, cst.Subscript, cst.BaseNumber, cst.BaseString, cst.List, cst.Dict)
-    if node.lpar or isinstance(node, atoms):  # type: ignore[attr-defined]
+    """`node` in parentheses, unless it is already, or never needs them (a name, a call, an attribute, a
+    literal)."""
+    atoms = (
+        cst.Name,
+        cst.Call,
+        cst.Attribute,
+        cst.Subscript,
+        cst.BaseNumber,
+        cst.BaseString,
+        cst.List,
+        cst.Dict,
+    )
+    if node.lpar or isinstance(node, atoms):
         return node
     return node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
 

@@ -98,7 +98,7 @@ def test_a_syntax_error_has_file_line_and_caret():
     assert caught.value.sentence.startswith("a.py:2:")
     with pytest.raises(SourceError) as caught:
         Source.decode("a.py", "名 = (1, ]\n".encode()).check()
-    assert ["1 | 名 = (1, ]", "  |          ^"] == caught.value.detail.split("\n")
+    assert caught.value.detail.split("\n") == ["1 | 名 = (1, ]", "  |          ^"]
 
 
 @pytest.mark.parametrize("raw", [b"", b"\n\n  \n", codecs.BOM_UTF8])
@@ -112,7 +112,7 @@ def test_newer_grammar_than_ours_is_left_to_the_users_interpreter():
 
 
 def test_lines_are_those_of_the_tokenizer():
-    assert ["a\fb", "c\u2028d", "", "e"] == split_lines("a\fb\r\nc\u2028d\r\re")
+    assert split_lines("a\fb\r\nc\u2028d\r\re") == ["a\fb", "c\u2028d", "", "e"]
 
 
 def test_a_character_the_encoding_lacks_is_refused():
@@ -126,7 +126,7 @@ def test_discover_skips_environments_builds_and_hidden_folders(tmp_path):
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
         file.write_text("")
-    assert ["b.py", "a/c.py"] == [str(p.relative_to(tmp_path)) for p in discover([tmp_path])]
+    assert [str(p.relative_to(tmp_path)) for p in discover([tmp_path])] == ["b.py", "a/c.py"]
     assert [tmp_path / "n.txt"] == list(discover([tmp_path / "n.txt"]))
 
 
@@ -154,9 +154,9 @@ def test_write_keeps_mode_symlink_endings_and_leaves_nothing_behind(tmp_path):
     link = tmp_path / "link.py"
     link.symlink_to(real)
     write({link: ("x = 1\ny = 2\n", "x = 1\nz = 0\ny = 2\n")})
-    assert b"\xef\xbb\xbfx = 1\r\nz = 0\r\ny = 2\r\n" == real.read_bytes()
+    assert real.read_bytes() == b"\xef\xbb\xbfx = 1\r\nz = 0\r\ny = 2\r\n"
     assert link.is_symlink()
-    assert 0o751 == stat.S_IMODE(real.stat().st_mode)
+    assert stat.S_IMODE(real.stat().st_mode) == 0o751
     assert {"real.py", "link.py"} == {p.name for p in tmp_path.iterdir()}
 
 
@@ -166,7 +166,7 @@ def test_a_file_that_changed_is_not_overwritten_nor_any_other(tmp_path):
     b.write_text("b = 2\n")
     with pytest.raises(SourceError, match="has changed"):
         write({a: ("a = 1\n", "a = 9\n"), b: ("b = 1\n", "b = 9\n")})
-    assert ("a = 1\n", "b = 2\n") == (a.read_text(), b.read_text())
+    assert (a.read_text(), b.read_text()) == ("a = 1\n", "b = 2\n")
     assert {"a.py", "b.py"} == {p.name for p in tmp_path.iterdir()}
 
 
@@ -198,7 +198,7 @@ def test_a_failure_half_way_puts_the_first_file_back(tmp_path, monkeypatch):
     monkeypatch.setattr(source.os, "replace", full)
     with pytest.raises(SourceError, match="no space left"):
         write({a: ("a = 1\n", "a = 2\n"), b: ("b = 1\n", "b = 2\n")})
-    assert ("a = 1\n", "b = 1\n") == (a.read_text(), b.read_text())
+    assert (a.read_text(), b.read_text()) == ("a = 1\n", "b = 1\n")
     assert {"a.py", "b.py"} == {p.name for p in tmp_path.iterdir()}
 
 
@@ -216,4 +216,4 @@ def test_an_interrupt_half_way_puts_the_first_file_back(tmp_path, monkeypatch):
     monkeypatch.setattr(source.os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write({a: ("a = 1\n", "a = 2\n"), b: ("b = 1\n", "b = 2\n")})
-    assert ("a = 1\n", "b = 1\n") == (a.read_text(), b.read_text())
+    assert (a.read_text(), b.read_text()) == ("a = 1\n", "b = 1\n")

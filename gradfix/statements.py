@@ -1,8 +1,8 @@
 """Statements as units of work: what each reads and writes, and how one is put, moved or taken away.
 
-A *unit* is a small statement (among semicolons, maybe) or a compound one. Names are dotted as the source says them
-(``self.fake``, ``opt``): writing ``self.fake`` touches a read of ``self.fake.shape`` and of ``self``, not of
-``self.real``.
+A *unit* is a small statement (among semicolons, maybe) or a compound one. Names are dotted as the source
+says them (``self.fake``, ``opt``): writing ``self.fake`` touches a read of ``self.fake.shape`` and of
+``self``, not of ``self.real``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,21 @@ from gradfix.edit import Edit, Insert, Replace, View
 
 Small = cst.BaseSmallStatement
 Block = cst.BaseSuite | cst.Module
-MUTATORS = frozenset("append extend insert add update pop popleft appendleft clear remove setdefault".split())
+MUTATORS = frozenset(
+    (
+        "append",
+        "extend",
+        "insert",
+        "add",
+        "update",
+        "pop",
+        "popleft",
+        "appendleft",
+        "clear",
+        "remove",
+        "setdefault",
+    )
+)
 SCOPES = (cst.FunctionDef, cst.Lambda)
 COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
 
@@ -48,7 +62,8 @@ class Unit:
 
 
 def names(node: cst.CSTNode) -> Names:
-    """What `node` reads and writes where it stands (a nested function reads its free names when it is defined)."""
+    """What `node` reads and writes where it stands (a nested function reads its free names when it is
+    defined)."""
     reads: set[str] = set()
     writes: set[str] = set()
     _collect(node, reads, writes)
@@ -88,7 +103,9 @@ def _collect(node: cst.CSTNode, reads: set[str], writes: set[str]) -> None:
         for part in (node.body, *node.decorators):
             found = names(part)
             inner = Names(inner.reads | found.reads, inner.writes | found.writes)
-        own = {w for w in inner.writes if "." not in w} | (_parameters(node) if isinstance(node, cst.FunctionDef) else set())
+        own = {w for w in inner.writes if "." not in w} | (
+            _parameters(node) if isinstance(node, cst.FunctionDef) else set()
+        )
         reads |= {r for r in inner.reads if r.split(".")[0] not in own}
         writes.add(node.name.value)
     elif isinstance(node, cst.Lambda):
@@ -116,9 +133,7 @@ def _collect(node: cst.CSTNode, reads: set[str], writes: set[str]) -> None:
             for alias in node.names:
                 bound_as = alias.asname.name if alias.asname else alias.name
                 writes.add((dotted(bound_as) or "").split(".")[0])
-    elif isinstance(node, cst.Arg):
-        _collect(node.value, reads, writes)
-    elif isinstance(node, cst.Attribute):
+    elif isinstance(node, (cst.Arg, cst.Attribute)):
         _collect(node.value, reads, writes)
     elif isinstance(node, cst.Call):
         receiver = dotted(node.func.value) if isinstance(node.func, cst.Attribute) else None
@@ -222,9 +237,7 @@ def unit_in(view: View, block: Block, node: cst.CSTNode) -> int | None:
 
 def common_block(view: View, *nodes: cst.CSTNode) -> Block | None:
     """The innermost body that all `nodes` lie in."""
-    blocks = [
-        [x for x in view.ancestors(n) if isinstance(x, (cst.IndentedBlock, cst.Module))] for n in nodes
-    ]
+    blocks = [[x for x in view.ancestors(n) if isinstance(x, (cst.IndentedBlock, cst.Module))] for n in nodes]
     rest = [{id(x) for x in some} for some in blocks[1:]]
     return next((x for x in blocks[0] if all(id(x) in some for some in rest)), None) if blocks else None
 
@@ -263,14 +276,13 @@ def take_away(unit: Unit) -> tuple[Edit, ...]:
         return (Replace(line, lambda _: cst.RemoveFromParent()),)
     edits: list[Edit] = [Replace(unit.node, lambda _: cst.RemoveFromParent())]
     if unit.node is line.body[-1]:
-        edits.append(
-            Replace(line.body[-2], lambda n: n.with_changes(semicolon=cst.MaybeSentinel.DEFAULT))
-        )
+        edits.append(Replace(line.body[-2], lambda n: n.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)))
     return tuple(edits)
 
 
 def lifted(unit: Unit) -> cst.BaseStatement:
-    """The unit as a line that can be put elsewhere: with the comment behind it and the comments right above it."""
+    """The unit as a line that can be put elsewhere: with the comment behind it and the comments right
+    above it."""
     line = unit.line
     if isinstance(line, cst.SimpleStatementLine):
         if len(line.body) > 1:

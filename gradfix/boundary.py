@@ -1,0 +1,285 @@
+"""Where the tape's graph meets the source: the frame two stacks share, the expression through which one
+model's value enters another, the backward calls of one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import libcst as cst
+
+from gradfix.edit import Edit, Project, Replace, View, parenthesized
+from gradfix.graph import Crossing, Graph
+from gradfix.statements import body_of, dotted, names, touches, walk
+from gradfix.tape import Backward, Event, Ref, Stack, Step, Zero
+
+LITERALS = (cst.BaseNumber, cst.BaseString, cst.Ellipsis)
+
+
+def meeting(*stacks: Stack) -> int:
+    """The index of the first frame in which `stacks` differ, in one function for all of them; -1 where
+    they share none. Equal stacks meet in their innermost frame."""
+    if not all(stacks):
+        return -1
+    depth = 0
+    while all(depth + 1 < len(s) and s[depth] == stacks[0][depth] for s in stacks):
+        depth += 1
+    first = stacks[0][depth]
+    same = all((s[depth].file, s[depth].function) == (first.file, first.function) for s in stacks)
+    return depth if same else depth - 1
+
+
+def frame(project: Project, stack: Stack, depth: int) -> tuple[View, cst.CSTNode] | None:
+    """The view and node of one frame, None where it is not the user's to edit."""
+    return project.node(stack[depth]) if 0 <= depth < len(stack) else None
+
+
+def owned(graph: Graph, node: int) -> frozenset[int]:
+    """Optimizers that own a leaf which `node` reaches (a leaf's own for an accumulator)."""
+    return graph.owners.get(~node, frozenset()) if node < 0 else graph.reached_optimizers(node)
+
+
+def crossings(graph: Graph, backward: Backward) -> tuple[Crossing, ...]:
+    """Edges of `backward`'s walk from a node that reaches what its loss is meant to train to one that
+    reaches other leaves only."""
+    mine, walked = graph.serves(backward), set(backward.nodes)
+    found = []
+    for node in backward.nodes:
+        consumer = graph.records.get(node)
+        if consumer is None or not owned(graph, node) & mine:
+            continue
+        for parent in consumer.parents:
+            producer = graph.records.get(parent)
+            if (
+                producer is not None
+                and parent in walked
+                and graph.reaches(parent)
+                and not owned(graph, parent) & mine
+            ):
+                found.append(Crossing(consumer, producer))
+    return tuple(found)
+
+
+def shared(graph: Graph, backward: Backward, node: int) -> tuple[Backward, ...]:
+    """The other backwards that walk `node`."""
+    return tuple(b for b in backwards(graph) if b.time != backward.time and node in b.nodes)
+
+
+def backwards(graph: Graph) -> tuple[Backward, ...]:
+    return tuple(e for e in graph.tape.events if isinstance(e, Backward))
+
+
+def same_place(graph: Graph, backward: Backward) -> tuple[Backward, ...]:
+    """Every execution of the very same backward call."""
+    return tuple(b for b in backwards(graph) if b.stack == backward.stack)
+
+
+def pass_end(graph: Graph, event: Event) -> int:
+    """The time at which the same place is reached again (the next pass of its loop), or the end of the
+    tape."""
+    later = (
+        e.time
+        for e in graph.tape.events
+        if e.time > event.time and type(e) is type(event) and e.stack == event.stack
+    )
+    return min(later, default=graph.tape.events[-1].time + 1)
+
+
+def cleared(graph: Graph, backward: Backward, storages: Iterable[int]) -> bool:
+    """Whether what `backward` adds to these leaves' ``.grad`` never reaches a step, wherever the call ran
+    and a step followed: it is cleared first."""
+    for b in same_place(graph, backward):
+        for storage in storages:
+            for e in graph.tape.events:
+                if e.time <= b.time:
+                    continue
+                if isinstance(e, Zero) and _holds(e.refs, storage):
+                    break
+                if isinstance(e, Step) and _holds(e.refs, storage):
+                    return False
+    return True
+
+
+def _holds(refs: Iterable[Ref], storage: int) -> bool:
+    return any(r.storage == storage for r in refs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feed:
+    """The expression through which a value enters a call, and the call (or other expression) it enters."""
+
+    view: View
+    value: cst.BaseExpression
+    into: cst.CSTNode
+
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        start = self.view.span(self.value).start
+        return self.view.path, start.line, start.column, self.view.span(self.value).end.column
+
+
+def feeds(project: Project, crossing: Crossing) -> tuple[Feed, ...]:
+    """The expression at the outermost frame where the crossing value is handed over; several where the
+    source does not say which of them carries it."""
+    consumer, producer = crossing.consumer.stack, crossing.producer.stack
+    depth = meeting(consumer, producer)
+    if depth < 0:
+        return ()
+    carried = _carried(project, producer, depth)
+    name = crossing.producer.output.name if crossing.producer.output else ""
+    for k in range(depth, len(consumer)):
+        found = frame(project, consumer, k)
+        made = frame(project, producer, k) if k == depth else None
+        if found is None:
+            continue
+        view, node = found
+        if made and made[1] is node:
+            continue  # both inside one call: further in
+        options = list(operands(node))
+        holding = [o for o in options if made and any(x is made[1] for x in _below(o))]
+        named = [o for o in options if name and name in names(o).reads]
+        reading = holding or named or [o for o in options if _reads(o, carried)]
+        if not reading and isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+            receiver = node.func.value
+            inside = made is not None and any(x is made[1] for x in _below(receiver))
+            reading = [receiver] if inside or dotted(receiver) in carried else []
+        if not reading and k > depth and len(options) == 1:
+            reading = options
+        if reading:
+            return tuple(Feed(view, o, node) for o in reading)
+    return ()
+
+
+def _carried(project: Project, producer: Stack, depth: int) -> frozenset[str]:
+    """Names that hold what the producer made: those its statements bind, and those bound from them."""
+    found: set[str] = set()
+    for k in range(depth, len(producer)):
+        place = frame(project, producer, k)
+        if place is None:
+            continue
+        view, node = place
+        small = view.small_statement(node)
+        if small is None:
+            continue
+        found |= {w for w in names(small).writes if k == depth or "." in w}
+        if k == depth:
+            for _ in range(2):
+                for unit in walk(body_of(view, node)):
+                    if touches(unit.reads, found):
+                        found |= unit.writes
+    return frozenset(found)
+
+
+def _reads(node: cst.CSTNode, carried: frozenset[str]) -> bool:
+    found = names(node).reads
+    if touches(found, carried):
+        return True
+    attributes = {c.rpartition(".")[2] for c in carried if "." in c}
+    return any(part in attributes for r in found for part in r.split(".")[1:])
+
+
+def operands(node: cst.CSTNode) -> Iterator[cst.BaseExpression]:
+    """The values that an expression takes: arguments (elements of literal lists and tuples), operands."""
+    if isinstance(node, (cst.Expr, cst.Assign, cst.AugAssign, cst.AnnAssign, cst.Return)):
+        if node.value is not None:
+            yield from operands(node.value)
+    elif isinstance(node, cst.Call):
+        for arg in node.args:
+            if isinstance(arg.value, (cst.List, cst.Tuple)):
+                yield from (e.value for e in arg.value.elements if isinstance(e, cst.Element))
+            elif not isinstance(arg.value, LITERALS):
+                yield arg.value
+    elif isinstance(node, (cst.BinaryOperation, cst.Comparison)):
+        yield node.left
+        if isinstance(node, cst.BinaryOperation):
+            yield node.right
+    elif isinstance(node, cst.UnaryOperation):
+        yield node.expression
+
+
+def _below(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    yield node
+    for child in node.children:
+        yield from _below(child)
+
+
+SHAPES = ("tensor", "tuple", "list", "dict")
+
+
+def detached(node: cst.BaseExpression, shape: str = "tensor") -> cst.BaseExpression:
+    """`node` with every tensor in it cut from its graph."""
+    if shape == "tensor":
+        return cst.Call(cst.Attribute(parenthesized(node), cst.Name("detach")))
+    each = cst.parse_expression(
+        {
+            "tuple": "tuple(s.detach() for s in _)",
+            "list": "[s.detach() for s in _]",
+            "dict": "{k: s.detach() for k, s in _.items()}",
+        }[shape]
+    )
+    filled = each.visit(_Fill(parenthesized(node)))
+    assert isinstance(filled, cst.BaseExpression)
+    return filled
+
+
+class _Fill(cst.CSTTransformer):
+    def __init__(self, value: cst.BaseExpression) -> None:
+        super().__init__()
+        self.value = value
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
+        return self.value if updated_node.value == "_" else updated_node
+
+
+def detach(node: cst.BaseExpression, shape: str = "tensor") -> Edit:
+    """Edit: `node` detached where it stands."""
+
+    def build(n: cst.CSTNode) -> cst.CSTNode:
+        assert isinstance(n, cst.BaseExpression)
+        return detached(n, shape)
+
+    return Replace(node, build)
+
+
+def shape_of(view: View, node: cst.CSTNode, project: Project | None = None) -> str:
+    """What kind of container the source says an expression is: one of SHAPES, "tensor" where it does not
+    say."""
+    if isinstance(node, (cst.List, cst.ListComp)):
+        return "list"
+    if isinstance(node, (cst.Dict, cst.DictComp)):
+        return "dict"
+    if isinstance(node, cst.Tuple):
+        return "tuple"
+    if isinstance(node, cst.Call) and dotted(node.func) in ("tuple", "list", "dict"):
+        return str(dotted(node.func))
+    if isinstance(node, cst.Call):
+        called = (dotted(node.func) or "").rpartition(".")[2]
+        for other in [view, *(filter(None, map(project.view, project.files)) if project else ())]:
+            for function in functions(other, called):
+                returned = [r.value for r in returns(function) if r.value is not None]
+                if returned and not isinstance(returned[0], cst.Call):
+                    shape = shape_of(other, returned[0])
+                    if shape != "tensor":
+                        return shape
+        return "tensor"
+    name = dotted(node)
+    if name is None:
+        return "tensor"
+    for unit in walk(body_of(view, node)):
+        if isinstance(unit.node, cst.Assign) and name in unit.writes and len(unit.node.targets) == 1:
+            target = unit.node.targets[0].target
+            if dotted(target) == name and dotted(unit.node.value) != name:
+                shape = shape_of(view, unit.node.value, project)
+                if shape != "tensor":
+                    return shape
+    return "tensor"
+
+
+def functions(view: View, name: str) -> tuple[cst.FunctionDef, ...]:
+    """The functions and methods of that name."""
+    return tuple(n for n in view.parents if isinstance(n, cst.FunctionDef) and n.name.value == name)
+
+
+def returns(function: cst.FunctionDef) -> tuple[cst.Return, ...]:
+    """A function's own return statements, in order."""
+    return tuple(u.node for u in walk(function.body) if isinstance(u.node, cst.Return))

@@ -1,0 +1,192 @@
+"""The calls that drive training: arguments of ``backward()``, and how the source names an optimizer's
+parameters."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from gradfix.edit import Edit, Project, Replace, View
+from gradfix.statements import body_of, dotted, names, walk
+from gradfix.tape import Backward, Step
+
+POSITIONS = ("gradient", "retain_graph", "create_graph", "inputs")  # Tensor.backward
+
+
+def backward_call(project: Project, backward: Backward) -> tuple[View, cst.Call] | None:
+    """The ``.backward(…)`` call of a backward, None where it is not the user's text or another function's."""
+    if not backward.stack:
+        return None
+    view = project.view(backward.stack[-1].file)
+    call = view.call_at(backward.stack[-1]) if view else None
+    if view is None or call is None:
+        return None
+    if not (isinstance(call.func, cst.Attribute) and call.func.attr.value == "backward"):
+        inner = [
+            n for n in _calls(call) if isinstance(n.func, cst.Attribute) and n.func.attr.value == "backward"
+        ]
+        if len(inner) != 1:
+            return None
+        call = inner[0]
+    return view, call
+
+
+def _calls(node: cst.CSTNode) -> list[cst.Call]:
+    found = [node] if isinstance(node, cst.Call) else []
+    for child in node.children:
+        found += _calls(child)
+    return found
+
+
+def loss_of(call: cst.Call) -> cst.BaseExpression:
+    """What is differentiated: ``loss`` of ``loss.backward()`` and of ``scaler.scale(loss).backward()``."""
+    assert isinstance(call.func, cst.Attribute)
+    receiver = call.func.value
+    if (
+        isinstance(receiver, cst.Call)
+        and isinstance(receiver.func, cst.Attribute)
+        and receiver.func.attr.value == "scale"
+        and len(receiver.args) == 1
+    ):
+        return receiver.args[0].value
+    return receiver
+
+
+def argument(call: cst.Call, name: str) -> cst.Arg | None:
+    """The argument of a Tensor.backward call by its name, given by keyword or by position."""
+    for index, arg in enumerate(call.args):
+        if arg.keyword is not None:
+            if arg.keyword.value == name:
+                return arg
+        elif not arg.star and index < len(POSITIONS) and POSITIONS[index] == name:
+            return arg
+    return None
+
+
+def says(call: cst.Call, name: str) -> str:
+    """The source of an argument, "" where it is not given."""
+    arg = argument(call, name)
+    return cst.Module([]).code_for_node(arg.value) if arg else ""
+
+
+def with_arguments(call: cst.Call, *, drop: tuple[str, ...] = (), **put: cst.BaseExpression) -> Edit:
+    """Edit: a backward call with arguments taken away and keyword arguments put (replaced where they are
+    given)."""
+
+    def build(node: cst.CSTNode) -> cst.CSTNode:
+        assert isinstance(node, cst.Call)
+        args = [a for n, a in enumerate(node.args) if _name(n, a) not in drop]
+        if len(args) < len(node.args) and args:
+            args[-1] = args[-1].with_changes(comma=node.args[-1].comma)
+        for name, value in put.items():
+            old = next((n for n, a in enumerate(args) if _name(n, a) == name), None)
+            if old is not None:
+                args[old] = args[old].with_changes(value=value)
+                continue
+            if args and args[-1].comma is cst.MaybeSentinel.DEFAULT:
+                args[-1] = args[-1].with_changes(comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" ")))
+            bare = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+            args.append(cst.Arg(value, keyword=cst.Name(name), equal=bare))
+        before = node.whitespace_before_args if args else cst.SimpleWhitespace("")
+        return node.with_changes(args=args, whitespace_before_args=before)
+
+    return Replace(call, build)
+
+
+def _name(index: int, arg: cst.Arg) -> str:
+    if arg.keyword is not None:
+        return arg.keyword.value
+    return POSITIONS[index] if not arg.star and index < len(POSITIONS) else ""
+
+
+def drop_retain(call: cst.Call) -> Edit | None:
+    """Edit: the call without its retain_graph argument; None where it has none, or one that a later
+    positional argument stands behind."""
+    arg = argument(call, "retain_graph")
+    if arg is None or (arg.keyword is None and any(a.keyword is None for a in call.args[2:])):
+        return None
+    first = argument(call, "gradient")
+    lone = arg.keyword is None and first is not None and dotted(first.value) == "None"
+    return with_arguments(call, drop=("retain_graph", "gradient") if lone else ("retain_graph",))
+
+
+def retain(call: cst.Call) -> Edit | None:
+    """Edit: the call with ``retain_graph=True``; None where it says so already."""
+    return (
+        None if says(call, "retain_graph") == "True" else with_arguments(call, retain_graph=cst.Name("True"))
+    )
+
+
+def step_expression(project: Project, step: Step) -> cst.BaseExpression | None:
+    """The optimizer as the innermost user frame of its step names it: ``opt`` of ``opt.step()``, of
+    ``scaler.step(opt)``."""
+    if not step.stack:
+        return None
+    view = project.view(step.stack[-1].file)
+    call = view.call_at(step.stack[-1]) if view else None
+    if call is None or not isinstance(call.func, cst.Attribute) or call.func.attr.value != "step":
+        return None
+    return call.args[0].value if call.args and not call.args[0].keyword else call.func.value
+
+
+def parameters_of(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> cst.BaseExpression | None:
+    """A list of an optimizer's parameters as an expression that is valid at `at`:
+    ``list(model.parameters())`` from the optimizer's construction, else what its param_groups hold. None
+    where the optimizer has no name there."""
+    made = project.graph.optimizers[optimizer]
+    own = project.view(made.stack[-1].file) if made.stack else None
+    call = own.call_at(made.stack[-1]) if own and made.stack else None
+    if own is not None and call is not None and _visible(own, call, view, at):
+        given = next((a.value for a in call.args if a.keyword is None or a.keyword.value == "params"), None)
+        found = _as_list(given) if given is not None else None
+        if found is not None and all(_bound_once(own, call, n) for n in names(found).reads):
+            return found
+    steps = [e for e in project.graph.tape.events if isinstance(e, Step) and e.optimizer == optimizer]
+    for step in steps[:1]:
+        named = step_expression(project, step)
+        place = project.node(step.stack[-1])
+        if named is not None and place and place[0] is view and view.function(place[1]) is view.function(at):
+            code = cst.Module([]).code_for_node(named)
+            return cst.parse_expression(f'[p for group in {code}.param_groups for p in group["params"]]')
+    return None
+
+
+def _visible(own: View, call: cst.Call, view: View, at: cst.CSTNode) -> bool:
+    """Whether names of the optimizer's construction mean the same at `at`."""
+    if own is not view:
+        return False
+    there, here = own.function(call), view.function(at)
+    if own.enclosing(call, cst.GeneratorExp, cst.ListComp, cst.DictComp, cst.SetComp):
+        return False
+    if there is here or there is None:
+        return True
+    found = names(call.args[0].value).reads if call.args else frozenset()
+    same_class = own.enclosing(call, cst.ClassDef) is view.enclosing(at, cst.ClassDef)
+    inner = there in list(view.ancestors(at))
+    return inner or (same_class and all(n.startswith("self.") for n in found))
+
+
+def _bound_once(own: View, call: cst.Call, name: str) -> bool:
+    """Whether no statement after the construction binds the name anew."""
+    line = own.span(call).end.line
+    root = name.split(".")[0]
+    return not any(root in u.writes and own.span(u.node).start.line > line for u in walk(body_of(own, call)))
+
+
+def _as_list(given: cst.BaseExpression) -> cst.BaseExpression | None:
+    """The argument of an optimizer as an expression that gives a list each time it is run."""
+    if isinstance(given, (cst.List, cst.Tuple)):
+        if any(isinstance(e.value, cst.Dict) for e in given.elements):
+            return None  # groups with their own settings
+        return given.deep_clone()
+    if isinstance(given, cst.Call):
+        called = (dotted(given.func) or "").rpartition(".")[2]
+        if called == "chain" and not any(a.star or a.keyword for a in given.args):
+            return cst.List([cst.StarredElement(a.value.deep_clone()) for a in given.args])
+        if called == "list" and len(given.args) == 1:
+            return _as_list(given.args[0].value)
+        if called == "parameters":
+            return cst.Call(cst.Name("list"), [cst.Arg(given.deep_clone())])
+    if isinstance(given, cst.BinaryOperation) and isinstance(given.operator, cst.Add):
+        left, right = _as_list(given.left), _as_list(given.right)
+        return given.with_changes(left=left, right=right) if left is not None and right is not None else None
+    return None

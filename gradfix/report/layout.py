@@ -1,0 +1,134 @@
+"""What every drawing needs: glyphs, the width of characters on a terminal, and folding text to a width."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rich.cells import cell_len, split_graphemes
+
+TAB = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """The characters that frame a snippet. Every member is one cell wide, except `corner` and `tee`."""
+
+    bar: str
+    corner: str
+    tee: str
+    gap: str
+    primary: str
+    secondary: str
+    more: str
+    opening: str
+    side: str
+    closing: str
+    hook: str
+    back: str
+
+
+BOXES = Glyphs("│", "┌─", "├─", "┆", "━", "─", "…", "╭", "│", "╰", "╰", "╯")
+ASCII = Glyphs("|", "-->", ":::", ":", "^", "-", "~", "/", "|", "\\", "`", "'")
+_PLAIN = str.maketrans({"×": "x", "…": "...", "“": '"', "”": '"', "’": "'", "–": "-", "—": "-", "→": "->"})
+
+
+def glyphs_for(encoding: str) -> Glyphs:
+    """Box drawing where the output's encoding has it, else ASCII."""
+    try:
+        "".join(BOXES.corner + BOXES.gap + BOXES.primary + BOXES.opening).encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return BOXES
+
+
+def wording(text: str, glyphs: Glyphs) -> str:
+    """`text` in characters that go with `glyphs`, safe to print."""
+    return safe(text.translate(_PLAIN) if glyphs is ASCII else text)
+
+
+def safe(text: str) -> str:
+    """`text` without what could steer a terminal or reorder a line: control characters, bidirectional
+    overrides and lone surrogates become U+FFFD. One code point stays one code point."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("\ufffd" if _steers(c) else c for c in text)
+
+
+@lru_cache(maxsize=4096)
+def _steers(character: str) -> bool:
+    if character in "\t\u200d\u200c":
+        return False
+    if unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"}:
+        return True
+    return character in "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A source line as a terminal shows it: `cells` are (text, width) of its graphemes, tabs expanded;
+    `offsets` the terminal column where each code point of the line starts, with one more for the end."""
+
+    cells: tuple[tuple[str, int], ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        return self.offsets[-1]
+
+    def column(self, code_point: int) -> int:
+        return self.offsets[min(max(code_point, 0), len(self.offsets) - 1)]
+
+    def cut(self, start: int, end: int) -> str:
+        """The text between two terminal columns; a wide character across a border becomes blanks."""
+        out, at = [], 0
+        for text, width in self.cells:
+            if at >= end:
+                break
+            if at >= start and at + width <= end:
+                out.append(text)
+            elif at + width > start:
+                out.append(" " * (min(at + width, end) - max(at, start)))
+            at += width
+        return "".join(out)
+
+
+def row(line: str) -> Row:
+    """Lay out one source line (no ending)."""
+    line = safe(line)
+    cells: list[tuple[str, int]] = []
+    offsets: list[int] = []
+    at = 0
+    spans = [(i, i + 1, 1) for i in range(len(line))] if line.isascii() else split_graphemes(line)[0]
+    for start, end, width in spans:
+        text = line[start:end]
+        if "\t" in text:
+            width = TAB - at % TAB
+            text = " " * width
+        cells.append((text, width))
+        offsets += [at] * (end - start)
+        at += width
+    return Row(tuple(cells), (*offsets, at))
+
+
+def fold(text: str, width: int) -> list[str]:
+    """`text` in lines of at most `width` cells, broken at blanks; a word that is wider is broken anywhere."""
+    width = max(width, 8)
+    lines: list[str] = []
+    for paragraph in text.split("\n"):
+        line = ""
+        for word in paragraph.split(" "):
+            joined = f"{line} {word}" if line else word
+            if cell_len(joined) <= width:
+                line = joined
+                continue
+            if line:
+                lines.append(line)
+            while cell_len(word) > width:
+                head = row(word).cut(0, width).rstrip() or word[:1]
+                lines.append(head)
+                word = word[len(head) :]
+            line = word
+        lines.append(line)
+    return lines

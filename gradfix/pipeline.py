@@ -46,11 +46,13 @@ class Cure:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """A fault and its cures, best first. `status`: ``cured`` (cures[0] is part of the result's new text), ``left``
-    (nothing acceptable), ``note`` (a note, not asked for)."""
+    (nothing acceptable), ``note`` (a note, not asked for). `sources` are the texts the conflict's labels speak of
+    where an earlier cure had already changed them; reports lead the lines back to the file as it was."""
 
     conflict: Conflict
     cures: tuple[Cure, ...] = ()
     status: Literal["cured", "left", "note"] = "left"
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Result:
     seconds: float = 0.0
     rounds: int = 0
     lines: tuple[str, ...] = ()  # sentences worth saying (evidence lost, regions not watched)
+    output: str = ""  # what the script itself printed, for -v
 
 
 def fix(

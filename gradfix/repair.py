@@ -155,7 +155,7 @@ def _result(
     for conflict in last.conflicts:
         if _asked(conflict, settings) and (conflict.kind, conflict.message) not in tried:
             note = conflict.severity == "note" and not settings.notes
-            diagnoses.append(Diagnosis(conflict, (), "note" if note else "left"))
+            diagnoses.append(Diagnosis(conflict, (), "note" if note else "left", final))
     return Result(
         entry,
         tuple(diagnoses),
@@ -169,12 +169,13 @@ def _result(
         seconds=time.monotonic() - started,
         rounds=len(rounds),
         lines=first.lines,
+        output=first.outcome.stdout + first.outcome.stderr,
     )
 
 
 def _diagnosis(done: choose.Round, kept: bool) -> Diagnosis:
     cures = tuple(_cure(t.candidate, t.verdict, done.before) for t in done.tried)
-    return Diagnosis(done.conflict, cures, "cured" if done.applied and kept else "left")
+    return Diagnosis(done.conflict, cures, "cured" if done.applied and kept else "left", done.before)
 
 
 def _problem(entry: Path, first: Baseline, diagnoses: list[Diagnosis]) -> Problem | None:

@@ -1,7 +1,7 @@
 """Running the user's script in a child process: recorded (a tape), measured (gradients at every step), or both.
 
-    with Zygote(python) as zygote:
-        outcome = zygote.run(Run(script, ...))
+with Zygote(python) as zygote:
+    outcome = zygote.run(Run(script, ...))
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Run:
     setup.py, setup.cfg or .git, else the script's folder; `cwd` the directory the run starts in.
     `record` asks for a tape, `measure` for a Measurement. `impose` is the effect imposed on the run
     (see gradfix.prove), a JSON object, or None. `steps` bounds the run (each optimizer), `timeout` in seconds.
-    `memory` bytes of address space above what the child has at the fork, None unlimited.
+    `memory` bytes of address space above what the child has at the fork; None: most of what is free.
+    `fill_empty`: fresh memory (torch.empty, torch.Tensor(3)) is zero instead of leftovers, so that runs can be compared.
     """
 
     script: Path
@@ -38,6 +39,7 @@ class Run:
     timeout: float = 120.0
     seed: int = 0
     memory: int | None = None
+    fill_empty: bool = True
 
 
 @dataclass(frozen=True, slots=True)

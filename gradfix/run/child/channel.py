@@ -1,0 +1,82 @@
+"""The run's own line to the host: JSON lines, each led by one letter that says whose it is (t tape, m measurement, x executor)."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+HIGH = 400  # descriptors below are what scripts dup and close by number
+_BATCH = 200
+_SECONDS = 0.2
+
+
+class Channel:
+    """``channel(obj)`` sends one JSON object; buffered, so flush() before any way out.
+
+    A descriptor number is all a process holds, and the script may close it and get the number back for a file of its
+    own: before each write the descriptor is compared with the one that was opened. `closed` says that it is lost.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH)
+        os.close(fd)
+        self.identity = _identity(self.fd)
+        self.pid = os.getpid()
+        self.lines: List[str] = []
+        self.flushed = time.monotonic()
+        self.busy = False
+        self.closed = False
+        self.after_write: Optional[Callable[[], None]] = None
+
+    def __call__(self, obj: Dict[str, Any]) -> None:
+        kind = "x" if "x" in obj else "m" if "m" in obj else "t"
+        self.lines.append(
+            kind + json.dumps(obj, ensure_ascii=True, separators=(",", ":"), default=_plain) + "\n"
+        )
+        if len(self.lines) >= _BATCH or time.monotonic() - self.flushed > _SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is held. Silent where there is nobody to send to: a forked child of the script, a lost descriptor."""
+        if self.busy:
+            return
+        self.busy = True
+        try:
+            self._write()
+        finally:
+            self.busy = False
+        if self.after_write is not None:
+            self.after_write()
+
+    def _write(self) -> None:
+        lines, self.lines = self.lines, []
+        self.flushed = time.monotonic()
+        if not lines or self.closed or os.getpid() != self.pid:
+            return
+        if _identity(self.fd) != self.identity:
+            self.closed = True
+            return
+        data = memoryview("".join(lines).encode("ascii"))
+        while data:
+            try:
+                data = data[os.write(self.fd, data) :]
+            except OSError:
+                self.closed = True
+                return
+
+
+def _identity(fd: int) -> Optional[Tuple[int, int]]:
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _plain(value: Any) -> Any:
+    """JSON for what json does not know: numbers of NumPy's and torch's kinds, else the words."""
+    item = getattr(value, "item", None)
+    return item() if callable(item) else str(value)

@@ -1,0 +1,281 @@
+"""One run as the host sees it: the request out, four streams in, an Outcome at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from gradfix.run import Outcome, Run
+from gradfix.run.scratch import Copy
+from gradfix.tape import Failure, Site, Tape, TapeError, parse_tape
+
+KEPT = 64 * 1024  # bytes of stdout and of stderr
+LONGEST = 1 << 29  # bytes on the channel; a run that says more will not fit here
+LATE = 5.0  # seconds after its time limit when a run that its keeper does not end is given up
+DRAIN = 2.0  # seconds for the streams to close after the keeper has said its last word
+SHARE = 0.8  # of the memory that is free at the start, where the run has no limit of its own
+
+
+class Refused(Exception):
+    """The machine does not let the run have this scratch view; the message says why."""
+
+
+class Gone(Exception):
+    """The zygote ended without a word about this run."""
+
+
+class Conversation:
+    """The descriptors of one run and what has come in through them."""
+
+    def __init__(self, run: Run, wall: str, copy: Copy | None) -> None:
+        self.run, self.wall, self.copy = run, wall, copy
+        self.said = bytearray()  # on the channel
+        self.spoken = 0
+        self.out, self.err, self.status = bytearray(), bytearray(), bytearray()
+        self.flooded = False
+
+    def hold(self, send: Callable[[list[int]], None]) -> Outcome:
+        """Have the run made by `send`, wait for its end. Raises Refused, Gone."""
+        with ExitStack() as open_:
+            channel, channel_theirs = _pair(open_)
+            status, status_theirs = _pair(open_)
+            out, out_theirs = os.pipe()
+            err, err_theirs = os.pipe()
+            for fd in (out, err):
+                open_.callback(os.close, fd)
+            try:
+                send([channel_theirs.fileno(), status_theirs.fileno(), out_theirs, err_theirs])
+            finally:
+                for theirs in (channel_theirs, status_theirs):
+                    theirs.close()
+                for fd in (out_theirs, err_theirs):
+                    os.close(fd)
+            request = json.dumps(self._request()).encode()
+            with suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # the keeper ended: the status socket says why
+                channel.sendall(struct.pack("!Q", len(request)) + request)
+            started = time.monotonic()
+            self._listen(
+                {channel.fileno(): self.said, status.fileno(): self.status, out: self.out, err: self.err},
+                status,
+            )
+            return self._outcome(time.monotonic() - started)
+
+    def _request(self) -> dict[str, Any]:
+        run = self.run
+        request: dict[str, Any] = {
+            "script": str(run.script),
+            "root": str(run.root),
+            "cwd": str(run.cwd),
+            "arguments": list(run.arguments),
+            "files": dict(run.files),
+            "record": run.record,
+            "measure": run.measure,
+            "impose": run.impose,
+            "steps": run.steps,
+            "timeout": run.timeout,
+            "seed": run.seed,
+            "memory": run.memory,
+            "resident": _resident_limit(run.memory),
+            "fill_empty": run.fill_empty,
+            "wall": self.wall,
+        }
+        return self.copy.inward(request) if self.copy is not None else request
+
+    # ---- while it runs
+
+    def _listen(self, streams: Mapping[int, bytearray], status: socket.socket) -> None:
+        """Read until the keeper hangs up, then what is left in the other streams."""
+        deadline = time.monotonic() + self.run.timeout + LATE
+        with selectors.DefaultSelector() as selector:
+            for fd in streams:
+                selector.register(fd, selectors.EVENT_READ)
+            while selector.get_map():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                for key, _ in selector.select(left):
+                    data = _read(key.fd)
+                    if not data:
+                        selector.unregister(key.fd)
+                        if key.fd == status.fileno():
+                            deadline = min(deadline, time.monotonic() + DRAIN)
+                        continue
+                    self._keep(streams[key.fd], data)
+                if self.flooded:
+                    status.shutdown(socket.SHUT_WR)
+                    self.flooded = False
+
+    def _keep(self, stream: bytearray, data: bytes) -> None:
+        if stream is self.said:
+            if self.spoken < LONGEST <= self.spoken + len(data):
+                self.flooded = True
+            self.spoken += len(data)
+            if self.spoken >= LONGEST:
+                return
+        stream += data
+        if (stream is self.out or stream is self.err) and len(stream) > 4 * KEPT:
+            del stream[:-KEPT]
+
+    # ---- afterwards
+
+    def _outcome(self, seconds: float) -> Outcome:
+        keeper = self._keeper_words()
+        if not keeper:
+            raise Gone
+        if "refused" in keeper:
+            raise Refused(keeper["refused"])
+        if self.copy is not None:
+            self.said = self.copy.outward_json(self.said)
+            self.out, self.err = self.copy.outward(self.out), self.copy.outward(self.err)
+        speech = _Speech(self.said)
+        ended, detail = self._ending(keeper, speech)
+        return Outcome(
+            ended=ended,
+            tape=speech.tape,
+            measurement=tuple(speech.measurement),
+            failure=speech.failure,
+            stdout=_text(self.out),
+            stderr=_text(self.err),
+            seconds=keeper.get("seconds", seconds),
+            wall=self.wall,
+            detail=detail,
+            status=_exit_code(keeper.get("status")),
+        )
+
+    def _keeper_words(self) -> dict[str, Any]:
+        words: dict[str, Any] = {}
+        for line in bytes(self.status).splitlines():
+            words.update(json.loads(line))
+        return words
+
+    def _ending(self, keeper: Mapping[str, Any], speech: _Speech) -> tuple[str, str]:
+        """`ended` and `detail` of the Outcome."""
+        why, status, end = keeper.get("why", ""), keeper.get("status"), speech.end
+        if self.spoken >= LONGEST:
+            return "memory", f"the run said more than {LONGEST >> 20} MiB about itself; try fewer --steps."
+        if why == "memory":
+            return "memory", "the run used up the memory it may have."
+        if why == "processes":
+            return "killed", "the run had started hundreds of processes and was ended."
+        if speech.nonsense:
+            return "tampered", f"the run's channel to gradfix carried something else ({speech.nonsense})."
+        if why == "timeout":
+            return "timeout", f"the run was not over after {self.run.timeout:g} s."
+        if end is not None:
+            if speech.memory and end.get("how") == "failed":
+                return "memory", f"the run used up its memory: {speech.memory}"
+            return str(end["how"]), str(end.get("detail", ""))
+        if status is None:
+            return "killed", "the process that watched over the run was killed."
+        if os.WIFSIGNALED(status):
+            return self._killed(os.WTERMSIG(status))
+        return (
+            "tampered",
+            "the run ended without a word: it closed gradfix's channel or replaced its own process.",
+        )
+
+    def _killed(self, number: int) -> tuple[str, str]:
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        if self.run.memory is not None and b"bad_alloc" in self.err:
+            return "memory", "the run used up the memory it may have."
+        hint = " (by itself, or by a kernel that was out of memory)" if name == "SIGKILL" else ""
+        return "killed", f"the run was killed by {name}{hint}."
+
+
+class _Speech:
+    """What the channel carried, sorted by whose word it is."""
+
+    def __init__(self, data: bytearray) -> None:
+        self.measurement: list[Mapping[str, Any]] = []
+        self.failure: Failure | None = None
+        self.end: Mapping[str, Any] | None = None
+        self.memory = ""
+        self.nonsense = ""
+        self.tape: Tape | None = None
+        lines: list[str] = []
+        for raw in bytes(data).split(b"\n")[:-1]:  # the last piece is empty, or a line that broke off
+            try:
+                self._line(raw, lines)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                self.nonsense = self.nonsense or repr(raw[:60])
+        if lines:
+            try:
+                self.tape = parse_tape(lines)
+            except TapeError as problem:
+                self.nonsense = self.nonsense or f"a tape {problem}"
+
+    def _line(self, raw: bytes, tape: list[str]) -> None:
+        kind, text = raw[:1], raw[1:].decode("ascii")
+        if kind == b"t":
+            tape.append(text + "\n")
+        elif kind == b"m":
+            self.measurement.append(_object(text))
+        elif kind == b"x":
+            self._executor(_object(text))
+        else:
+            raise ValueError(kind)
+
+    def _executor(self, word: Mapping[str, Any]) -> None:
+        what = word["x"]
+        if what == "end":
+            self.end = self.end or word
+        elif what == "memory":
+            self.memory = str(word["detail"])
+        elif what == "failure":
+            stack = tuple(Site(*site) for site in word["stack"])
+            self.failure = Failure(0, stack, str(word["type"]), str(word["message"]), str(word["traceback"]))
+        elif what == "trouble":
+            raise RuntimeError(f"gradfix itself failed in the run:\n{word['text']}")
+        else:
+            raise ValueError(what)
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(text)
+    return value
+
+
+def _pair(open_: ExitStack) -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair()
+    open_.enter_context(ours)
+    open_.enter_context(theirs)
+    return ours, theirs
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 1 << 18)
+    except ConnectionResetError:
+        return b""
+
+
+def _text(data: bytearray) -> str:
+    return bytes(data[-KEPT:]).decode("utf-8", "replace")
+
+
+def _exit_code(status: int | None) -> int | None:
+    return os.waitstatus_to_exitcode(status) if status is not None else None
+
+
+def _resident_limit(memory: int | None) -> int | None:
+    """Bytes that all processes of the run together may hold."""
+    if memory is not None:
+        return memory + (256 << 20)  # what a forked torch holds by itself
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            free = next(line for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+    return int(int(free.split()[1]) * 1024 * SHARE)

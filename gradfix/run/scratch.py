@@ -1,0 +1,88 @@
+"""A copy of the project, for machines where a run can't have namespaces of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+SMALL = 1 << 20  # bytes of a file that is copied whatever it is; Python files always are
+MOST = 20_000  # entries looked at before the rest is only linked to
+LEFT_OUT = frozenset((".git", "__pycache__", "node_modules", ".hg", ".tox", ".venv", "venv"))
+
+
+class Copy:
+    """A folder of its own that looks like the project: small files copied, the rest linked. Removed on exit.
+
+    Paths are translated on the way in (:meth:`inward`) and out (:meth:`outward`).
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = Path(tempfile.mkdtemp(prefix="gradfix-"))
+        self.project = self.folder / "project"
+        self._seen = 0
+
+    @classmethod
+    def of(cls, root: Path) -> Copy:
+        """Raises OSError where the temporary folder has no room."""
+        return cls(root)
+
+    def __enter__(self) -> Copy:
+        self._fill(str(self.root), str(self.project))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _fill(self, source: str, target: str) -> None:
+        os.mkdir(target)
+        with os.scandir(source) as entries:
+            for entry in entries:
+                self._seen += 1
+                to = os.path.join(target, entry.name)
+                if entry.is_dir(follow_symlinks=False) and entry.name not in LEFT_OUT and self._seen < MOST:
+                    self._fill(entry.path, to)
+                elif self._is_copied(entry):
+                    shutil.copy2(entry.path, to)
+                else:
+                    os.symlink(entry.path, to)
+
+    def _is_copied(self, entry: os.DirEntry[str]) -> bool:
+        if not entry.is_file() or self._seen >= MOST or not os.access(entry.path, os.R_OK):
+            return False
+        return entry.name.endswith(".py") or entry.stat().st_size <= SMALL
+
+    def inward(self, value: Any) -> Any:
+        """A JSON value with paths of the project as paths of the copy."""
+        if isinstance(value, str):
+            return self._inward_path(value)
+        if isinstance(value, Mapping):
+            return {self._inward_path(key): self.inward(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.inward(item) for item in value]
+        return value
+
+    def _inward_path(self, text: str) -> str:
+        root = str(self.root)
+        if text == root or text.startswith(os.path.join(root, "")):
+            return str(self.project) + text[len(root.rstrip("/")) :]
+        return text
+
+    def outward(self, data: bytearray) -> bytearray:
+        """Output of the run with the project's own paths."""
+        return data.replace(os.fsencode(self.project), os.fsencode(str(self.root).rstrip("/")))
+
+    def outward_json(self, data: bytearray) -> bytearray:
+        """The same for lines of JSON."""
+        escaped = [
+            json.dumps(str(path))[1:-1].encode() for path in (self.project, str(self.root).rstrip("/"))
+        ]
+        return data.replace(*escaped)

@@ -1,22 +1,38 @@
-"""Questions about the autograd graph of a tape: which optimizers a node reaches, where one model's value enters another.
+"""Questions about the autograd graph of a tape: which optimizers a node reaches, where one model's value
+enters another.
 
-Pure: reads the tape only.
+Pure: reads the tape only. Everything is iterative and memoised; leaf sets are bit masks, since a tape may
+hold a hundred thousand nodes. A "backward" here is one execution; executions with the very same stack are its
+passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from gradfix.tape import Backward, Optimizer, Record, Ref, Step, Tape, Zero
+from gradfix.tape import Backward, Event, Free, Mutate, Optimizer, Record, Ref, Stack, Step, Tape, Zero
+
+Leaf = Backward | Zero | Step  # what can happen to a leaf's gradient: filled, cleared, used
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """An edge of the graph where a value of one model enters another: `consumer` uses what `producer` made."""
+    """An edge of the graph where a value of one model enters another: `consumer` uses what `producer`
+    made."""
 
     consumer: Record
+    producer: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An edge where a backward's own nodes take an older value; `consumer` is None where the root itself is
+    old."""
+
+    consumer: Record | None
     producer: Record
 
 
@@ -25,6 +41,13 @@ class Graph:
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
+        self._reaches: dict[int, int] = {}
+        self._walks: dict[int, frozenset[int]] = {}
+        self._serves: dict[int, frozenset[int]] = {}
+        self._stacks: dict[int, int] = {}
+        self._stack_numbers: dict[Stack, int] = {}
+
+    # -- indexes -------------------------------------------------------------------------------------
 
     @cached_property
     def records(self) -> dict[int, Record]:
@@ -37,36 +60,398 @@ class Graph:
         return {e.optimizer: e for e in self.tape.events if isinstance(e, Optimizer)}
 
     @cached_property
+    def backwards(self) -> tuple[Backward, ...]:
+        """Every backward, in order of time."""
+        return tuple(e for e in self.tape.events if isinstance(e, Backward))
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Every optimizer step, in order of time."""
+        return tuple(e for e in self.tape.events if isinstance(e, Step))
+
+    @cached_property
     def owners(self) -> dict[int, frozenset[int]]:
         """leaf storage -> optimizers that own it."""
-        raise NotImplementedError
+        owners: dict[int, set[int]] = {}
+        for number, optimizer in self.optimizers.items():
+            for ref in optimizer.refs:
+                owners.setdefault(ref.storage, set()).add(number)
+        return {storage: frozenset(numbers) for storage, numbers in owners.items()}
+
+    @cached_property
+    def freed(self) -> dict[int, Backward]:
+        """node -> the first backward that released its saved tensors."""
+        freed: dict[int, Backward] = {}
+        last: Backward | None = None
+        for event in self.tape.events:
+            if isinstance(event, Backward):
+                last = event
+            elif isinstance(event, Free) and last is not None:
+                for node in event.nodes:
+                    freed.setdefault(node, last)
+        return freed
+
+    @cached_property
+    def history(self) -> dict[int, list[Leaf]]:
+        """leaf storage -> what happened to its gradient, in order of time: Backward filled it, Zero cleared
+        it, Step met it (with or without a gradient)."""
+        history: dict[int, list[Leaf]] = {}
+        for event in self.tape.events:
+            if isinstance(event, Backward):
+                touched: Iterable[Ref] = event.accumulates
+            elif isinstance(event, Zero):
+                touched = event.refs
+            elif isinstance(event, Step):
+                touched = event.refs + event.without
+            else:
+                continue
+            for storage in {ref.storage for ref in touched}:
+                history.setdefault(storage, []).append(event)
+        return history
+
+    @cached_property
+    def writes(self) -> dict[int, list[Mutate | Step]]:
+        """storage -> the writes into it, in order of time (and of version). A Step stands for a write of its
+        own only where no Mutate tells of it."""
+        writes: dict[int, list[Mutate | Step]] = {}
+        versions: dict[int, int] = {}
+        for event in self.tape.events:
+            if isinstance(event, Mutate):
+                writes.setdefault(event.ref.storage, []).append(event)
+                versions[event.ref.storage] = event.ref.version
+            elif isinstance(event, Step):
+                for ref in event.refs:
+                    if ref.version > versions.get(ref.storage, 0):
+                        writes.setdefault(ref.storage, []).append(event)
+                        versions[ref.storage] = ref.version
+        return writes
+
+    def stack_number(self, stack: Stack) -> int:
+        """The same number for equal stacks; cheap, since a tape shares its stack tuples."""
+        number = self._stacks.get(id(stack))
+        if number is None:
+            number = self._stack_numbers.setdefault(stack, len(self._stack_numbers))
+            if self._interned.get(id(stack)) is stack:
+                self._stacks[id(stack)] = number
+        return number
+
+    @cached_property
+    def _interned(self) -> dict[int, Stack]:
+        """id -> stack of the tape's own tuples: an id is only a key as long as its object lives, and the tape
+        lives."""
+        return {id(e.stack): e.stack for e in self.tape.events}
+
+    # -- what a node reaches -------------------------------------------------------------------------
+
+    @cached_property
+    def _bits(self) -> dict[int, int]:
+        """leaf storage -> its bit."""
+        bits: dict[int, int] = {}
+        for record in self.records.values():
+            for parent in record.parents:
+                if parent < 0:
+                    bits.setdefault(~parent, 1 << len(bits))
+        for storage in self.owners:
+            bits.setdefault(storage, 1 << len(bits))
+        return bits
+
+    @cached_property
+    def _leaves(self) -> list[int]:
+        """bit number -> leaf storage."""
+        return list(self._bits)
+
+    @cached_property
+    def _owned(self) -> dict[int, int]:
+        """optimizer -> mask of the leaves it owns."""
+        return {n: self.mask(ref.storage for ref in o.refs) for n, o in self.optimizers.items()}
+
+    def mask(self, storages: Iterable[int]) -> int:
+        """The bit mask of leaf storages; those no node knows are left out."""
+        mask = 0
+        for storage in storages:
+            mask |= self._bits.get(storage, 0)
+        return mask
+
+    def owned_mask(self, optimizers: Iterable[int]) -> int:
+        """The bit mask of the leaves that `optimizers` own."""
+        mask = 0
+        for number in optimizers:
+            mask |= self._owned.get(number, 0)
+        return mask
+
+    def reach_mask(self, node: int) -> int:
+        """The leaves whose gradient flows through `node`, as a bit mask."""
+        if node < 0:
+            return self._bits.get(~node, 0)
+        known = self._reaches
+        if node in known:
+            return known[node]
+        records, pending = self.records, [node]
+        while pending:
+            current = pending[-1]
+            record = records.get(current)
+            parents = record.parents if record else ()
+            open_parents = [p for p in parents if p >= 0 and p not in known]
+            if open_parents and current not in known:
+                known[current] = 0  # entered: a second visit closes it, even if a damaged tape had a cycle
+                pending.extend(open_parents)
+                continue
+            pending.pop()
+            mask = known.get(current, 0)
+            for parent in parents:
+                mask |= known.get(parent, 0) if parent >= 0 else self._bits[~parent]
+            known[current] = mask
+        return known[node]
 
     def reaches(self, node: int) -> frozenset[int]:
         """The leaf storages whose gradient flows through `node`."""
-        raise NotImplementedError
+        return self._storages(self.reach_mask(node))
 
     def reached_optimizers(self, node: int) -> frozenset[int]:
         """The optimizers that own a leaf which `node` reaches."""
-        raise NotImplementedError
+        mask = self.reach_mask(node)
+        return frozenset(number for number, owned in self._owned.items() if mask & owned)
+
+    def _storages(self, mask: int) -> frozenset[int]:
+        found, leaves = [], self._leaves
+        while mask:
+            low = mask & -mask
+            found.append(leaves[low.bit_length() - 1])
+            mask ^= low
+        return frozenset(found)
+
+    # -- backwards among steps -----------------------------------------------------------------------
+
+    def walk(self, backward: Backward) -> frozenset[int]:
+        """The nodes `backward` walked, leaves' accumulators left out."""
+        walk = self._walks.get(backward.time)
+        if walk is None:
+            walk = self._walks[backward.time] = frozenset(n for n in backward.nodes if n >= 0)
+        return walk
+
+    def filled(self, backward: Backward) -> frozenset[int]:
+        """The optimizers that own a parameter whose ``.grad`` `backward` filled."""
+        numbers: set[int] = set()
+        for ref in backward.accumulates:
+            numbers |= self.owners.get(ref.storage, frozenset())
+        return frozenset(numbers)
 
     def next_step(self, backward: Backward) -> Step | None:
-        """The first step after `backward` of an optimizer that owns a parameter this backward filled... by time."""
-        raise NotImplementedError
+        """The first step after `backward` of an optimizer that owns a parameter this backward filled, or
+        None."""
+        filled = self.filled(backward)
+        return next((s for s in self._steps_after(backward.time) if s.optimizer in filled), None)
 
     def serves(self, backward: Backward) -> frozenset[int]:
-        """The optimizers whose step uses this backward's gradients as the code means it: those stepping between it and
-        the next backward (or, where none does, before their grads are cleared)."""
-        raise NotImplementedError
+        """The optimizers whose step uses this backward's gradients as the code means it: those stepping
+        between it and the next backward that fills gradients; where none does, those that step before their
+        gradients are cleared."""
+        known = self._serves.get(backward.time)
+        if known is None:
+            known = self._serves[backward.time] = self._find_served(backward)
+        return known
 
-    def crossings(self, backward: Backward, into: frozenset[int]) -> tuple[Crossing, ...]:
-        """Edges of `backward`'s walk from a node that (also) reaches a leaf of optimizers outside `into`'s complement...
+    def _find_served(self, backward: Backward) -> frozenset[int]:
+        filled = self.filled(backward)
+        following = next((b.time for b in self._backwards_after(backward.time) if b.accumulates), None)
+        served = set()
+        for step in self._steps_after(backward.time):
+            if following is not None and step.time > following:
+                break
+            if step.optimizer in filled:
+                served.add(step.optimizer)
+        served -= self.discards(backward)
+        return frozenset(served) or frozenset(
+            number for number in filled - self.discards(backward) if self._step_of(number, backward.time)
+        )
 
-        The boundary of DESIGN section 4: consumer reaches a leaf of an optimizer in serves(backward); producer reaches
-        leaves of optimizers in `into` and none of serves(backward).
-        """
-        raise NotImplementedError
+    def discards(self, backward: Backward) -> frozenset[int]:
+        """The optimizers none of whose gradients from `backward` survive until their next step: all were
+        cleared before it. An optimizer that never steps again is not among them (the run may have been cut
+        short)."""
+        gone = set()
+        for number in self.filled(backward):
+            step = self._step_of(number, backward.time)
+            mine = [r.storage for r in backward.accumulates if number in self.owners.get(r.storage, ())]
+            if step and mine and all(self._cleared(storage, backward.time, step.time) for storage in mine):
+                gone.add(number)
+        return frozenset(gone)
+
+    def _cleared(self, storage: int, after: int, before: int) -> bool:
+        events = self.history.get(storage, [])
+        for i in range(bisect_left(events, after + 1, key=_time), len(events)):
+            if events[i].time >= before:
+                return False
+            if isinstance(events[i], Zero):
+                return True
+        return False
+
+    def _step_of(self, optimizer: int, after: int) -> Step | None:
+        steps = self.steps_of(optimizer)
+        at = bisect_left(steps, after, key=_time)
+        return steps[at] if at < len(steps) else None
+
+    def steps_of(self, optimizer: int) -> list[Step]:
+        """The steps of one optimizer, in order of time."""
+        return self._steps_by_optimizer.get(optimizer, [])
+
+    @cached_property
+    def _steps_by_optimizer(self) -> dict[int, list[Step]]:
+        table: dict[int, list[Step]] = {}
+        for step in self.steps:
+            table.setdefault(step.optimizer, []).append(step)
+        return table
+
+    def _steps_after(self, time: int) -> Iterable[Step]:
+        start = bisect_left(self.steps, time, key=_time)
+        return (self.steps[i] for i in range(start, len(self.steps)))
+
+    def _backwards_after(self, time: int) -> Iterable[Backward]:
+        start = bisect_left(self.backwards, time + 1, key=_time)
+        return (self.backwards[i] for i in range(start, len(self.backwards)))
+
+    # -- passes of a loop ----------------------------------------------------------------------------
+
+    @cached_property
+    def _executions(self) -> dict[int, list[Backward]]:
+        table: dict[int, list[Backward]] = {}
+        for backward in self.backwards:
+            table.setdefault(self.stack_number(backward.stack), []).append(backward)
+        return table
+
+    @cached_property
+    def _made(self) -> dict[int, list[int]]:
+        """stack number -> times at which a node was recorded there."""
+        table: dict[int, list[int]] = {}
+        for record in self.records.values():
+            table.setdefault(self.stack_number(record.stack), []).append(record.time)
+        for times in table.values():
+            times.sort()
+        return table
+
+    def passes(self, backward: Backward) -> tuple[Backward, ...]:
+        """Every execution of the very same backward (same stack), in order of time, this one among them."""
+        return tuple(self._executions[self.stack_number(backward.stack)])
+
+    def previous(self, backward: Backward) -> Backward | None:
+        """The execution of the very same backward before this one."""
+        executions = self._executions[self.stack_number(backward.stack)]
+        here = bisect_left(executions, backward.time, key=_time)
+        return executions[here - 1] if here else None
 
     def earlier_pass(self, record: Record, backward: Backward) -> bool:
-        """Whether `record` was made before the previous execution of the very same backward (same stack), i.e. in an
-        earlier pass of the loop or before the loop."""
-        raise NotImplementedError
+        """Whether `record` was made before the previous execution of the very same backward (same stack),
+        i.e. in an earlier pass of the loop or before the loop."""
+        previous = self.previous(backward)
+        return previous is not None and record.time < previous.time
+
+    def made_between(self, stack: Stack, after: int, before: int) -> bool:
+        """Whether any node was recorded at `stack` with after < time < before."""
+        times = self._made.get(self.stack_number(stack), [])
+        at = bisect_left(times, after + 1)
+        return at < len(times) and times[at] < before
+
+    # -- boundaries ----------------------------------------------------------------------------------
+
+    def crossings(self, backward: Backward, into: Collection[int]) -> tuple[Crossing, ...]:
+        """Where a value made by the models of the optimizers `into` enters the rest of `backward`'s walk.
+
+        The boundary of DESIGN section 4: the consumer reaches a leaf of an optimizer in serves(backward) that
+        is not in `into`; the producer reaches leaves of optimizers in `into` and none of those. Highest
+        consumer first.
+        """
+        own = self.owned_mask(self.serves(backward) - set(into))
+        other = self.owned_mask(into) & ~own
+        return self.boundary(backward, own, other)
+
+    def boundary(self, backward: Backward, own: int, other: int) -> tuple[Crossing, ...]:
+        """Edges of `backward`'s walk from a node that reaches leaves of the mask `own` to one that reaches
+        leaves of the mask `other` and none of `own`. Highest consumer first."""
+        found = []
+        walk = self.walk(backward)
+        for node in sorted(walk, reverse=True):
+            record = self.records.get(node)
+            if record is None or not self.reach_mask(node) & own:
+                continue
+            for parent in dict.fromkeys(record.parents):
+                mask = self.reach_mask(parent)
+                if parent in walk and mask & other and not mask & own and parent in self.records:
+                    found.append(Crossing(record, self.records[parent]))
+        return tuple(found)
+
+    def entries(
+        self, backward: Backward, old: Callable[[int], bool], into: Collection[int]
+    ) -> tuple[Entry, ...]:
+        """Edges of `backward`'s walk from a node that is not `old` to an `old` one through which a node of
+        `into` is reached; an old root is an entry without consumer. Highest consumer first."""
+        walk, records = self.walk(backward), self.records
+        leads = self._leading(walk, into)
+        found = [
+            Entry(None, records[root])
+            for root in backward.roots
+            if root in leads and root in records and old(root)
+        ]
+        for node in sorted(leads, reverse=True):
+            record = records.get(node)
+            if record is None or old(node):
+                continue
+            for parent in dict.fromkeys(record.parents):
+                if parent in leads and parent in records and old(parent):
+                    found.append(Entry(record, records[parent]))
+        return tuple(found)
+
+    def _leading(self, walk: frozenset[int], into: Collection[int]) -> set[int]:
+        """The nodes of `walk` from which a node of `into` is reached within it."""
+        consumers: dict[int, list[int]] = {}
+        for node in walk:
+            record = self.records.get(node)
+            for parent in record.parents if record else ():
+                if parent in walk:
+                    consumers.setdefault(parent, []).append(node)
+        found, pending = set(into), list(into)
+        while pending:
+            for consumer in consumers.get(pending.pop(), ()):
+                if consumer not in found:
+                    found.add(consumer)
+                    pending.append(consumer)
+        return found & walk
+
+    def lost_by_cutting(self, backward: Backward, edges: Iterable[Crossing | Entry]) -> tuple[Ref, ...]:
+        """The leaves (of backward.accumulates) that get no gradient from `backward` once `edges` are cut."""
+        cut = {(e.consumer.node, e.producer.node) for e in edges if e.consumer is not None}
+        walk, kept, pending = self.walk(backward), set(), [r for r in backward.roots if r >= 0]
+        seen = set(pending)
+        while pending:
+            node = pending.pop()
+            record = self.records.get(node)
+            for parent in record.parents if record else ():
+                if (node, parent) in cut:
+                    continue
+                if parent < 0:
+                    kept.add(~parent)
+                elif parent in walk and parent not in seen:
+                    seen.add(parent)
+                    pending.append(parent)
+        kept.update(~r for r in backward.roots if r < 0)
+        return tuple(ref for ref in backward.accumulates if ref.storage not in kept)
+
+    def before_step(self, step: Step) -> tuple[Leaf, ...]:
+        """The backwards that filled and the clearings of parameters of `step`'s optimizer since its previous
+        step."""
+        mine = {ref.storage for ref in step.refs + step.without}
+        steps = self.steps_of(step.optimizer)
+        at = bisect_left(steps, step.time, key=_time)
+        start = steps[at - 1].time if at else -1
+        found: dict[int, Leaf] = {}
+        for storage in mine:
+            events = self.history.get(storage, [])
+            for i in range(bisect_left(events, start + 1, key=_time), len(events)):
+                if events[i].time >= step.time:
+                    break
+                if not isinstance(events[i], Step):
+                    found[events[i].time] = events[i]
+        return tuple(found[t] for t in sorted(found))
+
+
+def _time(event: Event) -> int:
+    return event.time

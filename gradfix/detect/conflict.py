@@ -1,14 +1,11 @@
-"""From a tape to the faults it shows: pure, without torch and without libcst.
-
-`detect` returns conflicts, one a fault: consequences are folded into their cause.
-"""
+"""The values that detection yields: kinds, severities, labels, conflicts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gradfix.tape import Backward, Event, Mutate, Record, Ref, Site, Stack, Tape
+from gradfix.tape import Backward, Event, Mutate, Record, Ref, Site, Stack
 
 Severity = Literal["error", "warning", "note"]
 
@@ -32,8 +29,9 @@ KINDS: dict[str, Severity] = {
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A place the person is shown: `role` is ``saved``, ``overwritten``, ``needed``, ``freed``, ``made``, ``read``,
-    ``cut`` or ``step``; `stack` the user's frames there; `text` what stands under the span."""
+    """A place the person is shown: `role` is ``saved``, ``overwritten``, ``needed``, ``freed``, ``made``,
+    ``used`` (where a later pass or another model takes the value made), ``read``, ``cut``, ``zero``, ``step``
+    or ``target``; `stack` the user's frames there; `text` what stands under the span."""
 
     role: str
     stack: Stack
@@ -64,7 +62,7 @@ class Conflict:
     backward: Backward | None = None  # which needed it
     earlier: Backward | None = None  # which freed it / whose gradient got mixed in
     event: Event | None = None  # any other event the fault rests on (Step, Cut, GradRead, Failure)
-    also: tuple["Conflict", ...] = field(default=())  # consequences folded into this one
+    also: tuple[Conflict, ...] = field(default=())  # consequences folded into this one
 
     @property
     def at(self) -> Site:
@@ -89,24 +87,47 @@ PATTERNS = {
         "accumulated": "a loss summed over passes, backward on the sum in every pass",
     },
     "silent-overwrite": {
-        "data": "",
-        "detach": "",
-        "numpy": "",
-        "fused-step": "",
-        "set_data": "",
-        "write": "",
+        "data": "a write through .data",
+        "detach": "a write through a detached alias",
+        "numpy": "a write through a NumPy array that shares the memory",
+        "fused-step": "a fused optimizer's step, which moves no version counter",
+        "set_data": "x.data = y",
+        "write": "any other write the version counter does not see",
     },
-    "leaf-write": {"leaf": "", "view": ""},
-    "forbidden-view-write": {"multi-view": "", "expanded": "", "no-grad-view": ""},
-    "cut-graph": {"no-graph": "the loss has no grad_fn", "dead-parameter": "an optimizer's parameter no loss reaches"},
-    "missing-grad": {"read": "", "parameter": "an optimizer or module got a non-leaf"},
+    "leaf-write": {"leaf": "an in-place op on a leaf that requires grad", "view": "... on a view of one"},
+    "forbidden-view-write": {
+        "multi-view": "an output of unbind, split, chunk, ...",
+        "expanded": "several elements share one memory location",
+        "no-grad-view": "a view made under no_grad or inference_mode",
+    },
+    "cut-graph": {
+        "no-graph": "the loss has no grad_fn",
+        "dead-parameter": "no loss reaches an optimizer's parameters",
+        "rewrapped": "a gradient arrives at a leaf made of a cut value, and is never passed on to the graph behind it",
+    },
+    "missing-grad": {
+        "read": ".grad of a non-leaf is read",
+        "parameter": "an optimizer or module got a non-leaf",
+    },
     "wasted-backward": {
         "discarded": "gradients flow into parameters whose .grad is cleared before any step",
         "idle-retain": "retain_graph=True that no later backward needs",
     },
+    "mixed-gradient": {
+        "left-over": "a backward meant for another optimizer's step left its gradient behind",
+        "flows-on": "a backward's loss also flows into a model that another loss trains",
+    },
+    "attached-target": {
+        "bootstrap": "r + gamma * value(next), regressed on with its graph",
+        "advantage": "a weight of a log-probability that a value loss also trains",
+    },
+    "unreset-grad": {
+        "never-cleared": "no zero_grad() between steps",
+        "cleared-before-step": "zero_grad() between backward() and step()",
+    },
+    "stray-optimizer": {
+        "replaced": "a parameter was replaced after the optimizer was made",
+    },
+    "data-attribute": {"": ".data is read or written"},
+    "legacy-api": {"removed": "an API that current PyTorch no longer has"},
 }
-
-
-def detect(tape: Tape) -> tuple[Conflict, ...]:
-    """Every fault `tape` shows, in order of time, one conflict a fault."""
-    raise NotImplementedError

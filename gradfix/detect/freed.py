@@ -1,0 +1,181 @@
+"""freed-graph: a backward that reaches nodes whose saved tensors an earlier backward released.
+
+Which of the four ways it came about is read from time and stacks: the very same backward (same stack)
+executed before is an earlier pass of the loop, and a node made before that execution is an earlier pass's
+(DESIGN section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from gradfix import wording
+from gradfix.detect.conflict import Conflict
+from gradfix.detect.finding import Findings, make
+from gradfix.graph import Entry, Graph
+from gradfix.tape import Backward, Mutate, Record, Stack
+
+SECOND_TIME = "a second time"  # in PyTorch's own words
+
+# ops through which a total is still a total: sums of losses, means, weights
+SUMMING = {"add", "sum", "mean", "div", "mul", "neg", "sub", "view", "squeeze", "stack", "to_copy", "reshape"}
+
+
+@dataclass(slots=True)
+class Torn:
+    """The freed graphs, and per backward (by its time) which fault the nodes belong to that it reached in
+    vain."""
+
+    findings: Findings = field(default_factory=Findings)
+    spoilt: dict[int, dict[int, Hashable]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The released nodes that one backward reached for one reason, and the edges where it took them in."""
+
+    backward: Backward
+    freeing: Backward
+    nodes: frozenset[int]
+    entries: tuple[Entry, ...]
+    pattern: str
+
+
+def freed_graphs(graph: Graph) -> Torn:
+    """Every freed graph; the same old value reached again is the same fault, whichever backward reaches
+    it."""
+    torn = Torn()
+    by_value: dict[
+        tuple[int, int], Hashable
+    ] = {}  # (backward's or freeing backward's stack, old value's stack) -> fault
+    for backward in graph.backwards:
+        for group in _groups(graph, backward):
+            keys = _values(graph, group)
+            key = next((by_value[k] for k in keys if k in by_value), keys[0])
+            for k in keys:
+                by_value.setdefault(k, key)
+            torn.findings.add(key, backward.time, _conflict(graph, group))
+            torn.spoilt.setdefault(backward.time, {}).update(dict.fromkeys(group.nodes, key))
+    return torn
+
+
+def _values(graph: Graph, group: Group) -> list[tuple[int, int]]:
+    freeing = graph.stack_number(group.freeing.stack)
+    needing = graph.stack_number(group.backward.stack)
+    made = [graph.stack_number(e.producer.stack) for e in group.entries]
+    return [(by, value) for by in (freeing, needing) for value in made] or [(freeing, needing)]
+
+
+def _groups(graph: Graph, backward: Backward) -> list[Group]:
+    """At most two: what an earlier pass made, and what another backward of this pass released."""
+    walk, records = graph.walk(backward), graph.records
+    released = {n for n in walk if n in graph.freed and graph.freed[n].time < backward.time}
+    said = SECOND_TIME in backward.refused
+    # a node that saved nothing is walked again without complaint; what PyTorch said outweighs what hooks
+    # could see
+    needed = {n for n in released if n in records and (records[n].saves or said)}
+    if said and any(records[n].saves for n in needed):
+        needed = {n for n in needed if records[n].saves}
+    if not needed:
+        return []
+    previous = graph.previous(backward)
+    old = {n for n in walk if n in records and previous is not None and records[n].time < previous.time}
+    groups = []
+    if earlier := needed & old:
+        entries = graph.entries(backward, old.__contains__, earlier)
+        assert previous is not None
+        nodes = frozenset(old | earlier)
+        freeing = graph.freed[max(earlier)]
+        groups.append(Group(backward, freeing, nodes, entries, _pattern(graph, backward, previous, entries)))
+    if shared := needed - old:
+        # the boundary is the freeing backward's, not only of the nodes that saved something
+        entries = graph.entries(backward, lambda n: n in released and n not in old, shared)
+        groups.append(
+            Group(backward, graph.freed[max(shared)], frozenset(released - old), entries, "two-losses")
+        )
+    return groups
+
+
+def _pattern(graph: Graph, backward: Backward, previous: Backward, entries: tuple[Entry, ...]) -> str:
+    totals = _summed(graph, backward.roots)
+    before = _summed(graph, [r for b in graph.passes(backward) if b.time < backward.time for r in b.roots])
+    if entries and all(
+        e.consumer is not None and e.consumer.node in totals and e.producer.node in before for e in entries
+    ):
+        return "accumulated"
+    again = [e for e in entries if graph.made_between(e.producer.stack, previous.time, backward.time)]
+    return "carried" if again else "before-loop"
+
+
+def _summed(graph: Graph, roots: list[int] | tuple[int, ...]) -> set[int]:
+    """The nodes reached from `roots` through ops that only add up and scale, their ends included."""
+    found, pending = set(roots), list(roots)
+    while pending:
+        record = graph.records.get(pending.pop())
+        if record is None or plain_op(record) not in SUMMING:
+            continue
+        for parent in record.parents:
+            if parent >= 0 and parent not in found:
+                found.add(parent)
+                pending.append(parent)
+    return found
+
+
+def plain_op(record: Record | Mutate) -> str:
+    """The op without namespace, overload and underscores: ``aten._to_copy`` is ``to_copy``,
+    ``aten.add_.Tensor`` ``add``."""
+    parts = record.op.split(".")
+    return (parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[0]).strip("_")
+
+
+def _conflict(graph: Graph, group: Group) -> Conflict | None:
+    backward, freeing = group.backward, group.freeing
+    entries = group.entries
+    producer = entries[0].producer if entries else graph.records[max(group.nodes)]
+    value = wording.name(producer.output, "")
+    labels: list[tuple[str, Stack, str]] = []
+    for e in entries:
+        labels.append(
+            ("made", e.producer.stack, _made(group.pattern, wording.name(e.producer.output, "this value")))
+        )
+    labels.append(("freed", freeing.stack, "this backward frees its graph"))
+    for e in entries:
+        if e.consumer is not None:
+            labels.append(
+                ("used", e.consumer.stack, f"{wording.name(e.producer.output, 'it')} is used again here")
+            )
+    needed = "needed here again" if freeing.stack != backward.stack else "needed again in the next pass"
+    labels.append(("needed", backward.stack, needed))
+    return make(
+        "freed-graph",
+        group.pattern,
+        _message(group, value, producer.stack),
+        labels,
+        "needed",
+        ref=producer.output,
+        record=producer,
+        backward=backward,
+        earlier=freeing,
+    )
+
+
+def _made(pattern: str, value: str) -> str:
+    return {
+        "before-loop": f"{value} is made once here, before the loop",
+        "carried": f"{value} is made here and kept, with its graph, for the next pass",
+        "accumulated": f"{value} is added up here with its graph",
+    }.get(pattern, f"{value} is made here")
+
+
+def _message(group: Group, value: str, made: Stack) -> str:
+    first = wording.at("freed", group.freeing.stack)
+    again = wording.at("needed", group.backward.stack)
+    what = value or (f"the value made in line {made[-1].line}" if made else "a value made outside the script")
+    if group.pattern == "two-losses":
+        return f"{again} needs the graph of {what}, which {first} has freed"
+    if group.pattern == "before-loop":
+        return f"the graph of {what} is made once, but {again} walks it in every pass, and the first pass frees it"
+    if group.pattern == "accumulated":
+        return f"{again} walks the losses of earlier passes again: {what} is summed up with its graph"
+    return f"{what} carries the graph of the pass before, which {first} has freed, into {again}"

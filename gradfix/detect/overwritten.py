@@ -1,0 +1,239 @@
+"""stale-saved-tensor and silent-overwrite: a saved tensor was written to before a backward needed it.
+
+Counted writes raise in plain PyTorch, whatever their values; writes the version counter does not see raise
+nothing, and are a fault only where the recorder measured that the gradient differs (BatchNorm's statistics
+are written and unused).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+
+from gradfix import wording
+from gradfix.detect.conflict import Conflict
+from gradfix.detect.finding import Findings, make
+from gradfix.detect.freed import Torn, plain_op
+from gradfix.detect.refused import refusal_key
+from gradfix.graph import Graph
+from gradfix.tape import Backward, Mutate, Record, Ref, Stack, Step
+
+WRONG = 1e-6  # relative difference of the gradients from which a silent overwrite counts
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """`record` saved `ref`; `write` is the first write after that (of the kind looked for); `backward` needed
+    it."""
+
+    record: Record
+    ref: Ref
+    write: Mutate | Step
+    backward: Backward
+
+
+def overwrites(graph: Graph, refusals: Findings, torn: Torn) -> Iterable[tuple[int, Conflict]]:
+    """Every stale saved tensor and silent overwrite. What follows from a refused write or a freed graph is
+    put among the consequences of those."""
+    found = Findings()
+    counted = {s: [w for w in ws if _counted(w)] for s, ws in graph.writes.items()}
+    hidden = {s: [w for w in ws if not _counted(w) and not _statistics(w)] for s, ws in graph.writes.items()}
+    for backward in graph.backwards:
+        spoilt = torn.spoilt.get(backward.time, {})
+        silent: list[Hit] = []
+        for hit in _hits(graph, backward, counted):
+            if hit.record.node in spoilt:
+                torn.findings.fold(spoilt[hit.record.node], _stale(graph, hit))
+            elif isinstance(hit.write, Mutate) and hit.write.refused:
+                refusals.fold(refusal_key(hit.write), _stale(graph, hit))
+            else:
+                found.add(_fault(graph, hit), backward.time, _stale(graph, hit))
+        if backward.wrong > WRONG:
+            stale = {(h.record.node, h.ref.storage) for h in _hits(graph, backward, counted)}
+            silent = [
+                h
+                for h in _hits(graph, backward, hidden)
+                if h.record.node not in spoilt and (h.record.node, h.ref.storage) not in stale
+            ]
+        if silent:
+            # what was measured is the whole gradient: one fault, the statements that may share it folded in
+            first = _fault(graph, silent[0])
+            for hit in silent:
+                found.add(
+                    first if first not in found else _known(found, graph, hit, first),
+                    backward.time,
+                    _silent(hit),
+                )
+    return found.conflicts()
+
+
+def _known(found: Findings, graph: Graph, hit: Hit, otherwise: Hashable) -> Hashable:
+    key = _fault(graph, hit)
+    return key if key in found else otherwise
+
+
+def _hits(graph: Graph, backward: Backward, writes: dict[int, list[Mutate | Step]]) -> Iterator[Hit]:
+    """In the engine's order: the node made last comes first."""
+    for node in sorted(graph.walk(backward), reverse=True):
+        record = graph.records.get(node)
+        for ref in record.saves if record else ():
+            after = writes.get(ref.storage)
+            if not after:
+                continue
+            at = bisect_right(after, ref.version, key=lambda w: _version(w, ref.storage))
+            if at < len(after) and after[at].time < backward.time:
+                assert record is not None
+                yield Hit(record, ref, after[at], backward)
+
+
+def _version(write: Mutate | Step, storage: int) -> int:
+    if isinstance(write, Mutate):
+        return write.ref.version
+    return next(ref.version for ref in write.refs if ref.storage == storage)
+
+
+def _counted(write: Mutate | Step) -> bool:
+    return not isinstance(write, Mutate) or write.counted
+
+
+def _statistics(write: Mutate | Step) -> bool:
+    return isinstance(write, Mutate) and "batch_norm" in write.op
+
+
+def _fault(graph: Graph, hit: Hit) -> Hashable:
+    """What makes two hits the same fault: one statement that writes is one fault, wherever it is called from;
+    an optimizer's step is one fault for every backward that needed what it overwrote."""
+    write = hit.write
+    kind = "stale" if _counted(write) else "silent"
+    if isinstance(write, Mutate) and write.optimizer is None:
+        return kind, write.stack[-1] if write.stack else None, write.module
+    return kind, graph.stack_number(write.stack), graph.stack_number(hit.backward.stack)
+
+
+def _stale(graph: Graph, hit: Hit) -> Conflict | None:
+    pattern = _pattern(hit)
+    labels = [("saved", hit.record.stack, f"{wording.shaped(hit.ref)} saved here, version {hit.ref.version}")]
+    by_step = pattern == "optimizer-step"
+    version = _version(hit.write, hit.ref.storage)
+    text = f"overwritten here, version {version}"
+    labels.append(("overwritten", hit.write.stack, text))
+    labels.append(("needed", hit.backward.stack, "needed here"))
+    labels[1:1] = _carried(graph, hit)
+    name = wording.name(hit.ref, _unnamed(hit))
+    writer = _writer(graph, hit.write, by_step)
+    message = f"{name} is overwritten by {writer} before {wording.at('needed', hit.backward.stack)} needs it"
+    if pattern == "self-write":
+        message = f"{name} is overwritten by the very op that saved it, {writer}; {wording.at('needed', hit.backward.stack)} needs it"
+    return make(
+        "stale-saved-tensor",
+        pattern,
+        message,
+        labels,
+        "overwritten",
+        ref=hit.ref,
+        record=hit.record,
+        write=hit.write if isinstance(hit.write, Mutate) else None,
+        backward=hit.backward,
+        event=_step(graph, hit.write),
+    )
+
+
+def _silent(hit: Hit) -> Conflict | None:
+    write, ref = hit.write, hit.ref
+    assert isinstance(write, Mutate)
+    pattern = "fused-step" if write.optimizer is not None else write.how
+    if pattern not in ("data", "detach", "numpy", "set_data", "fused-step"):
+        pattern = "write"
+    route = {
+        "data": "through `.data`",
+        "detach": "through a detached alias",
+        "numpy": "through a NumPy array that shares its memory",
+        "fused-step": "by a fused optimizer",
+        "set_data": "by assigning to `.data`",
+        "write": "unseen by autograd",
+    }[pattern]
+    name = wording.name(ref, _unnamed(hit))
+    return make(
+        "silent-overwrite",
+        pattern,
+        f"{name} is overwritten {route} before {wording.at('needed', hit.backward.stack)} needs it: no error, and the "
+        f"gradient is {_percent(hit.backward.wrong)} off",
+        (
+            ("saved", hit.record.stack, f"{wording.shaped(ref)} saved here, version {ref.version}"),
+            ("overwritten", write.stack, f"overwritten here {route}, version {write.ref.version}"),
+            ("needed", hit.backward.stack, "needed here: wrong gradient, no error"),
+        ),
+        "overwritten",
+        ref=ref,
+        record=hit.record,
+        write=write,
+        backward=hit.backward,
+    )
+
+
+def _carried(graph: Graph, hit: Hit) -> list[tuple[str, Stack, str]]:
+    """Where an earlier pass's graph is taken over, if the tensor was saved in one: there it can be cut or
+    made anew."""
+    if not graph.earlier_pass(hit.record, hit.backward):
+        return []
+    previous = graph.previous(hit.backward)
+    assert previous is not None
+    old = {
+        n for n in graph.walk(hit.backward) if n in graph.records and graph.records[n].time < previous.time
+    }
+    labels = []
+    for entry in graph.entries(hit.backward, old.__contains__, {hit.record.node}):
+        labels.append(
+            ("made", entry.producer.stack, "made in an earlier pass, with the graph that is walked again")
+        )
+        if entry.consumer is not None:
+            labels.append(("used", entry.consumer.stack, "taken over from the earlier pass here"))
+    return labels
+
+
+def _pattern(hit: Hit) -> str:
+    write, record = hit.write, hit.record
+    if not isinstance(write, Mutate) or write.optimizer is not None:
+        return "optimizer-step"
+    if "renorm" in write.op:
+        return "renormalised"
+    if write.how == "module":
+        return "module"
+    own = record.output is not None and record.output.storage == write.ref.storage
+    if own and write.stack == record.stack and plain_op(write) == plain_op(record) and _in_place(record):
+        return "self-write"
+    return "write"
+
+
+def _in_place(record: Record) -> bool:
+    parts = record.op.split(".")
+    return (parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[0]).endswith("_")
+
+
+def _step(graph: Graph, write: Mutate | Step) -> Step | None:
+    if isinstance(write, Step):
+        return write
+    if write.optimizer is None:
+        return None
+    return next((s for s in graph.steps_of(write.optimizer) if s.time >= write.time), None)
+
+
+def _writer(graph: Graph, write: Mutate | Step, by_step: bool) -> str:
+    optimizer = graph.optimizers.get(write.optimizer) if write.optimizer is not None else None
+    if by_step and optimizer is not None and optimizer.name:
+        return f"`{optimizer.name}.step()`"
+    if by_step:
+        return wording.at("step", write.stack)
+    if isinstance(write, Mutate) and write.module:
+        return f"the in-place module `{write.module}`"
+    return wording.at("overwritten", write.stack)
+
+
+def _unnamed(hit: Hit) -> str:
+    own = hit.record.output is not None and hit.record.output.storage == hit.ref.storage
+    return f"{'the result' if own else 'an input'} of {plain_op(hit.record)}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.2g} %" if ratio < 10 else f"{ratio:.2g} times"

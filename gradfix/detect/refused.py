@@ -1,0 +1,225 @@
+"""What PyTorch refuses on the spot, in its own words: writes to leaves and views, losses without a graph,
+gradients of non-leaves, and API that is gone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable
+
+from gradfix import wording
+from gradfix.detect.conflict import Conflict
+from gradfix.detect.finding import Findings, make
+from gradfix.graph import Graph
+from gradfix.tape import Backward, Cut, Failure, GradRead, Mutate, Optimizer, Record, Stack
+
+NO_GRAPH = "does not require grad"
+
+# PyTorch's words -> (kind, pattern); the first that fits
+REFUSED_WRITES = (
+    ("a view of a leaf Variable", "leaf-write", "view"),
+    ("a leaf Variable that requires grad", "leaf-write", "leaf"),
+    ("single memory location", "forbidden-view-write", "expanded"),
+    ("no_grad", "forbidden-view-write", "no-grad-view"),
+    ("inference", "forbidden-view-write", "no-grad-view"),
+    ("is a view and is being modified inplace", "forbidden-view-write", "multi-view"),
+    ("is a view and its base", "forbidden-view-write", "multi-view"),
+    ("view", "forbidden-view-write", "multi-view"),
+)
+
+# (exception, wording) of API that autograd's past had and today's PyTorch refuses
+REMOVED = (
+    ("IndexError", r"invalid index of a 0-dim tensor"),
+    ("TypeError", r"unexpected keyword argument '(retain_variables|volatile|async|reduce_graph)'"),
+    ("AttributeError", r"has no attribute '(clip_grad_norm|volatile|creator|cuda_async|data_ptr_async)'"),
+    ("RuntimeError", r"Legacy autograd function with non-static forward method"),
+    ("AttributeError", r"module 'torch\.nn\.init' has no attribute '\w+'"),
+    ("AttributeError", r"module 'torch\.autograd' has no attribute '\w+'"),
+    ("ImportError", r"from 'torch\.autograd"),
+)
+
+
+def refused_writes(graph: Graph) -> Findings:
+    """leaf-write and forbidden-view-write: one conflict a statement."""
+    found = Findings()
+    for event in graph.tape.events:
+        if isinstance(event, Mutate) and event.refused:
+            found.add(refusal_key(event), event.time, _refused_write(event))
+    return found
+
+
+def refusal_key(write: Mutate) -> Hashable:
+    """The fault a refused write belongs to: its statement."""
+    return "refused", write.stack[-1] if write.stack else None
+
+
+def _refused_write(write: Mutate) -> Conflict | None:
+    kind, pattern = next(
+        ((k, p) for words, k, p in REFUSED_WRITES if words in write.refused),
+        ("forbidden-view-write", "multi-view"),
+    )
+    name = wording.name(write.ref, "")
+    what = {
+        "leaf": f"{name or 'a leaf'} requires grad and is a leaf: autograd refuses to have it changed in place",
+        "view": f"this writes into a view of {name or 'a leaf'}, a leaf that requires grad: autograd refuses that",
+        "multi-view": f"{name or 'this tensor'} is one of several views made by one op: autograd refuses to have it "
+        "changed in place",
+        "expanded": f"several elements of {name or 'this tensor'} share one memory location (expand): they can't be "
+        "changed in place",
+        "no-grad-view": f"{name or 'this tensor'} is a view made under no_grad: autograd refuses to have it changed in "
+        "place where gradients are on",
+    }[pattern]
+    return make(
+        kind,
+        pattern,
+        what,
+        [
+            (
+                "overwritten",
+                write.stack,
+                f"written in place here{': ' + wording.shaped(write.ref) if write.ref.name else ''}",
+            )
+        ],
+        "overwritten",
+        ref=write.ref,
+        write=write,
+    )
+
+
+def refusals(graph: Graph) -> Iterable[tuple[int, Conflict]]:
+    """cut-graph (no-graph), missing-grad and legacy-api."""
+    found = Findings()
+    cuts: list[Cut] = []
+    for event in graph.tape.events:
+        if isinstance(event, Cut):
+            cuts.append(event)
+        elif isinstance(event, Backward) and NO_GRAPH in event.refused:
+            found.add(("no-graph", event.stack), event.time, _no_graph(graph, event, cuts))
+        elif isinstance(event, GradRead):
+            found.add(("read", event.stack[-1:]), event.time, _grad_read(graph, event))
+        elif isinstance(event, Optimizer):
+            found.add(("parameter", event.stack), event.time, _non_leaf_parameter(graph, event))
+        elif isinstance(event, Failure):
+            found.add(("failure",), event.time, _failure(graph, event, found))
+    return found.conflicts()
+
+
+def _no_graph(graph: Graph, backward: Backward, cuts: list[Cut]) -> Conflict | None:
+    previous = graph.previous(backward)
+    recent = [c for c in cuts if c.stack and (previous is None or c.time > previous.time)]
+    cut = _likeliest(recent)
+    labels: list[tuple[str, Stack, str]] = []
+    if cut is not None:
+        labels.append(("cut", cut.stack, CUT_WORDS.get(cut.how, "the graph is left here")))
+    labels.append(("needed", backward.stack, "this loss has no graph"))
+    return make(
+        "cut-graph",
+        "no-graph",
+        f"{wording.at('needed', backward.stack)} has nothing to differentiate: its loss has no graph",
+        labels,
+        "cut" if cut is not None else "needed",
+        ref=cut.ref if cut else None,
+        backward=backward,
+        event=cut,
+    )
+
+
+CUT_WORDS = {
+    "no_grad": "no graph is recorded here (no_grad)",
+    "tensor": "torch.tensor() copies the value and leaves the graph here",
+    "item": "a plain number from here on",
+    "numpy": "a NumPy array from here on",
+    "data": ".data leaves the graph here",
+    "detach": "detached from the graph here",
+}
+
+
+def _likeliest(cuts: list[Cut]) -> Cut | None:
+    """The cut that fed a loss without a graph, as far as a tape can tell: the last that took a tensor with a
+    graph out of it for good; a number read for a log comes before nothing else."""
+    for hows in (("tensor", "no_grad"), ("detach", "data", "numpy"), ("item",)):
+        chosen = [c for c in cuts if c.how in hows]
+        if chosen:
+            return chosen[-1]
+    return None
+
+
+def _grad_read(graph: Graph, event: GradRead) -> Conflict | None:
+    record = graph.records.get(event.node) if event.node is not None else None
+    name = wording.name(event.ref, "this tensor")
+    labels: list[tuple[str, Stack, str]] = []
+    if record is not None:
+        labels.append(("made", record.stack, f"{name} is made by an op here: not a leaf"))
+    labels.append(("read", event.stack, "its .grad is read here, and is None"))
+    return make(
+        "missing-grad",
+        "read",
+        f"`.grad` of {name} is read, but it is not a leaf: autograd keeps no gradient for it",
+        labels,
+        "read",
+        ref=event.ref,
+        record=record,
+        event=event,
+    )
+
+
+def _non_leaf_parameter(graph: Graph, event: Optimizer) -> Conflict | None:
+    made = _made_by_op(graph)
+    for ref in event.refs:
+        record = made.get(ref.storage)
+        if record is not None and record.time < event.time:
+            return _parameter(ref.name, record, event)
+    return None
+
+
+def _made_by_op(graph: Graph) -> dict[int, Record]:
+    """storage -> the op that made it, for storages that no node knows as a leaf."""
+    leaves = {~p for r in graph.records.values() for p in r.parents if p < 0}
+    return {
+        r.output.storage: r
+        for r in graph.records.values()
+        if r.output is not None and r.output.storage not in leaves
+    }
+
+
+def _parameter(name: str, record: Record | None, event: Optimizer | Failure) -> Conflict | None:
+    what = f"`{name}`" if name else "a tensor"
+    labels: list[tuple[str, Stack, str]] = []
+    if record is not None:
+        labels.append(
+            ("made", record.stack, f"{what} is the result of {record.op.split('.')[1:2] or ['an op']}")
+        )
+        labels[0] = ("made", record.stack, f"{what} is made by an op here: not a leaf")
+    labels.append(("read", event.stack, "given to the optimizer here"))
+    return make(
+        "missing-grad",
+        "parameter",
+        f"{what} that the optimizer is given is not a leaf: it never gets a `.grad`",
+        labels,
+        "made",
+        record=record,
+        event=event,
+    )
+
+
+def _failure(graph: Graph, event: Failure, found: Findings) -> Conflict | None:
+    if "can't optimize a non-leaf Tensor" in event.message:
+        if any(c.kind == "missing-grad" and c.pattern == "parameter" for _, c in found.conflicts()):
+            return None
+        record = max(
+            (r for r in graph.records.values() if any(p < 0 for p in r.parents) and r.time < event.time),
+            key=lambda r: r.time,
+            default=None,
+        )
+        return _parameter(record.output.name if record and record.output else "", record, event)
+    for kind, words in REMOVED:
+        if event.type.rpartition(".")[2] == kind and re.search(words, event.message):
+            return make(
+                "legacy-api",
+                "removed",
+                f"this API is gone from current PyTorch: {event.message.splitlines()[0]}",
+                [("read", event.stack, "removed from PyTorch")],
+                "read",
+                severity="error",
+                event=event,
+            )
+    return None

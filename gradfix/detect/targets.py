@@ -1,0 +1,227 @@
+"""attached-target: a value meant as a target or a weight carries its graph into the loss.
+
+Regressing one attached output on another is often meant (siamese and consistency losses, autoencoders), so
+only shapes that are hardly ever meant are reported: a bootstrapped target, and a weight of log-probabilities
+that its own value loss trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from gradfix import wording
+from gradfix.detect.conflict import Conflict
+from gradfix.detect.finding import Findings, make
+from gradfix.detect.freed import plain_op
+from gradfix.graph import Graph
+from gradfix.tape import Backward, Cut, Record, Stack
+
+REGRESSIONS = {"mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss", "pow", "square", "abs"}
+# ops that keep a value the same value: shapes, signs, types
+SHAPES = {
+    "view",
+    "squeeze",
+    "unsqueeze",
+    "reshape",
+    "unsafe_view",
+    "expand",
+    "neg",
+    "to_copy",
+    "clone",
+    "alias",
+    "t",
+}
+PICKS = {"gather", "max", "amax", "select", "index", "min", "slice", "squeeze", "mean"}
+LOG_SOFTMAX = {"log_softmax", "logsumexp"}
+
+
+def attached_targets(graph: Graph) -> Iterable[tuple[int, Conflict]]:
+    """Both shapes, in every backward that fills an optimizer's parameters."""
+    found = Findings()
+    detached = {
+        e.node: e
+        for e in graph.tape.events
+        if isinstance(e, Cut) and e.how == "detach" and e.node is not None
+    }
+    for backward in graph.backwards:
+        if backward.inputs or backward.create or not graph.filled(backward):
+            continue
+        owned = graph.owned_mask(graph.optimizers)
+        for node in sorted(graph.walk(backward), reverse=True):
+            record = graph.records.get(node)
+            if record is None or len(record.parents) != (
+                1 if plain_op(record) in ("pow", "square", "abs") else 2
+            ):
+                continue
+            op = plain_op(record)
+            if op in REGRESSIONS:
+                target = _bootstrap(graph, record, owned)
+                if target is not None:
+                    found.add(
+                        ("bootstrap", target.stack),
+                        backward.time,
+                        _bootstrapped(target, record, backward, detached),
+                    )
+            elif op == "mul":
+                weight = _advantage(graph, record, backward, owned)
+                if weight is not None:
+                    found.add(("advantage", weight.stack), backward.time, _weighted(weight, record, backward))
+    return found.conflicts()
+
+
+def _sides(graph: Graph, record: Record) -> Iterator[tuple[int, int]]:
+    """(one side, the other) of what is regressed: the two inputs of a loss, or of the difference that is
+    squared."""
+    parents = record.parents
+    if len(parents) == 1:
+        difference = graph.records.get(_through(graph, parents[0], SHAPES))
+        if (
+            difference is None
+            or plain_op(difference) not in ("sub", "add", "rsub")
+            or len(difference.parents) != 2
+        ):
+            return
+        parents = difference.parents
+    yield parents[0], parents[1]
+    yield parents[1], parents[0]
+
+
+def _bootstrap(graph: Graph, record: Record, owned: int) -> Record | None:
+    """The value of ``r + gamma * value`` regressed on by an output of the same parameters, or None."""
+    for prediction, target in _sides(graph, record):
+        total = graph.records.get(_through(graph, target, SHAPES))
+        if total is None or plain_op(total) not in ("add", "sub", "rsub") or len(total.parents) != 1:
+            continue
+        scaled = graph.records.get(_through(graph, total.parents[0], SHAPES))
+        if scaled is None or plain_op(scaled) != "mul" or len(scaled.parents) != 1:
+            continue
+        while (
+            scaled is not None and plain_op(scaled) == "mul" and len(scaled.parents) == 1
+        ):  # gamma * (1 - done) * v
+            value = graph.records.get(_through(graph, scaled.parents[0], SHAPES))
+            node, scaled = scaled.parents[0], value
+        reach = graph.reach_mask(node) & owned
+        # both sides are outputs of the same model, by two passes of their own
+        if not reach or reach != graph.reach_mask(prediction) & owned or node not in graph.records:
+            continue
+        if _shares(graph, node, prediction):
+            continue
+        return graph.records[node]
+    return None
+
+
+def _shares(graph: Graph, a: int, b: int) -> bool:
+    """Whether the two nodes have a node in common below them."""
+    return bool(_below(graph, a) & _below(graph, b))
+
+
+def _below(graph: Graph, node: int) -> set[int]:
+    found, pending = {node}, [node]
+    while pending:
+        record = graph.records.get(pending.pop())
+        for parent in record.parents if record else ():
+            if parent >= 0 and parent not in found:
+                found.add(parent)
+                pending.append(parent)
+    return {n for n in found if n >= 0}
+
+
+def _through(graph: Graph, node: int, ops: set[str]) -> int:
+    """The first node at or below `node` that is not one of `ops` with a single input."""
+    while (
+        (record := graph.records.get(node)) is not None
+        and plain_op(record) in ops
+        and len(record.parents) == 1
+    ):
+        node = record.parents[0]
+    return node
+
+
+def _advantage(graph: Graph, record: Record, backward: Backward, owned: int) -> Record | None:
+    """The factor of a log-probability that carries a value's graph and is regressed on too, or None."""
+    a, b = record.parents
+    for log_prob, weight in ((a, b), (b, a)):
+        gather = graph.records.get(_through(graph, log_prob, SHAPES | {"sum"}))
+        if gather is None or plain_op(gather) != "gather" or not graph.reach_mask(gather.node) & owned:
+            continue
+        soft = {n for n in _below(graph, gather.node) if _is_log_softmax(graph, n)}
+        mine = _below(graph, weight)
+        if not soft or soft & mine or not graph.reach_mask(weight) & owned or weight not in graph.records:
+            continue
+        if _near(graph, weight) & _regressed(graph, backward):
+            return graph.records[weight]
+    return None
+
+
+def _is_log_softmax(graph: Graph, node: int) -> bool:
+    record = graph.records.get(node)
+    return record is not None and plain_op(record) in LOG_SOFTMAX
+
+
+def _near(graph: Graph, node: int) -> set[int]:
+    """`node` and what it is a difference, a shape or a scaling of."""
+    found, pending = {node}, [node]
+    while pending:
+        record = graph.records.get(pending.pop())
+        if record is None or plain_op(record) not in SHAPES | {"sub", "add", "mul", "div", "rsub"}:
+            continue
+        for parent in record.parents:
+            if parent >= 0 and parent not in found:
+                found.add(parent)
+                pending.append(parent)
+    return found
+
+
+def _regressed(graph: Graph, backward: Backward) -> set[int]:
+    """The values that a regression of the same pass takes: of this walk, or of the backward next to it."""
+    found: set[int] = set()
+    near = [b for b in graph.backwards if b is backward or graph.serves(b) & graph.filled(backward)]
+    for node in {n for b in near for n in graph.walk(b)}:
+        record = graph.records.get(node)
+        if record is not None and plain_op(record) in REGRESSIONS:
+            for parent in record.parents:
+                found |= _near(graph, parent)
+    return found
+
+
+def _bootstrapped(
+    target: Record, loss: Record, backward: Backward, detached: dict[int, Cut]
+) -> Conflict | None:
+    cut = detached.get(target.node)
+    name = wording.name(target.output, "the value of the next state")
+    labels: list[tuple[str, Stack, str]] = [("target", target.stack, "the target's value, with its graph")]
+    if cut is not None:
+        labels.append(
+            ("cut", cut.stack, "detach() returns a new tensor; the one used below still has its graph")
+        )
+    labels.append(("used", loss.stack, "regressed on here"))
+    labels.append(("needed", backward.stack, "the gradient flows into the target too"))
+    return make(
+        "attached-target",
+        "bootstrap",
+        f"{name} is part of a target, but carries its graph into the loss: the target is trained towards the prediction",
+        labels,
+        "target" if cut is None else "cut",
+        ref=target.output,
+        record=target,
+        backward=backward,
+        event=cut,
+    )
+
+
+def _weighted(weight: Record, product: Record, backward: Backward) -> Conflict | None:
+    name = wording.name(weight.output, "the weight of the log-probability")
+    return make(
+        "attached-target",
+        "advantage",
+        f"{name} weighs a log-probability and carries its graph: the policy's loss trains the value model too",
+        [
+            ("target", weight.stack, "the weight, with its graph"),
+            ("used", product.stack, "multiplied with the log-probability here"),
+            ("needed", backward.stack, "the gradient flows into both"),
+        ],
+        "used",
+        ref=weight.output,
+        record=weight,
+        backward=backward,
+    )

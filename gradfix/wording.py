@@ -1,0 +1,90 @@
+"""Sentences about conflicts, with the names a person knows; with the source text at hand, in the words of the
+source.
+
+`detect` is pure and has no source text; reports do, and call :func:`describe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gradfix.detect.conflict import Conflict, Label
+from gradfix.tape import Optimizer, Ref, Site, Stack
+
+LONGEST = 60  # characters of source quoted inside a sentence
+
+Quote = Callable[[Stack], str]
+
+
+def describe(conflict: Conflict, sources: Mapping[str, str]) -> str:
+    """`conflict`'s one sentence, with the source text of its places (``optimD.step()``) where `sources`, a
+    mapping of file to text, has them; without them, what the tape alone says."""
+    sentence = conflict.message
+    for label in conflict.labels:
+        text = quote(label.at, sources)
+        if text:
+            sentence = sentence.replace(place(label), f"`{text}`")
+    return sentence
+
+
+def place(label: Label) -> str:
+    """How a sentence speaks of a label's place before the source text is known."""
+    return at(label.role, label.stack)
+
+
+def at(role: str, stack: Stack) -> str:
+    """The words for what stands at `stack`, where it plays `role`."""
+    words = {
+        "needed": "the backward",
+        "freed": "the backward",
+        "step": "the optimizer step",
+        "zero": "the zero_grad",
+        "overwritten": "the write",
+    }
+    return (
+        f"{words.get(role, 'the statement')} in line {stack[-1].line}" if stack else "code outside the script"
+    )
+
+
+def quote(site: Site, sources: Mapping[str, str]) -> str:
+    """The source text at `site` on one line, or "" where it is unknown or too long to stand in a sentence."""
+    text = sources.get(site.file)
+    if text is None or not site.line:
+        return ""
+    lines = text.splitlines()
+    last = site.end_line or site.line
+    if last > len(lines):
+        return ""
+    if site.end_column or site.end_line > site.line:
+        piece = lines[site.line - 1 : last]
+        piece[-1] = piece[-1][: site.end_column]
+        piece[0] = piece[0][site.column :]
+    else:
+        piece = [lines[site.line - 1].split("  #")[0]]
+    joined = " ".join(p.strip() for p in piece).strip()
+    return joined if joined and len(joined) <= LONGEST and "`" not in joined else ""
+
+
+def name(ref: Ref | None, otherwise: str = "a tensor") -> str:
+    """The tensor's name in backticks, or words for one that has none."""
+    return f"`{ref.name}`" if ref is not None and ref.name else otherwise
+
+
+def shaped(ref: Ref) -> str:
+    """A tensor as a label speaks of it: ``D.weight (2×2)``."""
+    size = "×".join(map(str, ref.shape)) if ref.shape else ""
+    return f"{ref.name or 'tensor'} ({size})" if size else ref.name or "tensor"
+
+
+def optimizer_name(optimizer: Optimizer | None) -> str:
+    """The optimizer's name in backticks, or its class."""
+    if optimizer is None:
+        return "the optimizer"
+    return f"`{optimizer.name}`" if optimizer.name else f"the {optimizer.kind} optimizer"
+
+
+def listed(names: list[str], most: int = 3) -> str:
+    """``a``, ``b`` and 4 more."""
+    if len(names) <= most:
+        return names[0] if len(names) == 1 else ", ".join(names[:-1]) + f" and {names[-1]}"
+    return ", ".join(names[: most - 1]) + f" and {len(names) - most + 1} more"

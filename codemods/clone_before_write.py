@@ -1,0 +1,232 @@
+"""See :class:`CloneBeforeWrite`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import libcst as cst
+
+from gradfix.blocks import assignment, copy, line, method
+from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Edit, Insert, Project, Replace, View
+from gradfix.liveness import scope_of, shared_with, sharing
+from gradfix.tape import Cut
+from gradfix.writes import (
+    Write,
+    detached_alias,
+    element_of,
+    function_of,
+    is_leaf,
+    may_rebind,
+    of_container,
+    undone_data,
+    write_of,
+)
+
+FLOWS = Effect("adds-gradient", "the write is part of the graph and the gradient flows through it")
+
+
+class CloneBeforeWrite(Codemod):
+    """Write into a copy, so that what backward needs stays as it was saved.
+
+    Why: an index write (`h[:, 0] = 1`, `out[idx] += v`, `h.scatter_(...)`) changes part of a tensor, and
+    there is no short way to say it out of place. `h = h.clone()` before it gives the write a tensor of its
+    own; autograd follows the clone and the write. Where a buffer is filled step by step (`states[t + 1] =
+    cell(x, states[t])`), what was saved is the view that was read: `states[t].clone()`. A detached alias (`c
+    = out.detach()`) shares its memory: `c = out.detach().clone()`.
+
+    When not: where a whole tensor is overwritten (out of place says it shorter), where a name that is read
+    later is meant to see the write, and for a parameter: its clone is not what the optimizer steps.
+    """
+
+    kinds = ("stale-saved-tensor", "silent-overwrite", "forbidden-view-write")
+    effects = ("none", "adds-gradient")
+    examples = (
+        Example(
+            """\
+import torch
+
+w = torch.ones(4, requires_grad=True)
+h = torch.tanh(w)
+h[0] = 1.0  # conflict: stale-saved-tensor
+h.sum().backward()
+""",
+            """\
+import torch
+
+w = torch.ones(4, requires_grad=True)
+h = torch.tanh(w)
+h = h.clone()
+h[0] = 1.0  # conflict: stale-saved-tensor
+h.sum().backward()
+""",
+        ),
+    )
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        if conflict.write is None or conflict.write.optimizer is not None:
+            return
+        yield from _numpy_copies(conflict, project)
+        write = write_of(conflict, project)
+        if write is None or is_leaf(project, conflict.write.ref.storage) or of_container(write, project):
+            return
+        if write.name and (alias := detached_alias(write.view, write.node, write.name)) is not None:
+            yield _at_alias(write, alias)
+        saved = _what_was_saved(conflict, project, write) if conflict.record is not None else ()
+        buffer = bool(saved) and any(isinstance(n, cst.Subscript) for n in saved)
+        rank = 1 if buffer or (write.form in ("operator", "method", "function") and write.whole) else 0
+        if (edits := _before(write, conflict, project)) is not None:
+            code = f"{write.view.code(element_of(write))}.clone()"
+            effect = FLOWS if write.hidden else NONE
+            yield Proposal(f"write into a copy: `{code}`", effect, {write.view.path: edits}, rank)
+        elif (edits := _before_view(write, conflict, project)) is not None:
+            yield Proposal("clone before the view of it is taken", NONE, {write.view.path: edits}, 1)
+        if saved:
+            yield _saved_copies(write, saved, 0 if buffer else 2)
+
+
+def _numpy_copies(conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """``a = t.numpy()`` as ``a = t.numpy().copy()`` where the array is then written."""
+    assert conflict.write is not None
+    if conflict.write.how != "numpy":
+        return
+    storage = conflict.write.ref.storage
+    for event in project.tape.events:
+        if isinstance(event, Cut) and event.how == "numpy" and event.ref.storage == storage and event.at:
+            found = project.node(event.at)
+            if found is None:
+                continue
+            view, node = found
+            call = node.value if isinstance(node, cst.Expr) else node
+            calls = [
+                n for n in (call, *_inside(call)) if isinstance(n, cst.Call) and function_of(n) == "numpy"
+            ]
+            if calls:
+                code = f"{view.code(calls[0])}.copy()"
+                edit = Replace(calls[0], lambda n: method(cast(cst.BaseExpression, n), "copy"))
+                yield Proposal(f"an array of its own: `{code}`", NONE, {view.path: (edit,)})
+                return
+
+
+def _at_alias(write: Write, alias: cst.Assign) -> Proposal:
+    value = alias.value
+    plain = value.value if isinstance(value, cst.Attribute) and value.attr.value == "data" else None
+    new = method(method(plain, "detach") if plain is not None else value, "clone")
+    code = write.view.module.code_for_node(new)
+    return Proposal(
+        f"an alias with memory of its own: `{code}`",
+        NONE,
+        {write.view.path: (Replace(value, lambda _: new),)},
+    )
+
+
+def _before(write: Write, conflict: Conflict, project: Project) -> tuple[Edit, ...] | None:
+    """``h = h.clone()`` before the write, and the write to ``h`` itself where it went through ``.data``."""
+    small = write.small
+    if small is None or not write.name or write.name in ("self", "cls") or conflict.write is None:
+        return None
+    if not may_rebind(write.view, write.node, write.name, conflict.write.stack, project):
+        return None
+    root = cast(cst.BaseAssignTargetExpression, element_of(write))
+    clone = assignment(root, method(copy(root), "clone"))
+    return (*_insert(write.view, small, clone), *_undone(write))
+
+
+def _undone(write: Write) -> tuple[Edit, ...]:
+    if not write.hidden or write.form == "data":
+        return ()
+    target, name = write.target, write.name
+    return (Replace(target, lambda now: undone_data(cast(cst.BaseExpression, now), name)),)
+
+
+def _insert(view: View, small: cst.BaseSmallStatement, new: cst.BaseSmallStatement) -> tuple[Edit, ...]:
+    holder = view.parents[small]
+    alone = isinstance(holder, cst.SimpleStatementLine) and holder.body[0] is small
+    return (Insert(holder, before=(line(new),)),) if alone else (Insert(small, before=(new,)),)
+
+
+def _before_view(write: Write, conflict: Conflict, project: Project) -> tuple[Edit, ...] | None:
+    """``x = x.clone()`` before ``first = x[:, 0]``, for a write into ``first`` that ``x`` is to show."""
+    if conflict.kind == "forbidden-view-write" or not write.name or conflict.write is None:
+        return None
+    views = sharing(write.view, write.node, write.name).views
+    for statement in reversed(views):
+        if isinstance(statement, cst.Assign):
+            for name in sorted(shared_with(statement.value) - {write.name}):
+                stack = conflict.write.stack
+                small = cast(cst.BaseSmallStatement, statement)
+                if "." not in name and may_rebind(write.view, statement, name, stack, project):
+                    clone = assignment(cst.Name(name), method(cst.Name(name), "clone"))
+                    return _insert(write.view, small, clone)
+    return None
+
+
+def _what_was_saved(conflict: Conflict, project: Project, write: Write) -> tuple[cst.BaseExpression, ...]:
+    """The expressions whose value was saved, in the function of the write: what the saving op made, or those
+    of its operands that share the written tensor's storage."""
+    assert conflict.record is not None
+    record = conflict.record
+    scope = scope_of(write.view, write.node)
+    for site in reversed(record.stack):
+        found = project.node(site)
+        if found is None or found[0] is not write.view or scope_of(*found) is not scope:
+            continue
+        node = found[1].value if isinstance(found[1], cst.Expr) else found[1]
+        if (
+            conflict.ref is not None
+            and record.output is not None
+            and record.output.storage == conflict.ref.storage
+        ):
+            made = isinstance(node, cst.Call | cst.BinaryOperation) and not _within(write, node)
+            return (cast(cst.BaseExpression, node),) if made else ()
+        if not write.name:
+            return ()
+        names = {write.name} | sharing(write.view, write.node, write.name).names
+        return tuple(_operands(node, names))
+    return ()
+
+
+def _within(write: Write, node: cst.CSTNode) -> bool:
+    return any(x is node for x in (write.node, *write.view.ancestors(write.node)))
+
+
+def _operands(node: cst.CSTNode, names: set[str]) -> Iterator[cst.BaseExpression]:
+    """The outermost operands and arguments in `node` that share a storage with one of `names`."""
+    for child in _values(node):
+        if shared_with(child) & names and not isinstance(node, cst.Subscript):
+            yield child
+        else:
+            yield from _operands(child, names)
+
+
+def _values(node: cst.CSTNode) -> Iterator[cst.BaseExpression]:
+    if isinstance(node, cst.Call):
+        if isinstance(node.func, cst.Attribute):
+            yield node.func.value
+        yield from (a.value for a in node.args if not a.star)
+    elif isinstance(node, cst.BinaryOperation):
+        yield from (node.left, node.right)
+    elif isinstance(node, cst.UnaryOperation):
+        yield node.expression
+    elif isinstance(node, cst.List | cst.Tuple):
+        yield from (e.value for e in node.elements if isinstance(e, cst.Element))
+    elif isinstance(node, cst.Attribute) or (
+        isinstance(node, cst.Assign | cst.AugAssign) and node.value is not None
+    ):
+        yield node.value
+
+
+def _saved_copies(write: Write, saved: tuple[cst.BaseExpression, ...], rank: int) -> Proposal:
+    edits = tuple(Replace(n, lambda now: method(cast(cst.BaseExpression, now), "clone")) for n in saved)
+    code = " ".join(write.view.code(saved[0]).split())
+    short = code if len(code) < 50 else "…" + code[-40:]
+    return Proposal(f"save a copy: `{short}.clone()`", NONE, {write.view.path: edits}, rank)
+
+
+def _inside(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    for child in node.children:
+        yield child
+        yield from _inside(child)

@@ -1,0 +1,360 @@
+"""See :class:`OutOfPlace`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import libcst as cst
+
+from gradfix.blocks import as_receiver, assignment, copy, in_parentheses, method, of_torch, right_operand
+from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Edit, Project, Replace
+from gradfix.liveness import dotted, live_after
+from gradfix.writes import (
+    Write,
+    chain,
+    chain_root,
+    detached_alias,
+    function_of,
+    inplace_argument,
+    is_inplace_call,
+    is_leaf,
+    is_mask,
+    may_rebind,
+    of_container,
+    peeled,
+    undone_data,
+    write_of,
+)
+
+FLOWS = Effect("adds-gradient", "the write is part of the graph and the gradient flows through it")
+
+# In-place methods that have no namesake out of place, or one that means something else.
+_IN_PLACE = """
+    zero_ fill_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ set_
+    resize_ fill_diagonal_ map_ retain_grad_ share_memory_ resize_as_ detach_
+"""
+_ONLY_IN_PLACE = frozenset(_IN_PLACE.split())
+_AS_CALL = {"zero_": "zeros_like", "normal_": "randn_like", "uniform_": "rand_like"}
+# Writes whose derivative is zero or undefined: whoever hides them behind .data wants the identity's gradient.
+_STRAIGHT_THROUGH = ("copy_", "round_", "sign_", "floor_", "ceil_", "trunc_")
+_BINARY: dict[type[cst.CSTNode], type[cst.BaseBinaryOp]] = {
+    cst.AddAssign: cst.Add,
+    cst.SubtractAssign: cst.Subtract,
+    cst.MultiplyAssign: cst.Multiply,
+    cst.DivideAssign: cst.Divide,
+    cst.FloorDivideAssign: cst.FloorDivide,
+    cst.ModuloAssign: cst.Modulo,
+    cst.PowerAssign: cst.Power,
+    cst.MatrixMultiplyAssign: cst.MatrixMultiply,
+    cst.BitAndAssign: cst.BitAnd,
+    cst.BitOrAssign: cst.BitOr,
+    cst.BitXorAssign: cst.BitXor,
+    cst.LeftShiftAssign: cst.LeftShift,
+    cst.RightShiftAssign: cst.RightShift,
+}
+
+
+class OutOfPlace(Codemod):
+    """Write the result to a new tensor and bind the name anew, instead of overwriting what backward still
+    needs.
+
+    Why: many ops keep their input or their result for the backward pass (`exp`, `tanh`, a product, a
+    convolution). An in-place write (`y += a`, `y.clamp_(0, 1)`, `F.relu(y, inplace=True)`, `out=y`) destroys
+    it; PyTorch notices and refuses the backward, or, behind `.data`, notices nothing and the gradient is
+    wrong. `y = y + a` computes the same value and leaves the old tensor to those who saved it.
+
+    When not: where somebody else holds the same storage and is meant to see the write (a view, an alias, the
+    caller of a function, a module's buffer), where the tensor is a parameter that an optimizer holds, and for
+    writes into a part of a tensor: then clone before the write.
+    """
+
+    kinds = ("stale-saved-tensor", "silent-overwrite", "leaf-write", "forbidden-view-write")
+    effects = ("none", "adds-gradient")
+    examples = (
+        Example(
+            """\
+import torch
+
+w = torch.ones(3, requires_grad=True)
+y = w.exp()
+y += 1  # conflict: stale-saved-tensor
+y.sum().backward()
+""",
+            """\
+import torch
+
+w = torch.ones(3, requires_grad=True)
+y = w.exp()
+y = y + 1  # conflict: stale-saved-tensor
+y.sum().backward()
+""",
+        ),
+    )
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        write = write_of(conflict, project)
+        if write is None or (conflict.write is not None and conflict.write.optimizer is not None):
+            return
+        leaf = conflict.write is not None and is_leaf(project, conflict.write.ref.storage)
+        if leaf and (write.hidden or "." in write.name or _optimized(conflict, project)):
+            return
+        rank = 2 if leaf else 0
+        effect = FLOWS if write.hidden else NONE
+        if write.hidden and (statement := _straight_through(write)) and _rebinds(write, conflict, project):
+            yield _proposal(write, statement, NONE, rank, (), "keep its gradient")
+            rank += 1
+        for statement, edits in _statements(write, conflict, project):
+            yield _proposal(write, statement, effect, rank, edits)
+        if (edit := _dropped(write, conflict, project)) is not None:
+            old = write.view.code(edit.node)
+            yield Proposal(f"`{_short(old)}` out of place", NONE, {write.view.path: (edit,)}, rank)
+
+
+def _optimized(conflict: Conflict, project: Project) -> bool:
+    assert conflict.write is not None
+    storage = conflict.write.ref.storage
+    return any(r.storage == storage for o in project.graph.optimizers.values() for r in o.refs)
+
+
+def _proposal(
+    write: Write,
+    statement: cst.BaseSmallStatement,
+    effect: Effect,
+    rank: int,
+    edits: tuple[Edit, ...],
+    why: str = "",
+) -> Proposal:
+    small = cast(cst.BaseSmallStatement, write.small)
+    code = _short(write.view.module.code_for_node(statement))
+    summary = f"out of place: `{code}`" + (f", to {why}" if why else "")
+    replaced = Replace(small, lambda now: statement.with_changes(semicolon=getattr(now, "semicolon", None)))
+    return Proposal(summary, effect, {write.view.path: (replaced, *edits)}, rank)
+
+
+def _short(code: str) -> str:
+    text = " ".join(code.split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _rebinds(write: Write, conflict: Conflict, project: Project) -> bool:
+    if not write.name or write.name in ("self", "cls"):
+        return False
+    if detached_alias(write.view, write.node, write.name):
+        return True
+    stack = conflict.write.stack if conflict.write else ()
+    return may_rebind(write.view, write.node, write.name, stack, project)
+
+
+def _statements(
+    write: Write, conflict: Conflict, project: Project
+) -> Iterator[tuple[cst.BaseSmallStatement, tuple[Edit, ...]]]:
+    """Statements that bind the written name to a new tensor, in place of a write that is a statement."""
+    if isinstance(write.node, cst.AugAssign) and of_container(write, project):
+        operator = _BINARY[type(write.node.operator)]()
+        yield assignment(write.node.target, _binary(write.node.target, operator, write.node.value)), ()
+        return
+    if not _rebinds(write, conflict, project):
+        return
+    root = cast(cst.BaseAssignTargetExpression, write.root)
+    if isinstance(write.node, cst.AugAssign):
+        if write.whole or _everything(write.target):
+            yield assignment(root, _binary(root, _BINARY[type(write.node.operator)](), write.node.value)), ()
+    elif isinstance(write.node, cst.Assign):
+        if write.form == "data" and len(write.node.targets) == 1:
+            yield assignment(root, undone_data(write.node.value, dotted(root))), ()
+        elif write.form == "item" and len(write.node.targets) == 1:
+            yield from _filled(write, root)
+    elif write.form == "out":
+        yield from _without_out(write, root)
+    elif write.alone and write.whole:
+        yield from _rebound_call(write, root)
+
+
+def _binary(
+    left: cst.BaseExpression, operator: cst.BaseBinaryOp, right: cst.BaseExpression
+) -> cst.BaseExpression:
+    first = (
+        in_parentheses(copy(left))
+        if not isinstance(left, cst.Name | cst.Attribute | cst.Subscript)
+        else copy(left)
+    )
+    return cst.BinaryOperation(first, operator, right_operand(right, operator))
+
+
+def _everything(target: cst.BaseExpression) -> bool:
+    """``x[:]`` or ``x[...]`` of a name (or of its ``.data``)."""
+    if not isinstance(target, cst.Subscript) or len(target.slice) != 1:
+        return False
+    index = target.slice[0].slice
+    if isinstance(index, cst.Slice):
+        whole = index.lower is None and index.upper is None and index.step is None
+    else:
+        whole = isinstance(index, cst.Index) and isinstance(index.value, cst.Ellipsis)
+    inner = target.value
+    if isinstance(inner, cst.Attribute) and inner.attr.value == "data":
+        inner = inner.value
+    return whole and bool(dotted(inner))
+
+
+def _filled(
+    write: Write, root: cst.BaseAssignTargetExpression
+) -> Iterator[tuple[cst.BaseSmallStatement, tuple[Edit, ...]]]:
+    """``x[:] = 0`` as zeros_like, ``x[x < 0] = 0`` as masked_fill."""
+    assign = cast(cst.Assign, write.node)
+    if _everything(write.target) and _number(assign.value):
+        yield _full_like(write, root, assign.value)
+    target = cast(cst.Subscript, write.target)
+    index = target.slice[0].slice
+    if len(target.slice) == 1 and isinstance(index, cst.Index) and _number(assign.value):
+        inner = target.value
+        named = dotted(inner) or (write.hidden and dotted(peeled(inner)))
+        if named and is_mask(write.view, index.value):
+            yield (
+                assignment(root, method(copy(root), "masked_fill", copy(index.value), copy(assign.value))),
+                (),
+            )
+
+
+def _number(node: cst.BaseExpression) -> bool:
+    if isinstance(node, cst.UnaryOperation):
+        return _number(node.expression)
+    return isinstance(node, cst.BaseNumber)
+
+
+def _full_like(
+    write: Write, root: cst.BaseAssignTargetExpression, value: cst.BaseExpression
+) -> tuple[cst.BaseSmallStatement, tuple[Edit, ...]]:
+    zero = isinstance(value, cst.Integer | cst.Float) and float(value.evaluated_value) == 0
+    factory = of_torch(write.view, "zeros_like" if zero else "full_like")
+    args = [cst.Arg(copy(root))] if zero else [cst.Arg(copy(root)), cst.Arg(copy(value))]
+    return assignment(root, cst.Call(factory.expression, args)), factory.edits
+
+
+def _without_out(
+    write: Write, root: cst.BaseAssignTargetExpression
+) -> Iterator[tuple[cst.BaseSmallStatement, tuple[Edit, ...]]]:
+    call, small = cast(cst.Call, write.node), write.small
+    plain = _drop_argument(call, lambda a: a.keyword is not None and a.keyword.value == "out")
+    if not write.whole:
+        return
+    if write.alone:
+        yield assignment(root, plain), ()
+    elif isinstance(small, cst.Assign) and small.value is call:
+        more = cst.AssignTarget(cast(cst.BaseAssignTargetExpression, copy(root)))
+        yield small.with_changes(targets=[*small.targets, more], value=plain), ()
+
+
+def _drop_argument(call: cst.Call, unwanted) -> cst.Call:  # type: ignore[no-untyped-def]
+    kept = [a for a in call.args if not unwanted(a)]
+    if kept and not unwanted(call.args[-1]):
+        return call.with_changes(args=kept)
+    if kept:  # the comma (and line break) behind the last argument is that of the one that goes
+        kept[-1] = kept[-1].with_changes(comma=call.args[-1].comma)
+    return call.with_changes(args=kept)
+
+
+def _rebound_call(
+    write: Write, root: cst.BaseAssignTargetExpression
+) -> Iterator[tuple[cst.BaseSmallStatement, tuple[Edit, ...]]]:
+    """``x.relu_()`` or ``F.relu_(x)``, a statement, as ``x = x.relu()``."""
+    call = cast(cst.Call, write.node)
+    if write.form == "function":
+        if (plain := out_of_place_function(write, call)) is not None:
+            yield assignment(root, plain), ()
+        return
+    names = [cast(cst.Attribute, c.func).attr.value for c in chain(call)]
+    argument = call.args[0].value if len(call.args) == 1 and call.args[0].keyword is None else None
+    if names == ["fill_"] and argument is not None:
+        yield _full_like(write, root, argument)
+    elif len(names) == 1 and names[0] in _AS_CALL and not call.args:
+        factory = of_torch(write.view, _AS_CALL[names[0]])
+        yield assignment(root, cst.Call(factory.expression, [cst.Arg(copy(root))])), factory.edits
+    elif names == ["copy_"] and argument is not None:
+        yield assignment(root, method(copy(argument), "clone")), ()
+    elif set(names) & _ONLY_IN_PLACE:
+        yield assignment(root, _chain_on(call, method(copy(root), "clone"), keep=True)), ()
+    else:
+        yield assignment(root, _chain_on(call, copy(root))), ()
+
+
+def _chain_on(call: cst.BaseExpression, root: cst.BaseExpression, keep: bool = False) -> cst.BaseExpression:
+    """The chain of in-place calls on another root, out of place unless `keep`."""
+    if not is_inplace_call(call):
+        return as_receiver(root)
+    call = cast(cst.Call, call)
+    func = cast(cst.Attribute, call.func)
+    name = func.attr if keep else cst.Name(func.attr.value[:-1])
+    return call.with_changes(func=func.with_changes(value=_chain_on(func.value, root, keep), attr=name))
+
+
+def out_of_place_function(write: Write, call: cst.Call) -> cst.Call | None:
+    """``F.relu(x)`` for ``F.relu_(x)`` or ``F.relu(x, inplace=True)``; None where there is no such
+    function."""
+    if (flag := inplace_argument(call)) is not None:
+        return _drop_argument(call, lambda a: a is flag)
+    name = function_of(call)
+    if name in _ONLY_IN_PLACE or ".init." in f".{dotted(call.func)}":
+        return None
+    if isinstance(call.func, cst.Attribute):
+        return call.with_changes(func=call.func.with_changes(attr=cst.Name(name[:-1])))
+    return None
+
+
+def _straight_through(write: Write) -> cst.BaseSmallStatement | None:
+    """``h = h + (value - h).detach()`` for ``h.data.copy_(value)``, ``h.data = value`` and roundings."""
+    if isinstance(write.node, cst.Assign) and write.form == "data" and len(write.node.targets) == 1:
+        value = write.node.value
+    elif write.form == "method" and write.alone and write.whole:
+        call = cast(cst.Call, write.node)
+        name = function_of(call)
+        if name not in _STRAIGHT_THROUGH or call.func.value is not chain_root(call):  # type: ignore[attr-defined]
+            return None
+        value = call.args[0].value if name == "copy_" and call.args else _chain_on(call, copy(write.root))
+    else:
+        return None
+    root = cast(cst.BaseAssignTargetExpression, write.root)
+    value = copy(undone_data(value, dotted(root)))
+    change = cst.BinaryOperation(
+        value if not isinstance(value, cst.IfExp | cst.Lambda | cst.Comparison) else in_parentheses(value),
+        cst.Subtract(),
+        copy(root),
+        lpar=[cst.LeftParen()],
+        rpar=[cst.RightParen()],
+    )
+    return assignment(root, cst.BinaryOperation(copy(root), cst.Add(), method(change, "detach")))
+
+
+def _dropped(write: Write, conflict: Conflict, project: Project) -> Replace | None:
+    """An in-place call in the middle of an expression loses its underscore (or its ``inplace=True``)."""
+    if not isinstance(write.node, cst.Call) or write.alone or write.form == "out" or write.hidden:
+        return None
+    call = write.node
+    name = write.name
+    if write.form == "function":
+        plain: cst.CSTNode | None = out_of_place_function(write, call)
+        if plain is None:
+            return None
+        new = cast(cst.BaseExpression, plain)
+    else:
+        names = {cast(cst.Attribute, c.func).attr.value for c in chain(call)}
+        if names & _ONLY_IN_PLACE:
+            return None
+        new = _chain_on(call, chain_root(call))
+    small = write.small
+    bound = isinstance(small, cst.Assign) and any(dotted(t.target) == name for t in small.targets)
+    if not name or bound or not live_after(write.view, call, name):
+        return Replace(call, lambda _: new)
+    if (
+        write.whole
+        and isinstance(small, cst.Assign)
+        and small.value is call
+        and _rebinds(write, conflict, project)
+    ):
+        more = cst.AssignTarget(cast(cst.BaseAssignTargetExpression, copy(write.root)))
+        whole = small.with_changes(targets=[*small.targets, more], value=new)
+        return Replace(small, lambda _: whole)
+    return None

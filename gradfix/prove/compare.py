@@ -1,0 +1,391 @@
+"""Two runs as they were measured: do they train the same, and if not, where and by how much do they differ?
+
+Standard library only: the host never imports torch. Most comparisons end with two equal strings.
+"""
+
+from __future__ import annotations
+
+import binascii
+import math
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import mul
+from typing import Any
+
+RTOL = 1e-4  # of a tensor's own norm
+ATOL = 1e-6  # of the pass's largest gradient: a bias before BatchNorm has gradient 0 and rounding noise
+UPDATE = 0.05  # Adam makes rounding noise of tiny elements into whole steps; lr=0 is another size altogether
+
+Parameter = tuple[int, int]  # (optimizer in order of creation, index in its param_groups)
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A gradient: norm and sum in float64, and its elements (or a sketch of them) in base64."""
+
+    norm: float
+    sum: float
+    kind: str
+    data: str
+
+    @cached_property
+    def elements(self) -> array[float]:
+        found = array("d" if self.kind == "f8" else "f")
+        found.frombytes(binascii.a2b_base64(self.data))
+        return found
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.norm) and math.isfinite(self.sum)
+
+    def dot(self, other: Vector) -> float:
+        """The inner product; of sketches an unbiased estimate."""
+        if len(self.elements) != len(other.elements):
+            return math.nan
+        return math.fsum(map(mul, self.elements, other.elements))
+
+    def distance(self, other: Vector) -> float:
+        if self.data == other.data and self.kind == other.kind:
+            return 0.0
+        if len(self.elements) != len(other.elements):
+            return math.inf
+        return math.sqrt(math.fsum((x - y) ** 2 for x, y in zip(self.elements, other.elements, strict=True)))
+
+
+Grad = Vector | None
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """One optimizer.step(): gradients before it, its updates, and what stood around it."""
+
+    optimizer: int
+    number: int  # among this optimizer's steps, from 0
+    grads: tuple[Grad, ...]
+    changed: tuple[int, ...]  # parameters that something else wrote since this optimizer's last step
+    random: int
+    updates: tuple[Sequence[float], ...] = ()
+    buffers: tuple[Sequence[float], ...] = ()
+    state: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Backwarded:
+    """One backward: the values of its roots, what it filled, how many steps there were before it."""
+
+    value: float
+    accumulates: bool
+    steps: int
+    reached: frozenset[Parameter] = frozenset()
+    grads: tuple[Grad, ...] = ()
+    raised: bool = False
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one run computed, read from its measurement lines (see gradfix.run.child.measure)."""
+
+    steps: tuple[Stepped, ...] = ()
+    backwards: tuple[Backwarded, ...] = ()
+    order: tuple[
+        tuple[str, int], ...
+    ] = ()  # ("b", backward), ("z", optimizer), ("s", optimizer) in order of time
+    leaves: Mapping[str, Grad] = field(default_factory=dict)
+    retained: Mapping[str, Grad] = field(default_factory=dict)
+    random: int = 0
+    draws: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    writes: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def by_optimizer(self) -> dict[int, list[Stepped]]:
+        found: dict[int, list[Stepped]] = defaultdict(list)
+        for step in self.steps:
+            found[step.optimizer].append(step)
+        return dict(found)
+
+    @property
+    def passes(self) -> int:
+        """How much was measured: steps, or backwards where nothing stepped."""
+        return len(self.steps) or len(self.backwards)
+
+    def grads(self) -> Iterable[Grad]:
+        """Every gradient that a comparison would look at."""
+        if self.steps:
+            return (g for s in self.steps for g in s.grads)
+        return (*(g for b in self.backwards for g in b.grads), *self.leaves.values())
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether any gradient is other than zero: what is all zero or None proves nothing."""
+        return any(g is not None and g.norm > 0 for g in self.grads())
+
+    @cached_property
+    def finite(self) -> bool:
+        return all(g is None or g.finite for g in self.grads())
+
+
+def read(lines: Iterable[Mapping[str, Any]]) -> Measured:
+    """The Measured of a run's raw lines."""
+    steps: list[Stepped] = []
+    backwards: list[Backwarded] = []
+    order: list[tuple[str, int]] = []
+    rest: dict[str, Any] = {}
+    counts: Counter[int] = Counter()
+    for line in lines:
+        what = line["m"]
+        if what == "b":
+            order.append(("b", len(backwards)))
+            reached = frozenset((o, j) for o, j in line.get("r", ()))
+            value = math.fsum(v[1] for v in line["v"])
+            grads = tuple(map(_vector, line.get("g", ())))
+            accumulates = bool(line["a"])
+            backwards.append(
+                Backwarded(value, accumulates, len(steps), reached, grads, raised=bool(line.get("x")))
+            )
+        elif what == "z":
+            order.append(("z", line["o"]))
+        elif what == "s":
+            order.append(("s", line["o"]))
+            grads = tuple(map(_vector, line["g"]))
+            steps.append(Stepped(line["o"], counts[line["o"]], grads, tuple(line["c"]), line["rng"]))
+            counts[line["o"]] += 1
+        elif what == "u" and steps and steps[-1].optimizer == line["o"]:
+            more = {"updates": tuple(line["u"]), "buffers": tuple(line["b"]), "state": tuple(line["st"])}
+            steps[-1] = replace(steps[-1], **more)
+        elif what == "l":
+            rest["leaves"] = {k: _vector(v) for k, v in line.get("leaves", {}).items()}
+            rest["retained"] = {k: _vector(v) for k, v in line.get("retained", {}).items()}
+            rest["random"] = line["rng"]
+        elif what == "d":
+            rest["draws"], rest["writes"] = line["draws"], line["writes"]
+    return Measured(tuple(steps), tuple(backwards), tuple(order), **rest)
+
+
+def _vector(value: Any) -> Grad:
+    return None if value is None else Vector(*value)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first thing in which two runs differ. `what`: ``steps``, ``parameters``, ``lost``, ``gained``, ``gradient``,
+    ``update``, ``kept``, ``loss``, ``finite``, ``nothing``, ``leaves``."""
+
+    what: str
+    step: int = 0
+    optimizer: int | None = None
+    parameters: tuple[int, ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a comparison asks for. `cut`: zero and None are the same (a cut leaves zeros where a detach leaves None).
+    `losses`: the losses agree too. `gains`: a parameter without a gradient may get one."""
+
+    cut: bool = False
+    losses: bool = True
+    gains: bool = False
+
+
+STRICT = Terms()
+
+
+def difference(after: Measured, before: Measured, terms: Terms = STRICT) -> Difference | None:
+    """The first difference between the two runs, None where they train the same."""
+    if not after.finite or not before.finite:
+        return Difference("finite", detail="gradients that are not finite prove nothing")
+    if not before.passes:
+        return Difference("nothing", detail="nothing was measured before")
+    if not after.passes:
+        return Difference(
+            "steps", detail=f"no {'step' if before.steps else 'backward'} after, {before.passes} before"
+        )
+    found = _steps(after, before, terms) if before.steps else _leaves(after, before, terms)
+    if found is None and terms.losses:
+        found = _losses(after, before)
+    if found is None and not (before.trains and after.trains):
+        return Difference("nothing", detail="every gradient is zero or None, which proves nothing")
+    return found
+
+
+def head(after: Measured, before: Measured) -> Measured:
+    """As much of `after` as was measured of `before`, which broke off."""
+    steps = tuple(s for s in after.steps if s.number < len(before.by_optimizer.get(s.optimizer, ())))
+    backwards = after.backwards[: len(before.backwards)]
+    return replace(after, steps=steps, backwards=backwards, leaves={})
+
+
+def _steps(after: Measured, before: Measured, terms: Terms) -> Difference | None:
+    mine, theirs = after.by_optimizer, before.by_optimizer
+    if set(mine) != set(theirs):
+        lost = sorted(set(theirs) - set(mine)) or sorted(set(mine) - set(theirs))
+        said = "never steps" if set(theirs) - set(mine) else "steps and did not before"
+        return Difference("steps", optimizer=lost[0], detail=said)
+    for k, were in theirs.items():
+        if len(mine[k]) != len(were):
+            return Difference("steps", optimizer=k, detail=f"{len(mine[k])} steps, {len(were)} before")
+    for s, t in sorted(
+        ((s, t) for k, were in theirs.items() for s, t in zip(mine[k], were, strict=True)),
+        key=lambda pair: (pair[1].number, pair[1].optimizer),
+    ):
+        found = _step(s, t, terms)
+        if found is not None:
+            return found
+    return None
+
+
+def _step(s: Stepped, t: Stepped, terms: Terms) -> Difference | None:
+    k = t.optimizer
+    if len(s.grads) != len(t.grads):
+        return Difference(
+            "parameters", t.number, k, detail=f"{len(s.grads)} parameters, {len(t.grads)} before"
+        )
+    noise = noise_of(t.grads)
+    pairs = list(enumerate(zip(s.grads, t.grads, strict=True)))
+    lost = tuple(
+        j for j, (g, h) in pairs if g is None and h is not None and not (terms.cut and h.norm <= noise)
+    )
+    if lost:
+        return Difference("lost", t.number, k, lost)
+    gained = tuple(
+        j for j, (g, h) in pairs if h is None and g is not None and not (terms.cut and g.norm <= noise)
+    )
+    if gained and not terms.gains:
+        return Difference("gained", t.number, k, gained)
+    wrong = tuple(j for j, (g, h) in pairs if g is not None and h is not None and not same(g, h, noise))
+    if wrong:
+        starved = tuple(j for j in wrong if s.grads[j].norm == 0)  # type: ignore[union-attr]
+        return Difference("lost" if starved else "gradient", t.number, k, starved or wrong)
+    if s.changed != t.changed:
+        which = tuple(sorted(set(s.changed) ^ set(t.changed)))
+        return Difference("kept", t.number, k, which)
+    floor = 1e3 * noise
+    for j, (u, v) in enumerate(zip(s.updates, t.updates, strict=False)):
+        g = t.grads[j]
+        if g is not None and g.norm > floor and abs(u[0] - v[0]) > UPDATE * v[0]:
+            return Difference("update", t.number, k, (j,), f"update of norm {u[0]:.3g}, {v[0]:.3g} before")
+    return None
+
+
+def _leaves(after: Measured, before: Measured, terms: Terms) -> Difference | None:
+    """Without an optimizer: every backward, then what the script's globals hold."""
+    noise = noise_of(before.grads())
+
+    def alike(xs: Sequence[Grad], ys: Sequence[Grad]) -> bool:
+        if terms.cut:
+            xs, ys = [x for x in xs if x and x.norm > noise], [y for y in ys if y and y.norm > noise]
+        ok = len(xs) == len(ys) and all(map(lambda x, y: same(x, y, noise), xs, ys))
+        return ok or (len(xs) == len(ys) and _multiset(xs, ys, noise))
+
+    shared = [name for name in before.leaves if name in after.leaves]
+    for name in shared:
+        g, h = after.leaves[name], before.leaves[name]
+        if h is not None and g is None and not (terms.cut and h.norm <= noise):
+            return Difference("lost", detail=name)
+        if not same(g, h, noise) and not (terms.gains and h is None) and not terms.cut:
+            return Difference("leaves", detail=f"{name}: {said(g)}, {said(h)} before")
+    if len(after.backwards) != len(before.backwards):
+        if not shared:
+            detail = f"{len(after.backwards)} backwards, {len(before.backwards)} before"
+            return Difference("steps", detail=detail)
+    elif not terms.gains:
+        for k, (b, c) in enumerate(zip(after.backwards, before.backwards, strict=True)):
+            if not alike(b.grads, c.grads):
+                return Difference("leaves", k, detail=f"the gradients of backward {k + 1}")
+    if set(after.leaves) != set(before.leaves) and not alike(
+        list(after.leaves.values()), list(before.leaves.values())
+    ):
+        names = sorted(n for n in before.leaves if n not in after.leaves and before.leaves[n] is not None)
+        if names:
+            return Difference("lost", detail=", ".join(names[:3]))
+    return None
+
+
+def _losses(after: Measured, before: Measured) -> Difference | None:
+    """Backwards may change their order and number within a round: their values agree as a multiset, else their sum."""
+    mine = [b.value for b in after.backwards if b.accumulates]
+    theirs = [b.value for b in before.backwards if b.accumulates and not b.raised]
+    scale = max((abs(x) for x in theirs), default=0.0)
+    if len(mine) == len(theirs) and all(
+        _near(x, y, scale) for x, y in zip(sorted(mine), sorted(theirs), strict=True)
+    ):
+        return None
+    if _near(math.fsum(mine), math.fsum(theirs), scale * max(len(theirs), 1)):
+        return None
+    shown = ", ".join(f"{x:.6g}" for x in mine[:4]), ", ".join(f"{x:.6g}" for x in theirs[:4])
+    return Difference("loss", detail=f"losses {shown[0]}; before {shown[1]}")
+
+
+def same(g: Grad, h: Grad, noise: float) -> bool:
+    """Equal within tolerance; None equals None only."""
+    if g is None or h is None:
+        return g is None and h is None
+    if g.data == h.data and g.kind == h.kind:
+        return True
+    if abs(g.norm - h.norm) > noise + RTOL * h.norm or abs(g.sum - h.sum) > noise + RTOL * max(
+        abs(h.sum), h.norm
+    ):
+        return False
+    # two noises may point apart; a sketch's distance has a relative error of a few percent
+    return g.distance(h) <= 2 * noise + RTOL * h.norm * (1.1 if g.kind == "cs" else 1.0)
+
+
+def noise_of(grads: Iterable[Grad]) -> float:
+    """What counts as rounding beside the largest of these gradients."""
+    return ATOL * max((g.norm for g in grads if g is not None and g.finite), default=0.0)
+
+
+def _multiset(xs: Sequence[Grad], ys: Sequence[Grad], noise: float) -> bool:
+    left = list(ys)
+    for x in xs:
+        match = next((k for k, y in enumerate(left) if same(x, y, noise)), None)
+        if match is None:
+            return False
+        del left[match]
+    return True
+
+
+def _near(x: float, y: float, scale: float) -> bool:
+    return math.isfinite(x) and math.isfinite(y) and abs(x - y) <= 1e-5 * scale + 1e-12
+
+
+def said(g: Grad) -> str:
+    return "no gradient" if g is None else f"norm {g.norm:.4g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """How like one optimizer's gradients are in two runs, over all their common steps."""
+
+    cosine: float
+    ratio: float
+    lost: tuple[int, ...]  # parameters that had a gradient and have none
+    steps: int
+
+    @property
+    def equal(self) -> bool:
+        return not self.lost and self.cosine > 1 - 1e-7 and abs(self.ratio - 1) < RTOL
+
+
+def likeness(after: Measured, before: Measured) -> dict[int, Likeness]:
+    """Per optimizer, cosine and norm ratio of the gradients after to those before."""
+    found = {}
+    for k, were in before.by_optimizer.items():
+        mine = after.by_optimizer.get(k, [])
+        dot = a = b = 0.0
+        lost: set[int] = set()
+        for s, t in zip(mine, were, strict=False):
+            noise = noise_of(t.grads)
+            for j, (g, h) in enumerate(zip(s.grads, t.grads, strict=False)):
+                a += g.norm**2 if g else 0.0
+                b += h.norm**2 if h else 0.0
+                if g and h:
+                    dot += h.norm**2 if g.data == h.data else g.dot(h)
+                if h and h.norm > noise and not (g and g.norm > 0):
+                    lost.add(j)
+        cosine = dot / math.sqrt(a * b) if a and b else math.nan
+        found[k] = Likeness(cosine, math.sqrt(a / b) if b else math.nan, tuple(sorted(lost)), len(were))
+    return found

@@ -1,0 +1,133 @@
+"""Whether a fault is gone after a rewrite that moved lines, and which faults are there that were not before."""
+
+from __future__ import annotations
+
+import tokenize
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cached_property
+
+from gradfix.detect import Conflict
+from gradfix.graph import Graph
+from gradfix.tape import Record, Site, Stack, Step, Tape
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Which lines of the files before a line after comes from."""
+
+    before: Mapping[str, str]
+    after: Mapping[str, str]
+
+    def origin(self, site: Site) -> range:
+        """The lines before that became `site`'s line; empty for a line put in."""
+        ops = self._changes.get(site.file)
+        if ops is None:
+            return range(site.line, site.line + 1)
+        index = site.line - 1
+        for tag, i1, i2, j1, j2 in ops:
+            if j1 <= index < j2:
+                return (
+                    range(i1 + index - j1 + 1, i1 + index - j1 + 2)
+                    if tag == "equal"
+                    else range(i1 + 1, i2 + 1)
+                )
+        return range(0)
+
+    def same(self, after: Site, before: Site) -> bool:
+        return after.file == before.file and before.line in self.origin(after)
+
+    @cached_property
+    def _changes(self) -> dict[str, list[tuple[str, int, int, int, int]]]:
+        found = {}
+        for path, new in self.after.items():
+            old = self.before.get(path, _on_disk(path))
+            if old is not None and old != new:
+                match = SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False)
+                found[path] = match.get_opcodes()
+        return found
+
+
+def _on_disk(path: str) -> str | None:
+    try:
+        with tokenize.open(path) as stream:
+            return stream.read()
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Faults after: `cured` ones that are still there, error-severity ones that are new, the others of error severity."""
+
+    still: tuple[Conflict, ...]
+    new: tuple[Conflict, ...]
+    others: tuple[Conflict, ...]
+
+
+def left(
+    after: Sequence[Conflict], before: Sequence[Conflict], cured: Sequence[Conflict], lines: Lines
+) -> Left:
+    """What is left of the faults `before`, of which `cured` should be gone."""
+    known = [*before, *(c for b in before if b not in cured for c in b.also)]
+    still, new, others = [], [], []
+    for conflict in after:
+        if any(_alike(conflict, b, lines) for b in cured):
+            still.append(conflict)
+        elif conflict.severity == "error":
+            (others if any(_alike(conflict, b, lines) for b in known) else new).append(conflict)
+    return Left(tuple(still), tuple(new), tuple(others))
+
+
+def _alike(after: Conflict, before: Conflict, lines: Lines) -> bool:
+    """One fault shows at the same place with the same name; a loop's second pass may show it for another tensor."""
+    return after.kind == before.kind and (
+        lines.same(after.at, before.at)
+        or bool(after.labels and before.labels and lines.same(after.labels[-1].at, before.labels[-1].at))
+    )
+
+
+def stale_for_ever(before: Tape, after: Tape, conflicts: Sequence[Conflict], lines: Lines) -> str:
+    """The name of a value that was made once of stepped parameters, is used in later rounds, and after the rewrite is
+    still made only once; "" where there is none. Detached, it would stay as it was while its parameters move on,
+    even where all gradients agree."""
+    graph = Graph(before)
+    for conflict in conflicts:
+        made = _made_once(conflict, graph, before)
+        if made is None:
+            continue
+        again = [
+            e
+            for e in after.events
+            if isinstance(e, Record)
+            and e.op == made.op
+            and e.stack
+            and lines.same(e.stack[-1], made.stack[-1])
+        ]
+        moved = not any(e.op == made.op for e in after.events if isinstance(e, Record)) or (
+            not again and any(isinstance(e, Record) and e.op == made.op for e in after.events)
+        )
+        if len(again) == 1 and not moved:
+            name = (made.output.name if made.output else "") or (conflict.ref.name if conflict.ref else "")
+            return name or f"the value made in line {made.stack[-1].line}"
+    return ""
+
+
+def _made_once(conflict: Conflict, graph: Graph, tape: Tape) -> Record | None:
+    """The conflict's node, where it was recorded once, before the first step, and a stepped parameter feeds it."""
+    record = conflict.record
+    if conflict.kind != "freed-graph" or record is None or not record.stack:
+        return None
+    stepped = {ref.storage for e in tape.events if isinstance(e, Step) for ref in e.refs}
+    first = next((e.time for e in tape.events if isinstance(e, Step)), None)
+    if first is None or record.time > first or not graph.reaches(record.node) & stepped:
+        return None
+    alike = sum(
+        _same_place(e.stack, record.stack) and e.op == record.op for e in tape.events if isinstance(e, Record)
+    )
+    return record if alike == 1 else None
+
+
+def _same_place(a: Stack, b: Stack) -> bool:
+    return bool(a) and bool(b) and a[-1] == b[-1]

@@ -1,0 +1,203 @@
+"""What to impose on a run so that a declared effect should make before and after agree.
+
+Cuts are derived from the run before, never freely declared: a cut that may be anywhere explains a partial loss of
+gradient (in a prototype it accepted 32 wrong repairs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from gradfix.detect import Conflict
+from gradfix.prove.compare import Measured, Terms
+from gradfix.tape import Mutate, Optimizer, Tape
+from gradfix.verdict import Effect, EffectKind
+
+Impose = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One way to ask for equality: what is imposed before, what after (None: the plain run), and on what terms.
+
+    `frozen` says that parameters stand still, so that the comparison alone does not show that they are live.
+    """
+
+    effects: tuple[EffectKind, ...] = ()
+    before: Impose | None = None
+    after: Impose | None = None
+    terms: Terms = field(default_factory=Terms)
+    frozen: bool = False
+
+    def with_constant_draws(self, keys: Sequence[str]) -> Attempt:
+        """The same, the draws of `keys` depending on the round alone."""
+        more = {"draws": {"constant": sorted(keys)}}
+        return Attempt(
+            self.effects,
+            {**(self.before or {}), **more},
+            {**(self.after or {}), **more},
+            self.terms,
+            self.frozen,
+        )
+
+
+def attempts(
+    effects: Sequence[Effect], conflicts: Sequence[Conflict], tape: Tape, before: Measured
+) -> Iterator[Attempt]:
+    """The attempts for `effects` together, the strongest claim first: that nothing changed."""
+    yield Attempt()
+    kinds = tuple(dict.fromkeys(e.kind for e in effects if e.kind not in ("none", "changes-value")))
+    through = through_sites(conflicts)
+    if through and any(c.kind == "silent-overwrite" for c in conflicts):
+        # the write taken as an op of the graph: masking after a softmax is right by this reading only
+        yield Attempt(before={"through": through})
+    if not kinds:
+        return
+    ways = [tuple(_ways(kind, conflicts, tape, before)) for kind in kinds]
+    for chosen in list(product(*ways))[:8]:
+        yield _together(kinds, chosen)
+
+
+def _together(kinds: tuple[EffectKind, ...], chosen: Sequence[Attempt]) -> Attempt:
+    before: dict[str, Any] = {}
+    after: dict[str, Any] = {}
+    for attempt in chosen:
+        before.update(attempt.before or {})
+        after.update(attempt.after or {})
+    terms = Terms(
+        cut=any(a.terms.cut for a in chosen),
+        losses=all(a.terms.losses for a in chosen),
+        gains=any(a.terms.gains for a in chosen),
+    )
+    return Attempt(kinds, before or None, after or None, terms, any(a.frozen for a in chosen))
+
+
+def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: Measured) -> Iterator[Attempt]:
+    round_ = period(before)
+    rounds: dict[str, Any] = {"period": list(round_ or ())}
+    if kind in ("later-parameters", "new-draw"):
+        if round_ and len(round_) > 1:
+            # updates put off to the round's end: parameters still move, so a frozen copy or lr=0 shows
+            moving = {"null": "rounds", "draws": {}, **rounds}
+            yield Attempt(before=moving, after=moving)
+        still = {"null": "steps", "draws": {}, **rounds}
+        yield Attempt(before=still, after=still, frozen=True)
+    elif kind == "cut-round":
+        for limit in ("step", "backward"):
+            yield Attempt(before={"cut": limit, **rounds}, terms=Terms(cut=True, losses=False))
+    elif kind == "cut-own-loss":
+        for schedule in own_loss(before):
+            yield Attempt(before={"own": schedule}, terms=Terms(cut=True))
+    elif kind == "moved-write":
+        for write in moved_writes(conflicts, tape):
+            yield Attempt(before={"write": write}, after={"write": write})
+    elif kind == "adds-gradient":
+        still = {"null": "steps", **rounds}
+        yield Attempt(before=still, after=still, terms=Terms(gains=True), frozen=True)
+        yield Attempt(before={"through": through_sites(conflicts) or True})
+        yield Attempt(before={"clear": True})
+    elif kind == "restored":
+        yield Attempt(before={"shims": True})
+
+
+def period(before: Measured) -> tuple[int, ...] | None:
+    """The optimizers in the order of their steps in one round, or None where the steps do not repeat."""
+    steps = [s.optimizer for s in before.steps]
+    used = set(steps)
+    for length in range(len(used), len(steps) // 2 + 1):
+        head = steps[:length]
+        if set(head) == used and all(k == head[i % length] for i, k in enumerate(steps)):
+            return tuple(head)
+    return tuple(steps) if steps and len(steps) == len(used) else None
+
+
+def own_loss(before: Measured) -> Iterator[list[list[int] | None]]:
+    """For each backward of the run, the optimizers it is meant for: those that step before the next backward.
+
+    Where several backwards come before several steps, each is meant for the optimizer whose gradients were cleared
+    right before it, else they go in the order of the steps. None: nothing stepped after it.
+    """
+    schedule: list[list[int] | None] = [None] * len(before.backwards)
+    group: list[tuple[int, list[int]]] = []  # backwards without steps yet, with what was cleared before each
+    cleared: list[int] = []
+    stepped: list[int] = []
+    paired = False
+
+    def settle() -> None:
+        nonlocal paired
+        if stepped and group:
+            distinct = list(dict.fromkeys(stepped))
+            by_clearing = [c[0] for _, c in group if len(c) == 1]
+            if len(group) == 1:
+                schedule[group[0][0]] = distinct
+            elif len(group) == len(distinct) == len(by_clearing) and set(by_clearing) == set(distinct):
+                for (b, _), k in zip(group, by_clearing, strict=True):
+                    schedule[b] = [k]
+            elif len(group) == len(distinct):
+                for (b, _), k in zip(group, distinct, strict=True):
+                    schedule[b] = [k]
+            else:
+                for b, _ in group:
+                    schedule[b] = distinct
+        group.clear()
+        stepped.clear()
+
+    for what, k in before.order:
+        if what == "b" and before.backwards[k].accumulates:
+            if stepped:
+                settle()
+            group.append((k, list(dict.fromkeys(cleared))))
+            cleared.clear()
+        elif what == "z":
+            cleared.append(k)
+        elif what == "s":
+            stepped.append(k)
+    settle()
+    if any(own is not None for own in schedule):
+        yield schedule
+
+
+def moved_writes(conflicts: Sequence[Conflict], tape: Tape) -> Iterator[dict[str, Any]]:
+    """The conflicting write as the imposer knows it: op, and the parameters (else the shape) it writes to."""
+    for conflict in conflicts:
+        write = conflict.write
+        if write is None:
+            continue
+        places = _places(tape)
+        like = [
+            e.ref
+            for e in tape.events
+            if isinstance(e, Mutate) and e.op == write.op and e.stack == write.stack and e.optimizer is None
+        ]
+        params = sorted({place for ref in like for place in places.get(ref.storage, ())})
+        op = write.op.partition(".")[0] + "." + write.op.partition(".")[2].partition(".")[0]
+        if params:
+            yield {"op": op, "parameters": [list(p) for p in params]}
+        else:
+            yield {"op": op, "shape": list(write.ref.shape)}
+
+
+def _places(tape: Tape) -> dict[int, list[tuple[int, int]]]:
+    """storage -> where the optimizers hold it."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for event in tape.events:
+        if isinstance(event, Optimizer):
+            for j, ref in enumerate(event.refs):
+                if (event.optimizer, j) not in found.setdefault(ref.storage, []):
+                    found[ref.storage].append((event.optimizer, j))
+    return found
+
+
+def through_sites(conflicts: Sequence[Conflict]) -> list[list[Any]]:
+    """[file, line] of every place a conflict speaks of: where a `.data` that hides a write may stand."""
+    sites = {
+        (site.file, line)
+        for conflict in conflicts
+        for stack in (*(x.stack for x in conflict.labels), conflict.write.stack if conflict.write else ())
+        for site in stack[-1:]
+        for line in range(site.line, max(site.line, min(site.end_line, site.line + 12)) + 1)
+    }
+    return [list(s) for s in sorted(sites)]

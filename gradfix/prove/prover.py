@@ -1,0 +1,351 @@
+"""Prover: runs before and after, with what the effect means imposed, and says what that came to."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from gradfix.detect import Conflict, detect
+from gradfix.prove import words
+from gradfix.prove.compare import Difference, Likeness, Measured, difference, head, likeness, read
+from gradfix.prove.cured import Left, Lines, left, stale_for_ever
+from gradfix.prove.effects import Attempt, Impose, attempts
+from gradfix.run import Outcome, Run
+from gradfix.run.zygote import Zygote
+from gradfix.tape import Failure, Note, Tape
+from gradfix.verdict import Effect, Status, Verdict
+
+CLEAN = ("finished", "steps")
+WORKERS = 4  # runs at once, over all candidates
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The script as it is: its recorded run, whose gradients are those of the program as written, and its plain run,
+    whose gradients (or error) are what PyTorch gives."""
+
+    files: Mapping[str, str]
+    outcome: Outcome
+    plain: Outcome
+    conflicts: tuple[Conflict, ...]
+    _imposed: dict[str, Future[Outcome]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def tape(self) -> Tape:
+        """The recorded run's events; an empty tape where there was none."""
+        return self.outcome.tape or Tape(())
+
+    @property
+    def failure(self) -> Failure | None:
+        """What plain PyTorch raised on the script as it is."""
+        return self.plain.failure
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What the recorder could not watch, as sentences."""
+        return tuple(dict.fromkeys(e.text for e in self.tape.events if isinstance(e, Note)))
+
+    @cached_property
+    def oracle(self) -> Measured:
+        """The exact gradients of the program as written."""
+        return read(self.outcome.measurement)
+
+    @cached_property
+    def measured(self) -> Measured:
+        """What plain PyTorch computes."""
+        return read(self.plain.measurement)
+
+    @cached_property
+    def names(self) -> words.Names:
+        return words.Names.of(self.tape)
+
+    @cached_property
+    def sound(self) -> bool:
+        """Whether plain PyTorch runs it to the end and gives the exact gradients."""
+        return self.plain.ended in (*CLEAN, "exit") and difference(self.measured, self.oracle) is None
+
+
+@dataclass(frozen=True)
+class After:
+    """A candidate: its plain run, and its recorded one."""
+
+    plain: Outcome
+    recorded: Outcome
+    left: Left
+
+    @cached_property
+    def measured(self) -> Measured:
+        """The plain run, unless another fault that was there before ends it."""
+        return read((self.recorded if self.plain.failure else self.plain).measurement)
+
+    @cached_property
+    def oracle(self) -> Measured:
+        return read(self.recorded.measurement)
+
+
+class Refusal(Exception):
+    """A verdict that needs no more runs."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.verdict = Verdict(status, reason)
+
+
+class Prover:
+    """Proves candidates of one script. Thread-safe."""
+
+    def __init__(self, zygote: Zygote, template: Run) -> None:
+        self.zygote = zygote
+        self.template = template
+        self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="gradfix-run")
+        self.lock = threading.Lock()
+
+    def baseline(self, files: Mapping[str, str]) -> Baseline:
+        """Run the script as it is (`files` over what is on disk), recorded and plain. Raises InterpreterError."""
+        plain = self._start(files)
+        recorded = self._start(files, record=True).result()
+        tape = recorded.tape
+        return Baseline(dict(files), recorded, plain.result(), detect(tape) if tape else ())
+
+    def prove(
+        self, baseline: Baseline, files: Mapping[str, str], effect: Effect, conflict: Conflict
+    ) -> Verdict:
+        """What the texts `files` are worth as a cure of `conflict` that means to have `effect`."""
+        return self._verdict(baseline, files, (effect,), (conflict,))
+
+    def prove_whole(self, baseline: Baseline, files: Mapping[str, str], effects: Sequence[Effect]) -> Verdict:
+        """What several cures are worth together: all their effects imposed at once."""
+        gone = tuple(c for c in baseline.conflicts if c.severity == "error")
+        return self._verdict(baseline, files, tuple(effects), gone or baseline.conflicts[:1], whole=True)
+
+    # ---- one verdict
+
+    def _verdict(
+        self,
+        baseline: Baseline,
+        files: Mapping[str, str],
+        effects: Sequence[Effect],
+        conflicts: Sequence[Conflict],
+        whole: bool = False,
+    ) -> Verdict:
+        try:
+            self._can_judge(baseline)
+            lines = Lines(baseline.files, files)
+            after = self._run_after(baseline, files, conflicts, lines, whole)
+            verdict = self._compare(baseline, files, after, effects, conflicts)
+            if verdict.status != "rejected":
+                name = stale_for_ever(baseline.tape, after.recorded.tape or Tape(()), conflicts, lines)
+                if name:
+                    reason = f"`{name}` depends on parameters that are stepped and is never made again: it goes stale"
+                    return replace(verdict, status="rejected", reason=reason)
+            self._is_deterministic(baseline)
+            return verdict
+        except Refusal as refusal:
+            return refusal.verdict
+
+    def _can_judge(self, baseline: Baseline) -> None:
+        before = baseline.outcome
+        if before.ended in ("timeout", "killed", "memory", "tampered") and not baseline.oracle.passes:
+            raise Refusal(
+                "untried", f"the script as it is could not be run to a first backward: {before.ended}"
+            )
+        if not baseline.oracle.passes:
+            said = f": {before.failure.type}: {before.failure.message}" if before.failure else ""
+            raise Refusal("untried", f"the script as it is reaches no backward to compare with{said}"[:300])
+
+    def _is_deterministic(self, baseline: Baseline) -> None:
+        second = read(self._imposed(baseline, {}).measurement)
+        found = difference(second, baseline.oracle)
+        if found is not None and found.what != "nothing":
+            said = words.differs(found, baseline.names)
+            raise Refusal("untried", f"not deterministic: two runs of the script as it is differ ({said})")
+
+    def _run_after(
+        self,
+        baseline: Baseline,
+        files: Mapping[str, str],
+        conflicts: Sequence[Conflict],
+        lines: Lines,
+        whole: bool,
+    ) -> After:
+        self._begin(baseline, {})  # the second run before, needed at the end
+        plain = self._start(files).result()
+        failed = plain.ended not in CLEAN and plain.ended != baseline.outcome.ended
+        if failed and (plain.failure is None or not plain.failure.autograd):
+            raise Refusal("rejected", _how_it_ended(plain))
+        recorded = self._start(files, record=True).result()
+        found = detect(recorded.tape) if recorded.tape else ()
+        rest = left(found, baseline.conflicts, conflicts, lines)
+        if rest.still:
+            raise Refusal("rejected", f"the fault is still there: {rest.still[0].message}")
+        if rest.new:
+            raise Refusal("rejected", f"a new fault: {rest.new[0].message}")
+        if failed and (whole or not rest.others):
+            raise Refusal("rejected", _how_it_ended(plain))
+        after = After(plain, recorded, rest)
+        if not plain.failure and not rest.others:
+            unlike = difference(after.measured, after.oracle)
+            if unlike is not None and unlike.what != "nothing":
+                said = words.differs(unlike, words.Names.of(recorded.tape or Tape(())))
+                raise Refusal("rejected", f"plain PyTorch does not give its exact gradient: {said}")
+        return after
+
+    def _compare(
+        self,
+        baseline: Baseline,
+        files: Mapping[str, str],
+        after: After,
+        effects: Sequence[Effect],
+        conflicts: Sequence[Conflict],
+    ) -> Verdict:
+        names, oracle = baseline.names, baseline.oracle
+        like = likeness(after.measured, oracle)
+        measured: dict[str, object] = {"optimizers": words.numbers(like, names), "passes": oracle.passes}
+        if after.left.others:
+            measured["remaining"] = len(after.left.others)
+        cut_short = baseline.outcome.ended not in (*CLEAN, "exit")
+        found = None
+        for attempt in attempts(effects, conflicts, baseline.tape, oracle):
+            found, before, now = self._try(baseline, files, after, attempt, cut_short)
+            if found is None:
+                problem = _weak(attempt, before, now, baseline)
+                if problem:
+                    return Verdict("rejected", problem, measured)
+                measured["imposed"] = dict(attempt.before or {}) and sorted(attempt.before or {})
+                return self._accepted(baseline, after, attempt, conflicts, like, measured, cut_short)
+        assert found is not None
+        said = words.differs(found, names)
+        numbers = words.alike(like, names)
+        if any(e.kind == "changes-value" for e in effects):
+            return Verdict(
+                "untried", f"changes a value on purpose, which nothing proves: {numbers or said}", measured
+            )
+        reason = said if not numbers or found.what in ("lost", "steps", "finite") else f"{said}; {numbers}"
+        return Verdict("rejected", reason, measured)
+
+    def _try(
+        self, baseline: Baseline, files: Mapping[str, str], after: After, attempt: Attempt, cut_short: bool
+    ) -> tuple[Difference | None, Measured, Measured]:
+        """(the first difference or None, what was measured before, after)."""
+        run = None
+        if attempt.after is not None:
+            run = self._start(files, record=bool(after.left.others), impose=attempt.after)
+        before = baseline.oracle
+        if attempt.before is not None:
+            before = read(self._imposed(baseline, attempt.before).measurement)
+        now = read(run.result().measurement) if run is not None else after.measured
+        if cut_short:
+            now = head(now, before)
+        found = difference(now, before, attempt.terms)
+        if found is not None and "draws" in (attempt.after or {}):
+            keys = {k for k in {*now.draws, *before.draws} if now.draws.get(k) != before.draws.get(k)}
+            if keys and not (attempt.after or {})["draws"]:
+                return self._try(baseline, files, after, attempt.with_constant_draws(sorted(keys)), cut_short)
+        return found, before, now
+
+    def _accepted(
+        self,
+        baseline: Baseline,
+        after: After,
+        attempt: Attempt,
+        conflicts: Sequence[Conflict],
+        like: Mapping[int, Likeness],
+        measured: dict[str, object],
+        cut_short: bool,
+    ) -> Verdict:
+        names = baseline.names
+        rest = ""
+        if after.left.others:
+            rest = f"; still to cure: {after.left.others[0].message}"
+        drift = _drift(after.measured, baseline.oracle)
+        passes = baseline.oracle.passes
+        unit = "step" if baseline.oracle.steps else "backward"
+        over = f"over {passes} {unit}{'s' * (passes != 1)}"
+        if cut_short:
+            if after.measured.passes <= passes:
+                return Verdict("rejected", f"gets no further than before ({passes} {unit}s)", measured)
+            reason = f"equal as far as the script could run before ({over.removeprefix('over ')})"
+            return Verdict("intended", reason + rest, measured)
+        if attempt.effects:
+            said = words.alike(like, names) or f"equal {over} once the effect is taken into account"
+            return Verdict("intended", "; ".join([said, *drift]) + rest, measured)
+        if not baseline.sound:
+            reason = f"every gradient equal to the exact one {over}"
+            return Verdict("proved", "; ".join([reason, *drift]) + rest, measured)
+        if set(after.measured.retained) - set(baseline.oracle.retained):
+            return Verdict("proved", f"the gradient is kept now; all others equal {over}{rest}", measured)
+        if all(c.severity == "note" for c in conflicts):
+            if drift:
+                return Verdict("rejected", "; ".join(drift), measured)
+            return Verdict("preserved", f"every gradient equal {over}{rest}", measured)
+        return Verdict("rejected", f"trains exactly as before {over}: it cures nothing", measured)
+
+    # ---- runs
+
+    def _start(
+        self, files: Mapping[str, str], record: bool = False, impose: Impose | None = None
+    ) -> Future[Outcome]:
+        run = replace(self.template, files=dict(files), record=record, measure=True, impose=impose)
+        return self.pool.submit(self.zygote.run, run)
+
+    def _begin(self, baseline: Baseline, impose: Impose) -> Future[Outcome]:
+        """A recorded run before with `impose`, begun once per baseline; {} is the second run of the script as it is."""
+        key = json.dumps(impose, sort_keys=True)
+        with self.lock:
+            if key not in baseline._imposed:
+                baseline._imposed[key] = self._start(baseline.files, record=True, impose=impose or None)
+            return baseline._imposed[key]
+
+    def _imposed(self, baseline: Baseline, impose: Impose) -> Outcome:
+        return self._begin(baseline, impose).result()
+
+
+def _how_it_ended(outcome: Outcome) -> str:
+    if outcome.failure is not None:
+        return f"it fails: {outcome.failure.type}: {outcome.failure.message}"[:300]
+    return outcome.detail or f"it ends otherwise than before: {outcome.ended}"
+
+
+def _weak(attempt: Attempt, before: Measured, now: Measured, baseline: Baseline) -> str:
+    """Why an equality proves less than it seems to, or ""."""
+    names = baseline.names
+    raw, mine = likeness(before, baseline.oracle), now.by_optimizer
+    for k, like in raw.items():
+        silent = all(g is None or g.norm == 0 for s in mine.get(k, ()) for g in s.grads)
+        if attempt.effects and silent and like.lost:
+            return f"{names.optimizer(k)} gets no gradient at all (had one before)"
+    if attempt.frozen:
+        free = list(now.backwards)
+        for b in before.backwards:
+            match = next((c for c in free if b.reached <= c.reached and c.accumulates == b.accumulates), None)
+            if match is None:
+                return "a pass no longer reads the parameters that are trained"
+            free.remove(match)
+    return ""
+
+
+def _drift(after: Measured, before: Measured) -> list[str]:
+    """Differences beside the gradients."""
+    said = []
+    last = [
+        (after.by_optimizer[k][-1], steps[-1])
+        for k, steps in before.by_optimizer.items()
+        if k in after.by_optimizer
+    ]
+    if any(s.random != t.random for s, t in last):
+        said.append("the number of random draws differs")
+    if any(_apart(s.buffers, t.buffers) for s, t in last):
+        said.append("running statistics differ")
+    return said
+
+
+def _apart(xs: Sequence[Sequence[float]], ys: Sequence[Sequence[float]]) -> bool:
+    return len(xs) != len(ys) or any(
+        abs(x - y) > 1e-4 * (abs(y) + abs(v[0]))
+        for u, v in zip(xs, ys, strict=True)
+        for x, y in zip(u, v, strict=True)
+    )

@@ -1,0 +1,100 @@
+"""What was measured, as one sentence with names and numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gradfix.prove.compare import Difference, Likeness
+from gradfix.tape import Optimizer, Ref, Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the person calls optimizers and parameters."""
+
+    optimizers: Mapping[int, Optimizer]
+
+    @classmethod
+    def of(cls, tape: Tape) -> Names:
+        return cls({e.optimizer: e for e in tape.events if isinstance(e, Optimizer)})
+
+    def optimizer(self, number: int) -> str:
+        event = self.optimizers.get(number)
+        return f"`{event.name}`" if event and event.name else f"optimizer {number + 1}"
+
+    def parameters(self, optimizer: int, which: Sequence[int]) -> str:
+        """``D's 12 parameters``, or the name of the only one."""
+        refs: tuple[Ref, ...] = self.optimizers[optimizer].refs if optimizer in self.optimizers else ()
+        names = [refs[j].name if j < len(refs) else "" for j in which]
+        if len(which) == 1:
+            return f"`{names[0]}`" if names[0] else f"parameter {which[0] + 1} of {self.optimizer(optimizer)}"
+        owners = {name.partition(".")[0] for name in names}
+        if len(owners) == 1 and "" not in owners and all("." in name for name in names):
+            return f"{owners.pop()}'s {len(which)} parameters"
+        return f"{len(which)} parameters of {self.optimizer(optimizer)}"
+
+
+def differs(found: Difference, names: Names) -> str:
+    """One clause on the first difference."""
+    where = f" at step {found.step + 1}" if found.optimizer is not None else ""
+    k = found.optimizer if found.optimizer is not None else 0
+    who = names.optimizer(k)
+    which = names.parameters(k, found.parameters) if found.parameters else ""
+    verb = "get" if len(found.parameters) > 1 else "gets"
+    if found.what == "lost":
+        return f"{which or found.detail} {verb} no gradient{where} (had one before)"
+    if found.what == "gained":
+        return f"{which} {verb} a gradient{where} (had none before)"
+    if found.what == "gradient":
+        return f"the gradient of {which} is another one{where} of {who}"
+    if found.what == "kept":
+        return f"{which} {'are' if len(found.parameters) > 1 else 'is'} written between steps of {who} as not before"
+    if found.what == "update":
+        return f"{who} moves {which} by another amount{where}: {found.detail}"
+    if found.what in ("steps", "parameters") and found.optimizer is not None:
+        return f"{who}: {found.detail}"
+    if found.what == "leaves":
+        return f"another gradient: {found.detail}"
+    return found.detail
+
+
+def alike(found: Mapping[int, Likeness], names: Names) -> str:
+    """``optG gradient cosine 0.9998 to the exact one, norm ratio 1.02; optD equal``."""
+    said = []
+    for k, x in sorted(found.items(), key=lambda item: (item[1].equal, item[0])):
+        who = names.optimizer(k)
+        if x.equal:
+            said.append(f"{who} equal")
+        elif math.isnan(x.cosine):
+            said.append(f"{who} has no gradient to compare")
+        else:
+            said.append(
+                f"{who} gradient cosine {_cosine(x.cosine)} to the exact one, norm ratio {x.ratio:.3g}"
+            )
+        if x.lost:
+            said[-1] += f", {names.parameters(k, x.lost)} without the gradient of before"
+    return "; ".join(said)
+
+
+def numbers(found: Mapping[int, Likeness], names: Names) -> dict[str, object]:
+    """The same as JSON values."""
+    return {
+        names.optimizer(k).strip("`"): {
+            "cosine": None if math.isnan(x.cosine) else round(x.cosine, 7),
+            "norm_ratio": None if math.isnan(x.ratio) else round(x.ratio, 5),
+            "lost": len(x.lost),
+            "steps": x.steps,
+        }
+        for k, x in found.items()
+    }
+
+
+def _cosine(x: float) -> str:
+    """Enough digits to tell it from 1."""
+    for digits in (4, 6):
+        text = f"{x:.{digits}f}"
+        if float(text) != 1.0 or x == 1.0:
+            return text
+    return f"{x:.4f}"

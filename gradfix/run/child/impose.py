@@ -1,0 +1,413 @@
+"""What a rewrite says it will change, done to a run on purpose, so that before and after can be asked to agree.
+
+The request is a JSON object; every key is optional, and they combine:
+
+``null``     ``steps``: a step() leaves parameters and optimizer state as they were, and normalisation layers
+             their running statistics. ``rounds``: updates take effect when the round ends, not at the step.
+``period``   the optimizers' numbers in the order of their steps in one round; that many steps end a round.
+``draws``    random draws depend on (round, op, arguments, how many before in the round) instead of on how many
+             were made in all; for the keys listed under ``constant`` on (round, op, arguments) alone.
+``cut``      no gradient flows through nodes of an earlier round (``step``), or of before the last run of the
+             same backward (``backward``).
+``own``      the k-th backward fills only the parameters of the optimizers listed for it, and leaves of none.
+``write``    an op's in-place writes to some parameters or to tensors of a shape are left out, and counted.
+``through``  ``.data``, ``.detach()`` and ``torch.tensor(t)`` in user lines (all, or those listed) give the
+             tensor itself.
+``clear``    an optimizer's gradients are cleared after each of its steps.
+``shims``    calls of PyTorch 0.x that were removed do what they did.
+
+Standard library and torch only; installed after the recorder and before the measurer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .measure import Optimizers, parameters, quiet
+
+Emit = Callable[[dict[str, Any]], None]
+
+_DATA = torch._C.TensorBase.data  # type: ignore[attr-defined]
+_FOREIGN = tuple(
+    os.path.realpath(p) + os.sep
+    for p in {
+        os.path.dirname(torch.__file__),
+        os.path.dirname(os.path.abspath(__file__)),
+        sysconfig.get_paths()["stdlib"],
+        sysconfig.get_paths()["purelib"],
+        sysconfig.get_paths()["platlib"],
+    }
+)
+
+
+class Imposer:
+    """Imposes one request on the run: `install` before the script runs, `finish` on every way out."""
+
+    def __init__(self, request: dict[str, Any], recorder: Any, emit: Emit) -> None:
+        self.request = request
+        self.emit = emit
+        self.optimizers = Optimizers()
+        self.rounds = Rounds(len(request.get("period") or ()))
+        self.backwards = 0
+        self.depth = 0
+        self.marks: dict[
+            tuple[Any, ...], tuple[int, int]
+        ] = {}  # backward's frames -> (sequence number, steps) then
+        self.mode: _Ops | None = None
+        self.done = False
+
+    def install(self) -> None:
+        self.optimizers.watch()
+        _Steps(self).install()
+        if "cut" in self.request or "own" in self.request:
+            self._watch_backward()
+        if self.request.get("null"):
+            _freeze_statistics()
+        if "through" in self.request:
+            _see_through(self.request["through"])
+        if self.request.get("shims"):
+            _restore_old_calls()
+        if "draws" in self.request or "write" in self.request:
+            self.mode = _Ops(self)
+            self.mode.__enter__()  # for the whole run: never left
+
+    def finish(self, how: str, exc: BaseException | None = None) -> None:
+        if self.done:
+            return
+        self.done = True
+        if self.mode is not None:
+            self.emit({"m": "d", "draws": self.mode.counts, "writes": self.mode.writes})
+
+    def _watch_backward(self) -> None:
+        engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+        def run(
+            roots: Any, grads: Any, retain: Any, create: Any, inputs: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            if self.depth:
+                return engine(roots, grads, retain, create, inputs, *args, **kwargs)
+            accumulates = bool(kwargs.get("accumulate_grad", False))
+            number, self.backwards = self.backwards, self.backwards + 1
+            with quiet():
+                old, leaves = self._reach(roots)
+            if accumulates:
+                keep = [x for x in leaves if self._feeds(number, x)] if "own" in self.request else leaves
+                if inputs:
+                    keep = [x for x in inputs if not x.is_leaf or any(x is y for y in keep)]
+                elif len(keep) == len(leaves) and not old:
+                    keep = []  # nothing to restrict
+                elif not keep:
+                    return None
+                inputs = tuple(keep)
+                if not inputs and old:
+                    return None
+            handles = [node.register_prehook(_zeros) for node in old]
+            self.depth += 1
+            try:
+                return engine(roots, grads, retain, create, inputs, *args, **kwargs)
+            finally:
+                self.depth -= 1
+                for handle in handles:
+                    handle.remove()
+
+        torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+
+    def _reach(self, roots: Any) -> tuple[list[Any], list[Any]]:
+        """(nodes of an earlier round where the walk from `roots` stops, leaves it reaches without them)."""
+        limit = self._limit() if "cut" in self.request else 0
+        old: list[Any] = []
+        leaves: list[Any] = []
+        seen: set[Any] = set()
+        stack: list[Any] = []
+        for root in roots:
+            node = root.grad_fn if isinstance(root, torch.Tensor) else root.node
+            if node is not None:
+                stack.append(node)
+            elif isinstance(root, torch.Tensor) and root.is_leaf:
+                leaves.append(root)
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                leaves.append(leaf)
+            elif node._sequence_nr() < limit:
+                old.append(node)
+            else:
+                stack.extend(n for n, _ in node.next_functions if n is not None)
+        return old, leaves
+
+    def _limit(self) -> int:
+        """The sequence number below which a node is of an earlier round for the backward that is about to run."""
+        here, now = _frames(), torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        number, steps = self.marks.get(here, (0, -1))
+        self.marks[here] = (now, self.rounds.steps)
+        if self.request["cut"] == "backward":
+            return number
+        return max(self.rounds.start, number if steps != self.rounds.steps else 0)
+
+    def _feeds(self, backward: int, leaf: Any) -> bool:
+        own = self.request["own"]
+        if backward >= len(own) or own[backward] is None:
+            return True
+        owners = {k for k, _, p in self.optimizers.parameters() if p is leaf}
+        return not owners or bool(owners & set(own[backward]))
+
+
+class Rounds:
+    """Counts steps into rounds of `period` steps; each step is a round where there is no period."""
+
+    def __init__(self, period: int) -> None:
+        self.period = period or 1
+        self.steps = 0
+        self.number = 0
+        self.start = 0  # the first sequence number of this round
+
+    def stepped(self) -> bool:
+        """Count one step; whether it ended a round."""
+        self.steps += 1
+        if self.steps % self.period:
+            return False
+        self.number += 1
+        self.start = torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        return True
+
+
+class _Steps:
+    """What happens around optimizer steps: updates undone or put off, gradients cleared."""
+
+    def __init__(self, imposer: Imposer) -> None:
+        self.imposer = imposer
+        self.null = imposer.request.get("null")
+        self.before: dict[int, tuple[list[Any], Any]] = {}
+        self.due: dict[
+            int, tuple[Any, Any]
+        ] = {}  # id of a parameter -> (it, its value from the round's end on)
+
+    def install(self) -> None:
+        from torch.optim import optimizer as hooks
+
+        hooks.register_optimizer_step_pre_hook(self._pre)
+        hooks.register_optimizer_step_post_hook(self._post)
+
+    def _pre(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.imposer.depth += 1  # a closure's backward and the writes of a step are not the script's own
+        if self.null:
+            with quiet():
+                state = None
+                if self.null == "steps":
+                    state = {p: {k: _copy(v) for k, v in s.items()} for p, s in optimizer.state.items()}
+                self.before[id(optimizer)] = ([p.detach().clone() for p in parameters(optimizer)], state)
+
+    def _post(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.imposer.depth -= 1
+        with quiet():
+            if self.null and id(optimizer) in self.before:
+                old, state = self.before.pop(id(optimizer))
+                for p, value in zip(parameters(optimizer), old):
+                    if self.null == "rounds":
+                        self.due[id(p)] = (p, p.detach().clone())
+                    _DATA.__get__(p).copy_(value)  # through .data: no version counter moves
+                if state is not None:
+                    optimizer.state.clear()
+                    optimizer.state.update(state)
+            if self.imposer.request.get("clear"):
+                for p in parameters(optimizer):
+                    p.grad = None
+            if self.imposer.rounds.stepped():
+                for p, value in self.due.values():
+                    _DATA.__get__(p).copy_(value)
+                self.due.clear()
+
+
+class _Ops(TorchDispatchMode):
+    """Keyed random draws, and writes left out."""
+
+    def __init__(self, imposer: Imposer) -> None:
+        super().__init__()
+        self.imposer = imposer
+        self.draws = imposer.request.get("draws")
+        self.constant = set((self.draws or {}).get("constant", ()))
+        self.write = imposer.request.get("write")
+        self.round = -1
+        self.met: dict[str, int] = {}  # draws of a key in this round
+        self.counts: dict[str, list[int]] = {}  # key -> draws per round
+        self.writes: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if (
+            self.draws is not None
+            and torch.Tag.nondeterministic_seeded in func.tags
+            and not kwargs.get("generator")
+        ):
+            self._seed(func, args, kwargs)
+        elif self.write is not None and not self.imposer.depth and self._suppressed(func, args):
+            return args[0]
+        return func(*args, **kwargs)
+
+    def _seed(self, func: Any, args: Any, kwargs: Any) -> None:
+        number = self.imposer.rounds.number
+        if number != self.round:
+            self.round, self.met = number, {}
+        key = "{} {}".format(func, ",".join(_about(x) for x in args))
+        index = self.met.get(key, 0)
+        self.met[key] = index + 1
+        counts = self.counts.setdefault(key, [])
+        counts.extend([0] * (number + 1 - len(counts)))
+        counts[number] += 1
+        which = 0 if key in self.constant else index
+        seed = zlib.crc32(f"{number}|{key}|{which}".encode())
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
+
+    def _suppressed(self, func: Any, args: Any) -> bool:
+        if (
+            not str(func).startswith(self.write["op"] + ".")
+            or not args
+            or not isinstance(args[0], torch.Tensor)
+        ):
+            return False
+        target = args[0]
+        wanted = self.write.get("parameters")
+        if wanted is not None:
+            where = target.untyped_storage().data_ptr()
+            mine = [
+                [k, j]
+                for k, j, p in self.imposer.optimizers.parameters()
+                if p.untyped_storage().data_ptr() == where
+            ]
+            if not any(x in wanted for x in mine):
+                return False
+        elif list(target.shape) != self.write.get("shape"):
+            return False
+        what = "{} {}".format(func, ",".join(_about(x) for x in args[1:]))
+        self.writes[what] = self.writes.get(what, 0) + 1
+        return True
+
+
+def _about(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "x".join(str(n) for n in value.shape) + "t"
+    return repr(value)
+
+
+def _zeros(grads: Any) -> Any:
+    return tuple(None if g is None else torch.zeros_like(g) for g in grads)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _frames() -> tuple[Any, ...]:
+    """The user's frames: which call, of which line, and where in its code."""
+    found = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not _foreign(frame.f_code.co_filename):
+            found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back  # type: ignore[assignment]
+    return tuple(found)
+
+
+def _foreign(filename: str) -> bool:
+    return filename.startswith("<") or os.path.realpath(filename).startswith(_FOREIGN)
+
+
+def _freeze_statistics() -> None:
+    """A second forward of the same module changes nothing: running statistics and power iterations stand still."""
+    functional = torch.nn.functional
+    for name, position in (("batch_norm", 6), ("instance_norm", 6)):
+        setattr(functional, name, _without_momentum(getattr(functional, name), position))
+    try:
+        from torch.nn.utils import parametrizations
+
+        parametrizations._SpectralNorm._power_method = lambda *args: None  # type: ignore[method-assign]
+    except (ImportError, AttributeError):
+        pass
+    from torch.nn.utils.spectral_norm import SpectralNorm
+
+    compute = SpectralNorm.compute_weight
+
+    def compute_weight(self: Any, module: Any, do_power_iteration: bool) -> Any:
+        return compute(self, module, False)
+
+    SpectralNorm.compute_weight = compute_weight  # type: ignore[method-assign]
+
+
+def _without_momentum(call: Any, position: int) -> Any:
+    def frozen(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > position:
+            args = args[:position] + (0.0,) + args[position + 1 :]
+        else:
+            kwargs["momentum"] = 0.0
+        return call(*args, **kwargs)
+
+    return frozen
+
+
+def _see_through(sites: Any) -> None:
+    """`.data`, `.detach()` and `torch.tensor(t)` give the tensor itself in user lines: all (True) or [file, line]s."""
+    wanted = None if sites is True else {(os.path.realpath(f), line) for f, line in sites}
+
+    def here() -> bool:
+        frame = sys._getframe(2)
+        file = os.path.realpath(frame.f_code.co_filename)
+        if wanted is not None:
+            return (file, frame.f_lineno) in wanted
+        return not _foreign(file)
+
+    plain_detach, plain_tensor = torch.Tensor.detach, torch.tensor
+
+    def data(self: Any) -> Any:
+        return self if here() else _DATA.__get__(self)
+
+    def detach(self: Any) -> Any:
+        return self if here() else plain_detach(self)
+
+    def tensor(value: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(value, torch.Tensor) and here():
+            return value
+        return plain_tensor(value, *args, **kwargs)
+
+    torch.Tensor.data = property(data, lambda self, value: _DATA.__set__(self, value))  # type: ignore
+    torch.Tensor.detach = detach  # type: ignore
+    torch.tensor = tensor
+
+
+def _restore_old_calls() -> None:
+    """What PyTorch 0.x took: loss.data[0], backward(retain_variables=), clip_grad_norm, Variable(volatile=)."""
+    getitem, backward = torch.Tensor.__getitem__, torch.Tensor.backward
+
+    def old_getitem(self: Any, index: Any) -> Any:
+        if self.dim() == 0 and type(index) is int and index == 0:
+            return self
+        return getitem(self, index)
+
+    def old_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "retain_variables" in kwargs:
+            kwargs["retain_graph"] = kwargs.pop("retain_variables")
+        return backward(self, *args, **kwargs)
+
+    def variable(data: Any, requires_grad: bool = False, volatile: bool = False) -> Any:
+        if volatile:
+            return data.detach()
+        return data.requires_grad_(True) if requires_grad else data
+
+    torch.Tensor.__getitem__ = old_getitem  # type: ignore[method-assign,assignment]
+    torch.Tensor.backward = old_backward  # type: ignore[method-assign]
+    if not hasattr(torch.nn.utils, "clip_grad_norm"):
+        torch.nn.utils.clip_grad_norm = torch.nn.utils.clip_grad_norm_  # type: ignore[attr-defined]
+    torch.autograd.Variable = variable  # type: ignore[misc,assignment]

@@ -1,0 +1,347 @@
+"""What a run computed, as data: gradients at every optimizer step, losses, updates, draws.
+
+One JSON line an observation, key ``m``:
+
+``b``  a backward: values of its roots, which optimizers' parameters it filled; without an optimizer the gradients.
+``z``  an optimizer's zero_grad().
+``s``  an optimizer's step(): gradients before it, its updates, buffers, optimizer state, random state.
+``l``  the end: gradients of the leaves in the script's globals (where nothing stepped), retained ones among them.
+
+Parameters are known by (number of the optimizer in order of creation, index in its param_groups): names and addresses
+differ between two versions of a script, these do not. A gradient of up to FULL elements travels whole, a larger one as
+a CountSketch (Charikar, Chen, Farach-Colton 2002), from which cosines and norm ratios can be estimated.
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import ctypes
+import random
+import sys
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+FULL = 65536
+BUCKETS = 4096
+LEAVES = 256  # leaves without an optimizer that are followed
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No mode, hook or tape sees what is done here."""
+    with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+class Optimizers:
+    """The optimizers of the run, numbered in order of creation."""
+
+    def __init__(self) -> None:
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.live: list[Any] = []
+
+    def number(self, optimizer: Any) -> int:
+        """The optimizer's number; one met for the first time gets the next."""
+        found = self._numbers.get(optimizer)
+        if found is None:
+            found = len(self.live)
+            self._numbers[optimizer] = found
+            self.live.append(weakref.ref(optimizer))
+        return found
+
+    def watch(self) -> None:
+        """Number every optimizer as it is made."""
+        made = torch.optim.Optimizer.__init__
+
+        def init(this: Any, *args: Any, **kwargs: Any) -> None:
+            self.number(this)
+            made(this, *args, **kwargs)
+
+        torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign]
+
+    def parameters(self) -> Iterator[tuple[int, int, Any]]:
+        """(optimizer, index, parameter) of all that exist."""
+        for k, ref in enumerate(self.live):
+            optimizer = ref()
+            if optimizer is not None:
+                for j, p in enumerate(parameters(optimizer)):
+                    yield k, j, p
+
+
+def parameters(optimizer: Any) -> list[Any]:
+    groups = getattr(optimizer, "param_groups", None) or []
+    return [p for group in groups for p in group.get("params", ())]
+
+
+class Measurer:
+    """Watches one run and emits what it computed. `install` before the script runs, `finish` on every way out."""
+
+    def __init__(self, emit: Emit, request: dict[str, Any]) -> None:
+        self.emit = emit
+        self.request = request
+        self.optimizers = Optimizers()
+        self.steps = 0
+        self.depth = 0
+        self.buffers: list[tuple[Any, str]] = []
+        self.before: dict[int, list[Any]] = {}  # parameter values when step() began
+        self.after: dict[int, list[Any]] = {}  # and when it ended
+        self.sketches: dict[int, tuple[Any, Any]] = {}
+        self.done = False
+
+    def install(self) -> None:
+        self.optimizers.watch()
+        self._watch_buffers()
+        self._watch_zero_grad()
+        self._watch_backward()
+        from torch.optim import optimizer as hooks
+
+        hooks.register_optimizer_step_pre_hook(self._before_step)
+        handle = hooks.register_optimizer_step_post_hook(self._after_step)
+        # first, before a null step puts the old values back and before the bound ends the run
+        hooks._global_optimizer_post_hooks.move_to_end(handle.id, last=False)
+
+    def finish(self, how: str, exc: BaseException | None = None) -> None:
+        """Say what the globals hold, where nothing stepped. Safe to call twice."""
+        if self.done:
+            return
+        self.done = True
+        with quiet():
+            leaves, retained = self._globals()
+            line: dict[str, Any] = {"m": "l", "how": how, "rng": random_state(), "retained": retained}
+            if not self.steps:
+                line["leaves"] = leaves
+            self.emit(line)
+
+    def _watch_backward(self) -> None:
+        engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+        def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.depth:  # a checkpoint's backward inside ours
+                return engine(roots, *args, **kwargs)
+            accumulates = bool(kwargs.get("accumulate_grad", False))
+            with quiet():
+                values = [number(r) for r in roots if isinstance(r, torch.Tensor)]
+                had = [(o, j, p, _grad_state(p)) for o, j, p in self.optimizers.parameters()]
+                leaves = leaves_of(roots) if not had and accumulates else []
+            line: dict[str, Any] = {"m": "b", "v": values, "a": int(accumulates)}
+            self.depth += 1
+            try:
+                result = engine(roots, *args, **kwargs)
+            except BaseException:
+                self.emit(dict(line, x=1))
+                raise
+            finally:
+                self.depth -= 1
+            with quiet():
+                if had:
+                    line["r"] = [[o, j] for o, j, p, old in had if _grad_state(p) != old]
+                elif accumulates:
+                    line["g"] = [self.vector(grad_of(leaf)) for leaf in leaves]
+                else:
+                    line["g"] = [self.vector(g) for g in result if g is None or isinstance(g, torch.Tensor)]
+                self.emit(line)
+            return result
+
+        torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+
+    def _watch_zero_grad(self) -> None:
+        clear = torch.optim.Optimizer.zero_grad
+
+        def zero_grad(this: Any, *args: Any, **kwargs: Any) -> Any:
+            self.emit({"m": "z", "o": self.optimizers.number(this)})
+            return clear(this, *args, **kwargs)
+
+        torch.optim.Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+
+    def _watch_buffers(self) -> None:
+        register = torch.nn.Module.register_buffer
+
+        def register_buffer(this: Any, name: str, *args: Any, **kwargs: Any) -> None:
+            register(this, name, *args, **kwargs)
+            self.buffers.append((weakref.ref(this), name))
+
+        torch.nn.Module.register_buffer = register_buffer  # type: ignore[method-assign]
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        with quiet():
+            k = self.optimizers.number(optimizer)
+            ps = parameters(optimizer)
+            last = self.after.get(k)
+            changed = []
+            if last is not None and len(last) == len(ps):
+                changed = [j for j, (p, q) in enumerate(zip(ps, last)) if _differ(p, q)]
+            self.before[k] = [p.detach().clone() for p in ps]
+            line = {
+                "m": "s",
+                "o": k,
+                "g": [self.vector(grad_of(p)) for p in ps],
+                "c": changed,
+                "rng": random_state(),
+            }
+            self.emit(line)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        with quiet():
+            self.steps += 1
+            k = self.optimizers.number(optimizer)
+            ps, old = parameters(optimizer), self.before.pop(k, [])
+            self.after[k] = [p.detach().clone() for p in ps]
+            updates = [number(p.detach() - q) for p, q in zip(ps, old) if p.shape == q.shape]
+            self.emit({"m": "u", "o": k, "u": updates, "b": self._buffers(), "st": _state(optimizer, ps)})
+
+    def _buffers(self) -> list[Any]:
+        found = []
+        for ref, name in self.buffers:
+            module = ref()
+            buffer = getattr(module, "_buffers", {}).get(name) if module is not None else None
+            if isinstance(buffer, torch.Tensor) and name != "num_batches_tracked":
+                found.append(number(buffer))
+        return found
+
+    def _globals(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(leaves, retained): name -> gradient, of what the script's globals hold."""
+        main = sys.modules.get("__main__")
+        leaves: dict[str, Any] = {}
+        retained: dict[str, Any] = {}
+        seen = set()
+
+        def visit(name: str, value: Any, depth: int) -> None:
+            if isinstance(value, torch.Tensor):
+                if id(value) in seen or not value.requires_grad or len(seen) > LEAVES:
+                    return
+                seen.add(id(value))
+                if value.is_leaf:
+                    leaves[name] = self.vector(value.grad)
+                elif value.retains_grad:
+                    retained[name] = self.vector(value.grad)
+            elif isinstance(value, torch.nn.Module):
+                for n, p in value.named_parameters():
+                    visit(name + "." + n, p, depth)
+            elif isinstance(value, dict) and depth < 3:
+                for k, x in list(value.items()):
+                    visit(f"{name}[{k!r}]", x, depth + 1)
+            elif isinstance(value, (list, tuple)) and depth < 3:
+                for k, x in enumerate(value):
+                    visit(f"{name}[{k}]", x, depth + 1)
+
+        names = vars(main) if main is not None else {}
+        for name in sorted(n for n in names if not n.startswith("__")):
+            visit(name, names[name], 0)
+        return leaves, retained
+
+    def vector(self, value: Any) -> Any:
+        """A gradient as [norm, sum, kind, base64], None where there is none: ``f4``, ``f8`` whole, ``cs`` a sketch."""
+        if value is None:
+            return None
+        t = value.detach()
+        if t.layout != torch.strided:
+            t = t.to_dense()
+        if t.is_complex():
+            t = torch.view_as_real(t)
+        t = t.to("cpu")
+        wide = t.double().flatten()
+        norm, total = wide.norm().item(), wide.sum().item()
+        if t.numel() > FULL:
+            buckets, signs = self._sketch(t.numel())
+            sketch = torch.zeros(BUCKETS, dtype=torch.float64).index_add_(0, buckets, wide * signs)
+            return [norm, total, "cs", encode(sketch.float())]
+        if t.dtype == torch.float64:
+            return [norm, total, "f8", encode(wide)]
+        return [norm, total, "f4", encode(wide.float())]
+
+    def _sketch(self, size: int) -> tuple[Any, Any]:
+        if size not in self.sketches:
+            g = torch.Generator().manual_seed(size)  # its own: the script's draws stay as they are
+            buckets = torch.randint(BUCKETS, (size,), generator=g)
+            signs = torch.randint(0, 2, (size,), generator=g, dtype=torch.int8).double() * 2 - 1
+            self.sketches[size] = (buckets, signs)
+        return self.sketches[size]
+
+
+def encode(t: Any) -> str:
+    """The bytes of a contiguous tensor on the CPU, without NumPy (the script's interpreter may lack it)."""
+    t = t.contiguous()
+    raw = ctypes.string_at(t.data_ptr(), t.numel() * t.element_size()) if t.numel() else b""
+    return binascii.b2a_base64(raw, newline=False).decode("ascii")
+
+
+def number(t: Any) -> list[float]:
+    """A tensor in three numbers: norm, sum, and the sum weighted by position (so that order counts)."""
+    t = t.detach()
+    if t.layout != torch.strided:
+        t = t.to_dense()
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    t = t.double().flatten()
+    if t.numel() == 1:
+        value = t.item()
+        return [abs(value), value, value]
+    weights = torch.linspace(1.0, 2.0, t.numel(), dtype=torch.float64, device=t.device)
+    found: list[float] = torch.stack([t.norm(), t.sum(), t.dot(weights)]).tolist()
+    return found
+
+
+def random_state() -> int:
+    """A digest of the states of torch's, Python's and NumPy's global generators."""
+    state = torch.default_generator.get_state()
+    digest = zlib.crc32(ctypes.string_at(state.data_ptr(), state.numel()))
+    digest = zlib.crc32(repr(random.getstate()[1]).encode(), digest)
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None and hasattr(numpy, "get_state"):
+        state = numpy.get_state()
+        digest = zlib.crc32(state[1].tobytes() + repr(state[2:]).encode(), digest)
+    return digest
+
+
+def leaves_of(roots: Any) -> list[Any]:
+    """The leaves a backward from `roots` reaches, in the order of a depth-first walk."""
+    found: list[Any] = []
+    seen = set()
+    stack = [
+        r.grad_fn for r in reversed(list(roots)) if isinstance(r, torch.Tensor) and r.grad_fn is not None
+    ]
+    while stack and len(found) < LEAVES:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found.append(leaf)
+        stack.extend(n for n, _ in reversed(node.next_functions) if n is not None and n not in seen)
+    return found
+
+
+def grad_of(p: Any) -> Any:
+    """`p.grad`, without PyTorch's warning where a non-leaf has none."""
+    return p.grad if p.is_leaf or p.retains_grad else None
+
+
+def _grad_state(p: Any) -> tuple[int, int]:
+    grad = grad_of(p)
+    return (0, 0) if grad is None else (id(grad), grad._version)
+
+
+def _differ(p: Any, q: Any) -> bool:
+    return p.shape != q.shape or not torch.equal(p.detach(), q)
+
+
+def _state(optimizer: Any, ps: list[Any]) -> list[float]:
+    """The norms of every tensor of the optimizer's state, in order of parameter and key."""
+    state = optimizer.state
+    tensors = [
+        t
+        for p in ps
+        if p in state
+        for _, t in sorted(state[p].items())
+        if isinstance(t, torch.Tensor) and t.numel()
+    ]
+    return [float(t.detach().double().norm()) for t in tensors]

@@ -88,7 +88,11 @@ def candidates(
 
 
 def try_all(
-    found: Sequence[Candidate], baseline: Baseline, conflict: Conflict, prover: Prover, files: Mapping[str, str]
+    found: Sequence[Candidate],
+    baseline: Baseline,
+    conflict: Conflict,
+    prover: Prover,
+    files: Mapping[str, str],
 ) -> tuple[Tried, ...]:
     """Prove every candidate, two at a time, and put the best first."""
 

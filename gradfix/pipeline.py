@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from gradfix.detect import Conflict
-from gradfix.run import Zygote
+from gradfix.run.zygote import Zygote
 from gradfix.tape import Failure
 from gradfix.verdict import Effect, Status, Verdict
 

@@ -15,7 +15,8 @@ from gradfix.detect import Conflict, detect
 from gradfix.edit import Project
 from gradfix.pipeline import Cure, Diagnosis, Problem, Result, Settings
 from gradfix.prove import Baseline, Prover, Verdict
-from gradfix.run import Outcome, Run, Zygote
+from gradfix.run import Run
+from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError
 from gradfix.tape import Tape, TapeError, read_tape
 
@@ -150,7 +151,7 @@ def _result(
         )
         if verdict.status not in settings.accept:
             changed = {}
-    diagnoses = [_diagnosis(r, bool(changed)) for r in rounds]
+    diagnoses = [_diagnosis(r, bool(changed), files) for r in rounds]
     tried = {(r.conflict.kind, r.conflict.message) for r in rounds}
     for conflict in last.conflicts:
         if _asked(conflict, settings) and (conflict.kind, conflict.message) not in tried:
@@ -193,7 +194,3 @@ def _problem(entry: Path, first: Baseline, diagnoses: list[Diagnosis]) -> Proble
         )
         return Problem(sentence, failure.traceback)
     return None
-
-
-def ended_well(outcome: Outcome) -> bool:
-    return outcome.ended in ("finished", "steps", "exit")

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from gradfix.codemod import codemods
 from gradfix.pipeline import Diagnosis, Result, Settings, fix
-from gradfix.run import Zygote
+from gradfix.run.zygote import Zygote
 
 MARK = re.compile(r"#\s*conflict:\s*([\w-]+(?:\s*,\s*[\w-]+)*)")
 
@@ -131,7 +131,9 @@ def _errors(fixture: Fixture) -> bool:
 
 
 def _new(result: Result) -> str:
-    return next((new for path, (_, new) in result.files.items() if path.endswith(("before.py", "after.py"))), "")
+    return next(
+        (new for path, (_, new) in result.files.items() if path.endswith(("before.py", "after.py"))), ""
+    )
 
 
 def _said(d: Diagnosis) -> str:

@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[object]:
-    from gradfix.run import Zygote
+    from gradfix.run.zygote import Zygote
 
     with Zygote(None) as warm:
         yield warm

@@ -15,7 +15,9 @@ ROOT = Path(__file__).parent.parent
     ids=["format", "lint", "types"],
 )
 def test_clean(command):
-    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

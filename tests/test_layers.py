@@ -66,7 +66,9 @@ def test_codemods_import_no_engine(path):
     assert "torch" not in {i.split(".")[0] for i in imports(path)}
 
 
-@pytest.mark.parametrize("command", [["--help"], ["--version"], ["rules"], ["explain", "freed-graph"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["--help"], ["--version"], ["rules"], ["explain", "freed-graph"]], ids=" ".join
+)
 def test_light_commands_do_not_import_torch(command):
     code = (
         "import sys\n"

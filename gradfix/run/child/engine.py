@@ -1,0 +1,362 @@
+"""The one way into the autograd engine: which nodes a backward walks, what it frees, what it would have refused.
+
+Every graph is kept, so that the run goes on where PyTorch would raise; what a plain run would have freed is stamped.
+A backward that finds nothing wrong costs one walk, and after many passes of the same backward not even that.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import torch
+
+from .saves import GONE, Entry, Saves, fate_of
+from .storages import address_of
+
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_FULL = 64  # passes of one backward that are recorded in full
+
+FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
+    "after calling backward."
+)
+
+
+def no_graph(index: int) -> str:
+    return f"element {index} of tensors does not require grad and does not have a grad_fn"
+
+
+class Walk:
+    """What the engine will execute: `nodes` in topological order of discovery, ids of `leaves` and their tensors."""
+
+    __slots__ = ("accumulated", "nodes", "parents", "roots")
+
+    def __init__(self, roots: Tuple[int, ...]) -> None:
+        self.roots = roots
+        self.nodes: List[Tuple[int, Any]] = []
+        self.parents: Dict[int, Tuple[int, ...]] = {}
+        self.accumulated: List[Any] = []
+
+
+class Engine:
+    """Wraps torch.autograd._engine_run_backward."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.r = recorder
+        self.saves: Saves = recorder.saves
+        self._plain: Any = None
+        self._thread = threading.get_ident()
+        self._depth = 0
+        self._inner: Optional[Walk] = None
+        self._passes: Dict[Any, List[Any]] = {}
+        self._batches: List[Tuple[int, List[Any]]] = []
+        self._held = 0
+        self._budget = 64 << 20
+
+    def install(self) -> None:
+        module = torch.autograd
+        plain = module._engine_run_backward  # type: ignore[attr-defined]
+        self._plain = plain
+
+        def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.r.off() or threading.get_ident() != self._thread or torch._C._are_functorch_transforms_active():
+                return plain(outputs, *args, **kwargs)
+            return self.run(outputs, *args, **kwargs)
+
+        module._engine_run_backward = run  # type: ignore[attr-defined]
+        torch.autograd.graph._engine_run_backward = run
+
+    def run(
+        self, outputs: Any, grads: Any, retain: Any, create: Any, inputs: Any = (), *more: Any, **kwargs: Any
+    ) -> Any:
+        r = self.r
+        r.quiet = False
+        if self._depth:
+            return self._nested(outputs, grads, retain, create, inputs, more, kwargs)
+        frame = sys._getframe(2)
+        stack = r.sites.stack(frame)
+        accumulate = bool(kwargs.get("accumulate_grad", True))
+        for i, root in enumerate(outputs):
+            if isinstance(root, torch.Tensor) and not root.requires_grad:
+                return self._no_graph(i, outputs, inputs, stack, accumulate, retain, create)
+        seen = self._passes.setdefault(stack, [0, None, set()])
+        seen[0] += 1
+        walk = self._walk(outputs, inputs, accumulate) if seen[0] <= _FULL else None
+        time = r.clock.tick()
+        free_time = r.clock.tick()
+        used: List[Entry] = []
+        self._inner = inner = Walk(())
+        try:
+            with r.watching():
+                result = self._engine(used, outputs, grads, True, create, inputs, more, kwargs)
+        except BaseException as problem:
+            if isinstance(problem, RuntimeError):
+                walk = walk or self._walk(outputs, inputs, accumulate)
+                self._emit(stack, time, walk, inner, retain, create, inputs, accumulate, str(problem), 0.0, frame)
+            raise
+        finally:
+            self._inner = None
+        refused, wrong, new = "", 0.0, len(used) not in seen[2]
+        seen[2].add(len(used))
+        refused = self._refusal(used)
+        if self._overwritten_unseen(used, time, stack):
+            wrong = self._difference(outputs, grads, inputs, more, kwargs, walk or self._walk(outputs, inputs, accumulate))
+        if walk is None and (refused or wrong or new):
+            walk = self._walk(outputs, inputs, accumulate)
+        if walk is not None:
+            self._emit(stack, time, walk, inner, retain, create, inputs, accumulate, refused, wrong, frame)
+            if not retain:
+                r.tape.event("Free", free_time, stack, nodes=[n for n, _ in walk.nodes if n >= 0])
+        else:
+            r.flood()
+        if not retain:
+            self._stamp(used, time)
+        return result
+
+    def _engine(
+        self, used: Optional[List[Entry]], outputs: Any, grads: Any, retain: bool, create: Any, inputs: Any, more: Any, kwargs: Any
+    ) -> Any:
+        self._depth += 1
+        self.saves.used, before = used, self.saves.used
+        try:
+            return self._plain(outputs, grads, retain, create, inputs, *more, **kwargs)
+        finally:
+            self._depth -= 1
+            self.saves.used = before
+
+    def _nested(self, outputs: Any, grads: Any, retain: Any, create: Any, inputs: Any, more: Any, kwargs: Any) -> Any:
+        """A backward inside a backward (reentrant checkpoints): part of the outer one."""
+        if self._inner is not None and all(isinstance(o, torch.Tensor) and o.requires_grad for o in outputs):
+            walk = self._walk(outputs, inputs, bool(kwargs.get("accumulate_grad", True)))
+            self._inner.nodes += walk.nodes
+            self._inner.parents.update(walk.parents)
+            self._inner.accumulated += walk.accumulated
+        return self._engine(None, outputs, grads, retain, create, inputs, more, kwargs)
+
+    def _no_graph(
+        self, index: int, outputs: Any, inputs: Any, stack: Any, accumulate: bool, retain: Any, create: Any
+    ) -> Any:
+        r = self.r
+        message = no_graph(index)
+        fields = _flags(retain, create, inputs)
+        root = outputs[index]
+        storage = r.storages.of(root)
+        r.tape.event("Backward", r.clock.tick(), stack, roots=[~storage.number], nodes=[], refused=message, **fields)
+        if accumulate:
+            return None
+        return tuple(torch.zeros_like(x) if isinstance(x, torch.Tensor) else None for x in inputs)
+
+    # ---- the walk
+
+    def _walk(self, outputs: Any, inputs: Any, accumulate: bool) -> Walk:
+        roots = []
+        for output in outputs:
+            if isinstance(output, torch.Tensor):
+                roots.append(output.grad_fn if output.grad_fn is not None else _accumulator(output))
+            else:
+                roots.append(output.node)
+        ids: Dict[Any, int] = {}
+        order: List[Any] = []
+        children: Dict[Any, List[Any]] = {}
+        todo = [n for n in roots if n is not None]
+        while todo:
+            node = todo.pop()
+            if node in ids:
+                continue
+            ids[node] = self._id(node)
+            order.append(node)
+            follow = children[node] = [n for n, _ in node.next_functions if n is not None]
+            todo.extend(follow)
+        walk = Walk(tuple(ids[n] for n in roots if n is not None))
+        needed = self._needed(inputs, order, children, accumulate) if inputs else None
+        for node in order:
+            number = ids[node]
+            if needed is not None and node not in needed:
+                continue
+            if number < 0:
+                if accumulate:
+                    walk.accumulated.append(node.variable)
+                walk.nodes.append((number, None))
+            else:
+                walk.parents[number] = tuple(ids[n] for n in children[node])
+                walk.nodes.append((number, node))
+        return walk
+
+    def _id(self, node: Any) -> int:
+        if node.name() == _ACCUMULATE:
+            return ~int(self.r.leaf(node.variable).number)
+        return int(node._sequence_nr())
+
+    def _needed(self, inputs: Any, order: List[Any], children: Dict[Any, List[Any]], accumulate: bool) -> Any:
+        """Nodes on a way from the roots to one of `inputs` (the engine's exec_info)."""
+        targets = set()
+        for x in inputs:
+            if not isinstance(x, torch.Tensor):
+                targets.add(x.node)
+            else:
+                targets.add(x.grad_fn if x.grad_fn is not None else _accumulator(x))
+        users: Dict[Any, List[Any]] = {}
+        for node in order:
+            for child in children[node]:
+                users.setdefault(child, []).append(node)
+        needed = set()
+        todo = [u for t in targets for u in users.get(t, ())]
+        while todo:
+            node = todo.pop()
+            if node not in needed:
+                needed.add(node)
+                todo.extend(users.get(node, ()))
+        if accumulate:
+            needed.update(t for t in targets if t is not None)
+        else:
+            needed.update(t for t in targets if t is not None and t.name() == _ACCUMULATE)
+        return needed
+
+    # ---- what was found
+
+    def _refusal(self, used: List[Entry]) -> str:
+        """PyTorch's sentence at the first saved tensor where a plain run would have raised, in the engine's order."""
+        for entry in used:
+            fate = entry.fate
+            if fate is not None and fate.freed is not None:
+                return FREED
+            if entry.tensor is not GONE and entry.moved():
+                return _modified(entry)
+        return ""
+
+    def _overwritten_unseen(self, used: List[Entry], time: int, stack: Any) -> bool:
+        """Whether values used here were overwritten without PyTorch's counter moving."""
+        found = False
+        for entry in used:
+            fate = entry.fate
+            if fate is not None and entry.tensor is not GONE:
+                if fate.time is None and fate.value is not None and self.saves.exposed:
+                    self.r.compare_exposed(entry)
+                if fate.time is not None and not entry.moved():
+                    found = True
+        return found
+
+    def _difference(self, outputs: Any, grads: Any, inputs: Any, more: Any, kwargs: Any, walk: Walk) -> float:
+        """The relative difference between the gradients from values as saved and as plain PyTorch would use them."""
+        leaves = [x for x in inputs if isinstance(x, torch.Tensor)] or walk.accumulated
+        if not leaves:
+            return 0.0
+        options = dict(kwargs, accumulate_grad=False, allow_unreachable=True)
+        results = []
+        for as_plain in (False, True):
+            self.saves.as_plain = as_plain
+            try:
+                results.append(self._engine(None, outputs, grads, True, False, tuple(leaves), (), options))
+            except RuntimeError:
+                return 1.0  # the overwritten values do not even fit
+            finally:
+                self.saves.as_plain = False
+        return _relative(results[0], results[1])
+
+    def _stamp(self, used: List[Entry], time: int) -> None:
+        """Mark what a plain run would have freed, and let the oldest go when it is too much to keep."""
+        size, addresses, batch = 0, set(), []
+        for entry in used:
+            fate = fate_of(entry)
+            if fate.freed is None:
+                fate.freed = time
+            if entry.tensor is GONE:
+                continue
+            batch.append(weakref.ref(entry))
+            address = address_of(entry.tensor)
+            if address not in addresses and not (entry.output is None and entry.tensor.is_leaf):
+                addresses.add(address)
+                size += entry.tensor.nbytes
+        self._batches.append((size, batch))
+        self._held += size
+        self._budget = max(self._budget, size)
+        if self._held > self._budget or len(self._batches) > 256:
+            self._batches = [(s, b) for s, b in self._batches if any(e() is not None for e in b)]
+            self._held = sum(s for s, _ in self._batches)
+            while self._held > self._budget and len(self._batches) > 1:
+                self._drop(*self._batches.pop(0))
+
+    def _drop(self, size: int, batch: List[Any]) -> None:
+        self._held -= size
+        for reference in batch:
+            entry = reference()
+            if entry is not None:
+                entry.tensor = GONE
+                if entry.fate is not None:
+                    entry.fate.value = None
+        self.r.note_once(
+            "Saved tensors of graphs that a backward had already freed were dropped to bound memory: "
+            "a later backward through them can't be followed."
+        )
+
+    def _emit(
+        self, stack: Any, time: int, walk: Walk, inner: Walk, retain: Any, create: Any, inputs: Any, accumulate: bool,
+        refused: str, wrong: float, frame: Any,
+    ) -> None:  # fmt: skip
+        r = self.r
+        r.names.look(frame)
+        walk.nodes += inner.nodes
+        walk.parents.update(inner.parents)
+        for number, node in walk.nodes:
+            if node is not None:
+                r.record(number, node, walk.parents[number])
+        leaves = {id(t): t for t in (*walk.accumulated, *inner.accumulated)}
+        fields: Dict[str, Any] = _flags(retain, create, inputs)
+        if leaves:
+            fields["accumulates"] = [r.tape.ref(r.leaf(t), t) for t in leaves.values()]
+        if refused:
+            fields["refused"] = refused
+        if wrong:
+            fields["wrong"] = wrong
+        nodes = list(dict.fromkeys(n for n, _ in walk.nodes))
+        r.tape.event("Backward", time, stack, roots=list(walk.roots), nodes=nodes, **fields)
+
+
+def _flags(retain: Any, create: Any, inputs: Any) -> Dict[str, Any]:
+    flags = {"retain": bool(retain), "create": bool(create), "inputs": bool(inputs)}
+    return {name: value for name, value in flags.items() if value}
+
+
+def _accumulator(leaf: Any) -> Any:
+    with torch.enable_grad():
+        return leaf.view_as(leaf).grad_fn.next_functions[0][0]
+
+
+def _modified(entry: Entry) -> str:
+    tensor = entry.tensor if entry.output is None else (entry.output() if entry.output() is not None else entry.tensor)
+    maker = tensor.grad_fn
+    made = f", which is output {tensor.output_nr} of {maker.name()}," if maker is not None else ""
+    shape = list(tensor.shape)
+    return (
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{tensor.type()} {shape}]{made} is at version {tensor._version}; expected version {entry.version} instead. "
+        "Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True)."
+    )
+
+
+def _relative(right: Any, other: Any) -> float:
+    """The 2-norm of the difference over that of `right`, over all gradients together."""
+    difference = norm = 0.0
+    with torch.no_grad():
+        for a, b in _pairs(right, other):
+            difference += float((a - b).double().pow(2).sum())
+            norm += float(a.double().pow(2).sum())
+    if difference == 0.0:
+        return 0.0
+    if not difference < float("inf"):
+        return 1.0
+    return float((difference / norm) ** 0.5) if norm else 1.0
+
+
+def _pairs(right: Any, other: Any) -> Iterator[Tuple[Any, Any]]:
+    for a, b in zip(right, other):
+        if a is None and b is None:
+            continue
+        a, b = (torch.zeros_like(b) if a is None else a), (torch.zeros_like(a) if b is None else b)
+        yield (a.to_dense() if a.is_sparse else a), (b.to_dense() if b.is_sparse else b)

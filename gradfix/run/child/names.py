@@ -1,0 +1,141 @@
+"""What the user calls a tensor, a module or an optimizer: looked up in the variables of their frames, when needed."""
+
+from __future__ import annotations
+
+from types import FrameType, ModuleType
+from typing import Any, Dict, Iterator, Optional, Set, Tuple
+
+import torch
+
+from .sites import Sites
+from .storages import Storages, address_of
+
+_MOST_ITEMS = 64
+_DEEPEST = 3
+_LOOKS = 4
+
+
+class Names:
+    """Fills in the names of storages that have a number; remembers those of modules and optimizers."""
+
+    def __init__(self, sites: Sites, storages: Storages) -> None:
+        self._sites = sites
+        self._storages = storages
+        self._looks: Dict[Any, int] = {}
+        self._ranks: Dict[int, Tuple[int, int, int]] = {}  # storage number -> rank of the name it has
+        self._owners: Dict[int, Tuple[Tuple[int, int, int], str]] = {}  # id of module or optimizer -> name
+
+    def look(self, frame: Optional[FrameType], again: bool = False) -> None:
+        """Name what the user's variables in `frame` and outwards hold; the first few times at one place, or `again`."""
+        key = self._sites.stack(frame)
+        if not again:
+            self._looks[key] = looks = self._looks.get(key, 0) + 1
+            if looks > _LOOKS:
+                return
+        seen: Set[int] = set()
+        depth = 0
+        while frame is not None:
+            if self._sites.is_user(frame.f_code):
+                for name, value in _variables(frame):
+                    self._visit(name, value, depth, 0, seen)
+                depth += 1
+            frame = frame.f_back
+
+    def local(self, frame: Optional[FrameType], tensor: Any) -> str:
+        """The variable of the innermost user frame that holds `tensor` or a view of it, or ""."""
+        while frame is not None and not self._sites.is_user(frame.f_code):
+            frame = frame.f_back
+        if frame is None:
+            return ""
+        address = address_of(tensor)
+        near = ""
+        for name, value in _variables(frame):
+            if isinstance(value, torch.Tensor):
+                if value is tensor:
+                    return name
+                if address and address_of(value) == address and (not near or len(name) < len(near)):
+                    near = name
+        return near
+
+    def owner(self, thing: Any, frame: Optional[FrameType] = None) -> str:
+        """The name of a module or an optimizer, or ""."""
+        found = self._owners.get(id(thing))
+        if found is None and frame is not None:
+            self.look(frame, again=True)
+            found = self._owners.get(id(thing))
+        return found[1] if found else ""
+
+    def _visit(self, name: str, value: Any, frame: int, depth: int, seen: Set[int]) -> None:
+        if isinstance(value, torch.Tensor):
+            self._offer(name, value, frame)
+            return
+        if id(value) in seen and not isinstance(value, torch.nn.Module):
+            return
+        seen.add(id(value))
+        if isinstance(value, torch.nn.Module):
+            self._module(name, value, frame)
+        elif isinstance(value, torch.optim.Optimizer):
+            self._own(name, value, frame)
+        elif depth >= _DEEPEST:
+            return
+        elif isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
+            fields = getattr(type(value), "_fields", None)
+            for i, item in enumerate(value):
+                inner = f"{name}.{fields[i]}" if fields and i < len(fields) else f"{name}[{i}]"
+                self._visit(inner, item, frame, depth + 1, seen)
+        elif type(value) is dict and len(value) <= _MOST_ITEMS:
+            for key, item in list(value.items()):
+                if isinstance(key, (str, int)):
+                    self._visit(f"{name}[{key!r}]", item, frame, depth + 1, seen)
+        elif _is_plain_object(value):
+            for key, item in list(vars(value).items()):
+                self._visit(f"{name}.{key}", item, frame, depth + 1, seen)
+
+    def _module(self, name: str, module: Any, frame: int) -> None:
+        for inner, child in module.named_modules():
+            self._own(f"{name}.{inner}" if inner else name, child, frame)
+        for inner, tensor in module.named_parameters():
+            self._offer(f"{name}.{inner}", tensor, frame)
+        for inner, tensor in module.named_buffers():
+            self._offer(f"{name}.{inner}", tensor, frame)
+        for child_name, child in module.named_modules():
+            for key, item in list(vars(child).items()):  # a hidden state kept on self
+                if isinstance(item, torch.Tensor):
+                    self._offer(".".join(x for x in (name, child_name, key) if x), item, frame)
+
+    def _offer(self, name: str, tensor: Any, frame: int) -> None:
+        storage = self._storages.at(address_of(tensor))
+        if storage is None:
+            return
+        rank = _rank(name, frame)
+        if not storage.name or rank < self._ranks.get(storage.number, (9, 9, 9)):
+            storage.name = name
+            self._ranks[storage.number] = rank
+
+    def _own(self, name: str, thing: Any, frame: int) -> None:
+        rank = _rank(name, frame)
+        known = self._owners.get(id(thing))
+        if known is None or rank < known[0]:
+            self._owners[id(thing)] = (rank, name)
+
+
+def _rank(name: str, frame: int) -> Tuple[int, int, int]:
+    """Outer names before ``self.x`` of a method, names before items, short before long, near frames first."""
+    inner = 1 if name.startswith(("self.", "self[", "_")) else 0
+    return (inner, name.count("[") * 2 + (0 if "." in name else 0), len(name) * 8 + frame)
+
+
+def _variables(frame: FrameType) -> Iterator[Tuple[str, Any]]:
+    for name, value in list(frame.f_locals.items()):
+        if not name.startswith("__") and name.isidentifier() and not isinstance(value, (ModuleType, type)):
+            yield name, value
+
+
+def _is_plain_object(value: Any) -> bool:
+    """An object of a class of the user's, with attributes to look into."""
+    if callable(value) and not hasattr(type(value), "__call__"):
+        return False
+    module = type(value).__module__ or ""
+    if module.split(".")[0] in ("torch", "builtins", "numpy", "collections", "typing", "logging", "threading", "random"):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict)

@@ -1,0 +1,216 @@
+"""Optimizers: their making, their steps, and the clearing of gradients.
+
+torch.optim's own step() runs unwatched (it is nearly all of a step's calls): what it wrote to is its parameters.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from torch.optim import Optimizer
+from torch.optim import optimizer as module
+
+from .saves import GONE, fate_of
+from .storages import address_of
+
+_FULL = 64  # steps of one optimizer that are recorded in full
+
+
+class _Known:
+    __slots__ = ("number", "steps", "weak")
+
+    def __init__(self, number: int, optimizer: Any, forget: Any) -> None:
+        self.number = number
+        self.steps = 0
+        self.weak = weakref.ref(optimizer, forget)
+
+
+class Optimizers:
+    """Numbers optimizers and emits Optimizer, Step and Zero."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.r = recorder
+        self._known: Dict[int, _Known] = {}
+        self._next = 0
+        self._making = 0
+        self._before: List[Any] = []
+        self._quiet_after = False
+
+    def install(self) -> None:
+        me, r = self, self.r
+        make, add, zero = Optimizer.__init__, Optimizer.add_param_group, Optimizer.zero_grad
+        module_zero = torch.nn.Module.zero_grad
+
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            me._making += 1
+            try:
+                make(self, *args, **kwargs)
+            finally:
+                me._making -= 1
+            if not me._making:
+                me._made(self, sys._getframe(1))
+
+        def add_param_group(self: Any, param_group: Any) -> None:
+            try:
+                add(self, param_group)
+            except ValueError:
+                me._not_leaves(self, param_group, sys._getframe(1))
+                raise
+            if not me._making:
+                me._made(self, sys._getframe(1))
+
+        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+            with r.quietly():
+                zero(self, *args, **kwargs)
+            params = [p for g in self.param_groups for p in g["params"]]
+            r.zero(params, me.number(self), sys._getframe(1))
+
+        def module_zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+            with r.quietly():
+                module_zero(self, *args, **kwargs)
+            r.zero(list(self.parameters()), None, sys._getframe(1))
+
+        for ours, theirs in ((__init__, make), (add_param_group, add), (zero_grad, zero), (module_zero_grad, module_zero)):
+            ours.__wrapped__ = theirs  # type: ignore[attr-defined]
+            ours.__doc__ = theirs.__doc__
+            ours.__qualname__ = theirs.__qualname__
+        Optimizer.__init__ = __init__  # type: ignore[method-assign]
+        Optimizer.add_param_group = add_param_group  # type: ignore[method-assign]
+        Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+        torch.nn.Module.zero_grad = module_zero_grad  # type: ignore[method-assign]
+        module.register_optimizer_step_pre_hook(self._pre)
+        module.register_optimizer_step_post_hook(self._post)
+
+    def number(self, optimizer: Any) -> int:
+        return self._of(optimizer).number
+
+    def _of(self, optimizer: Any) -> _Known:
+        key = id(optimizer)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _Known(self._next, optimizer, lambda _: self._known.pop(key, None))
+            self._next += 1
+        return known
+
+    # ---- made
+
+    def _made(self, optimizer: Any, frame: Any) -> None:
+        params = [p for g in getattr(optimizer, "param_groups", ()) for p in g["params"]]
+        self._emit(optimizer, params, frame)
+
+    def _not_leaves(self, optimizer: Any, group: Any, frame: Any) -> None:
+        """The group PyTorch refused ("can't optimize a non-leaf Tensor")."""
+        params = group.get("params", ()) if isinstance(group, dict) else ()
+        tensors = [params] if isinstance(params, torch.Tensor) else [p for p in params if isinstance(p, torch.Tensor)]
+        if any(not p.is_leaf for p in tensors):
+            self._emit(optimizer, tensors, frame)
+
+    def _emit(self, optimizer: Any, params: List[Any], frame: Any) -> None:
+        r = self.r
+        if r.off():
+            return
+        for p in params:
+            r.leaf(p) if p.is_leaf else r.storages.of(p)
+        r.names.look(frame, again=True)
+        fields: Dict[str, Any] = {"optimizer": self.number(optimizer), "kind": type(optimizer).__name__}
+        name = r.names.owner(optimizer)
+        if name:
+            fields["name"] = name
+        r.tape.event(
+            "Optimizer",
+            r.clock.tick(),
+            r.sites.stack(frame),
+            refs=[r.tape.ref(r.storages.of(p), p) for p in params],
+            **fields,
+        )
+
+    # ---- steps
+
+    def _pre(self, optimizer: Any, args: Any, kwargs: Any) -> Optional[Tuple[Any, Any]]:
+        r = self.r
+        if r.off():
+            return None
+        was_quiet, r.quiet = r.quiet, True
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        params = [p for g in optimizer.param_groups for p in g["params"]]
+        quiet = closure is None and type(optimizer).__module__.startswith("torch.optim")
+        before = []
+        early = r.keep_freed()
+        if quiet:
+            clones: Dict[Any, Any] = {}
+            for p in params:
+                if p.grad is None:
+                    continue
+                entries = r.saves.at(address_of(p))
+                for entry in entries:
+                    r.keep(entry, clones, early)
+                before.append((p, p._version, entries))
+        had = [p.grad is not None for p in params]
+        self._before.append((optimizer, params, had, before, r.stepping, was_quiet))
+        r.stepping = self.number(optimizer)
+        r.quiet = quiet
+        if closure is None:
+            return None
+        wrapped = self._outside(closure)
+        if len(args) > 1:
+            return (args[0], wrapped, *args[2:]), kwargs
+        return args, dict(kwargs, closure=wrapped)
+
+    def _outside(self, closure: Any) -> Any:
+        """The user's closure, which is not the optimizer's doing."""
+        r = self.r
+
+        def run() -> Any:
+            stepping, r.stepping = r.stepping, None
+            try:
+                return closure()
+            finally:
+                r.stepping = stepping
+
+        return run
+
+    def _post(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        r = self.r
+        while self._before and self._before[-1][0] is not optimizer:
+            self._before.pop()  # steps that an exception left
+        if r.off() or not self._before:
+            return
+        r.quiet = True
+        try:
+            self._stepped(optimizer, sys._getframe(2), *self._before.pop()[1:])
+        finally:
+            r.quiet = self._quiet_after
+
+    def _stepped(
+        self, optimizer: Any, frame: Any, params: Any, had: Any, before: Any, stepping: Any, was_quiet: bool
+    ) -> None:
+        r = self.r
+        r.stepping, self._quiet_after = stepping, was_quiet
+        known = self._of(optimizer)
+        known.steps += 1
+        full = known.steps <= _FULL
+        stack = r.sites.stack(frame)
+        op = f"{type(optimizer).__name__}.step"
+        for p, version, entries in before:
+            counted = p._version != version
+            threatens = False
+            time = r.clock.tick()
+            for entry in entries:
+                if entry.tensor is GONE:
+                    continue
+                fate = fate_of(entry)
+                if fate.time is None:
+                    fate.time, fate.counted = time, entry.moved()
+                threatens = threatens or fate.freed is None
+            r.mutated(time, stack, op, p, counted=counted, threatens=threatens, optimizer=known.number, quietly=not full)
+        if not full:
+            r.flood()
+            return
+        had = [h or p.grad is not None for h, p in zip(had, params)]
+        refs = [r.tape.ref(r.leaf(p), p) for p, h in zip(params, had) if h]
+        without = [r.tape.ref(r.leaf(p), p) for p, h in zip(params, had) if not h]
+        fields = {"without": without} if without else {}
+        r.tape.event("Step", r.clock.tick(), stack, optimizer=known.number, refs=refs, **fields)

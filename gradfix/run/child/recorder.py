@@ -1,0 +1,338 @@
+"""The recorder: installs the hooks in the user's process and turns what they see into the lines of a tape.
+
+    recorder = Recorder(emit, request)
+    recorder.install()
+    ...the script...
+    recorder.finish("finished", None)
+
+See docs/tape.md for the lines and DESIGN for the facts it stands on. Parts: watch.py sees calls, saves.py what was
+saved, engine.py backwards, optimizers.py steps, regions.py what can't be watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time as clock_time
+import weakref
+from bisect import bisect_right
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import torch
+
+from . import failure
+from .engine import FREED, Engine
+from .names import Names
+from .optimizers import Optimizers
+from .regions import Regions
+from .saves import GONE, Entry, Saves, fate_of, keep_value
+from .sites import Key, Sites
+from .storages import Storage, Storages, address_of
+from .tapewriter import Clock, TapeWriter
+from .watch import Watch
+
+_EARLY_STEPS = 16  # how long values of freed graphs are kept for their own sake
+_FULL = 64
+
+
+class Calls:
+    """The calls that made nodes: which sequence numbers, by which function, from where, when."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._starts: List[int] = []
+        self._calls: List[Tuple[int, Any, Key, int]] = []
+
+    def add(self, start: int, end: int, func: Any, stack: Key) -> None:
+        clock = self._clock
+        self._starts.append(start)
+        self._calls.append((end, func, stack, clock.now + 1 - start))  # a time of its own for every node
+        clock.now += end - start
+        if len(self._starts) > 400_000:
+            del self._starts[:200_000], self._calls[:200_000]
+
+    def of(self, node: int) -> Optional[Tuple[int, Any, Key, int]]:
+        at = bisect_right(self._starts, node) - 1
+        if at < 0 or self._calls[at][0] <= node:
+            return None
+        return self._calls[at]
+
+
+class Recorder:
+    """What the parts share: the files of storages, saves and calls, and how each kind of event is written."""
+
+    def __init__(self, emit: Callable[[Dict[str, Any]], None], request: Dict[str, Any]) -> None:
+        self._pid = os.getpid()
+        self._request = request
+        self._started = clock_time.monotonic()
+        self._emitted: set = set()  # type: ignore[type-arg]
+        self._counts: Dict[Any, int] = {}
+        self._notes: set = set()  # type: ignore[type-arg]
+        self._grads: Dict[int, Any] = {}
+        self._cloned_freed = 0
+        self.quiet = False
+        self.stepping: Optional[int] = None
+        self.met_freed = False
+        self.clock = Clock()
+        self.sites = Sites(request.get("files"))
+        self.storages = Storages()
+        self.saves = Saves(self.clock)
+        self.saves.lost = self._lost
+        self.calls = Calls(self.clock)
+        self.names = Names(self.sites, self.storages)
+        self.tape = TapeWriter(emit, self.sites, self.storages)
+        self.watch = Watch(self)
+        self.engine = Engine(self)
+        self.optimizers = Optimizers(self)
+        self.regions = Regions(self)
+        self._leaves: Dict[int, "weakref.ref[Any]"] = {}
+
+    def install(self) -> None:
+        self.tape.header(str(self._request.get("script", "")))
+        self.regions.install()
+        self.optimizers.install()
+        self.engine.install()
+        torch._C._autograd._push_saved_tensors_default_hooks(self.saves.pack, self.saves.unpack)
+        self.watch.__enter__()
+
+    def finish(self, how: str, exc: Optional[BaseException]) -> None:
+        """Write what ended the run. Never raises for what the script did."""
+        if self.off():
+            return
+        self.quiet = True
+        if exc is not None:
+            self._failure(exc)
+        for storage in self.storages.alive():
+            self.tape.rename(storage)
+        seconds = round(clock_time.monotonic() - self._started, 3)
+        self.tape.event("End", self.clock.tick(), (), how=how, seconds=seconds)
+
+    def off(self) -> bool:
+        """Whether this is not the recorded process any more (a DataLoader worker, a fork of the user's)."""
+        return os.getpid() != self._pid
+
+    @contextlib.contextmanager
+    def quietly(self) -> Iterator[None]:
+        before, self.quiet = self.quiet, True
+        try:
+            yield
+        finally:
+            self.quiet = before
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """The mode is off inside a call it sees; what the engine calls (hooks, backwards of the user's) wants it on."""
+        stack = torch.overrides._get_current_function_mode_stack()
+        if any(mode is self.watch for mode in stack):
+            yield
+        else:
+            with self.watch:
+                yield
+
+    # ---- values
+
+    def keep(self, entry: Entry, clones: Dict[Any, Any], early: Optional[bool] = None) -> None:
+        """Clone what `entry` saved before a write: always while a backward may need it, else within reason."""
+        fate = entry.fate
+        if fate is not None and fate.freed is not None and not (self.keep_freed() if early is None else early):
+            return
+        keep_value(entry, clones)
+
+    def keep_freed(self) -> bool:
+        """Whether values of graphs that were freed are still kept: at first, and where graphs are walked twice."""
+        self._cloned_freed += 1
+        return self.met_freed or self._cloned_freed <= _EARLY_STEPS
+
+    def expose(self, tensor: Any, frame: Any) -> None:
+        """Memory outside torch aliases `tensor` from now on: keep what is saved of it, compare at the backward."""
+        address = address_of(tensor)
+        if not address or tensor.device.type != "cpu":
+            return
+        if len(self.saves.exposed) > 256:
+            self.saves.exposed.clear()
+        self.saves.exposed[address] = (self.sites.stack(frame), weakref.ref(tensor))
+        clones: Dict[Any, Any] = {}
+        for entry in self.saves.at(address):
+            keep_value(entry, clones)
+
+    def compare_exposed(self, entry: Entry) -> None:
+        """Emit the write through a NumPy alias, if what `entry` saved is no longer what lies there."""
+        fate = fate_of(entry)
+        exposed = self.saves.exposed.get(address_of(entry.tensor))
+        if exposed is None or torch.equal(entry.tensor, fate.value):
+            return
+        fate.time, fate.counted = self.clock.tick(), False
+        self.mutated(
+            fate.time, exposed[0], "numpy", entry.tensor, counted=False, how="numpy", threatens=True
+        )
+
+    def counter(self, storage: Optional[Storage], tensor: Any) -> Callable[[], bool]:
+        """A function that tells, after a write, whether the counter of the tensor the user knows has moved."""
+        leaf = self._leaves.get(storage.number) if storage is not None else None
+        watched = leaf() if leaf is not None else None
+        if watched is None:
+            watched = tensor
+        version = watched._version
+        return lambda: bool(watched._version != version)
+
+    def leaf(self, tensor: Any) -> Storage:
+        storage = self.storages.of(tensor)
+        if not storage.leaf:
+            storage.leaf = True
+            self._leaves[storage.number] = weakref.ref(tensor)
+        return storage
+
+    def _lost(self) -> None:
+        raise RuntimeError(FREED)
+
+    # ---- events
+
+    def record(self, number: int, node: Any, parents: Tuple[int, ...]) -> None:
+        """The Record of a node, the first time a backward walks it."""
+        if number in self._emitted:
+            return
+        self._emitted.add(number)
+        call = self.calls.of(number)
+        stack, time = (call[2], call[3] + number) if call is not None else ((), self.clock.tick())
+        name = node.name()
+        saves, fields = [], {}
+        for entry in self.saves.of(number):
+            if entry.tensor is GONE:
+                continue
+            storage = self.storages.of(entry.tensor)
+            ref = self.tape.ref(storage, entry.tensor, storage.version(entry.time))
+            if entry.output is not None:
+                fields["output"] = ref
+            saves.append(ref)
+        if saves:
+            fields["saves"] = saves
+        self.tape.event("Record", time, stack, node=number, op=_op(name), name=name, parents=list(parents), **fields)
+
+    def mutated(
+        self, time: int, stack: Key, op: str, tensor: Any, counted: bool = True, how: str = "", refused: str = "",
+        threatens: bool = False, optimizer: Optional[int] = None, frame: Any = None, quietly: bool = False,
+    ) -> None:  # fmt: skip
+        """A write. It is always counted; it is told where it matters, or while it is new."""
+        storage = self.storages.of(tensor)
+        storage.writes.append(time)
+        if optimizer is None:
+            optimizer = self.stepping
+        if not threatens and not refused:
+            seen = self._counts[(stack, op)] = self._counts.get((stack, op), 0) + 1
+            if quietly or seen > 1024:
+                return
+        fields: Dict[str, Any] = {}
+        if frame is not None and (threatens or refused or not storage.name):
+            if not storage.name:
+                storage.name = self.names.local(frame, tensor)
+            module = _module_of(frame, self.sites)
+            if module is not None:
+                fields["module"] = self.names.owner(module, frame) or type(module).__name__
+                how = how or "module"
+        if not counted:
+            fields["counted"] = False
+        for key, value in (("how", how), ("refused", refused)):
+            if value:
+                fields[key] = value
+        if optimizer is not None:
+            fields["optimizer"] = optimizer
+        self.tape.event("Mutate", time, stack, op=op, ref=self.tape.ref(storage, tensor), **fields)
+
+    def cut(self, how: str, tensor: Any, frame: Any) -> None:
+        stack = self.sites.stack(frame)
+        if not self._new(("cut", how, stack)):
+            return
+        storage = self.storages.of(tensor)
+        if not storage.name:
+            storage.name = self.names.local(frame, tensor)
+        node = tensor.grad_fn
+        fields = {} if node is None else {"node": node._sequence_nr()}
+        self.tape.event("Cut", self.clock.tick(), stack, how=how, ref=self.tape.ref(storage, tensor), **fields)
+
+    def grad_read(self, tensor: Any, frame: Any) -> None:
+        stack = self.sites.stack(frame)
+        if not self._new(("grad", stack)):
+            return
+        storage = self.storages.of(tensor)
+        if not storage.name:
+            storage.name = self.names.local(frame, tensor)
+        node = tensor.grad_fn
+        fields = {} if node is None else {"node": node._sequence_nr()}
+        self.tape.event("GradRead", self.clock.tick(), stack, ref=self.tape.ref(storage, tensor), **fields)
+
+    def zero(self, params: Any, optimizer: Optional[int], frame: Any) -> None:
+        if self.off():
+            return
+        stack = self.sites.stack(frame)
+        if not self._new(("zero", stack), max(_FULL, 1024 if len(params) == 1 else 0)):
+            return
+        fields = {} if optimizer is None else {"optimizer": optimizer}
+        refs = [self.tape.ref(self.leaf(p), p) for p in params if isinstance(p, torch.Tensor)]
+        self.tape.event("Zero", self.clock.tick(), stack, refs=refs, **fields)
+
+    def zeroed(self, targets: List[Any], stack: Optional[Key]) -> None:
+        """``p.grad.zero_()``: the gradients of which parameters were these?"""
+        for tensor in targets:
+            address = address_of(tensor)
+            for reference in list(self._leaves.values()):
+                leaf = reference()
+                if leaf is not None and leaf.grad is not None and address_of(leaf.grad) == address:
+                    stack = stack if stack is not None else self.sites.stack(sys._getframe(3))
+                    if self._new(("zero", stack), 1024):
+                        ref = self.tape.ref(self.leaf(leaf), leaf)
+                        self.tape.event("Zero", self.clock.tick(), stack, refs=[ref])
+                    break
+
+    def note_once(self, text: str, frame: Any = None) -> None:
+        if text not in self._notes and not self.off():
+            self._notes.add(text)
+            self.tape.event("Note", self.clock.tick(), self.sites.stack(frame), text=text)
+
+    def flood(self) -> None:
+        self.note_once("From here on passes like those before are not recorded; what is new or wrong still is.")
+
+    def _new(self, key: Any, most: int = _FULL) -> bool:
+        seen = self._counts[key] = self._counts.get(key, 0) + 1
+        return seen <= most
+
+    def _failure(self, exc: BaseException) -> None:
+        frames = []
+        trace = exc.__traceback__
+        while trace is not None:
+            if self.sites.is_user(trace.tb_frame.f_code):
+                frames[:0] = [id(trace.tb_frame.f_code), trace.tb_lasti]
+            trace = trace.tb_next
+        said = failure.describe(exc)
+        self.tape.event(
+            "Failure",
+            self.clock.tick(),
+            tuple(frames),
+            type=said["type"],
+            message=said["message"],
+            traceback=said["traceback"],
+        )
+
+
+def _op(name: str) -> str:
+    """``aten.add`` of ``AddBackward0``; the class's name of a custom Function's ``MyOpBackward``."""
+    base, found, digits = name.rpartition("Backward")
+    if not found or not digits.isdigit():
+        return base or name
+    letters = []
+    for i, c in enumerate(base):
+        if c.isupper() and i and not (base[i - 1].isupper() or base[i - 1] == "_"):
+            letters.append("_")
+        letters.append(c.lower())
+    return "aten." + "".join(letters)
+
+
+def _module_of(frame: Any, sites: Sites) -> Any:
+    """The torch.nn module in whose forward `frame` runs, if no frame of the user's comes between."""
+    while frame is not None and not sites.is_user(frame.f_code):
+        if frame.f_code.co_name == "forward":
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, torch.nn.Module):
+                return owner
+        frame = frame.f_back
+    return None

@@ -1,0 +1,80 @@
+"""What can't be watched, or must not be: torch.func, compiled code, processes forked by the user, custom Functions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any, Iterator
+
+import torch
+
+_sequence = torch._C._autograd._get_sequence_nr
+
+
+class Regions:
+    """Patches the entries to such regions; each is noted on the tape."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.r = recorder
+
+    def install(self) -> None:
+        self._functions()
+        self._functorch()
+        self._compile()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _functions(self) -> None:
+        """torch.autograd.Function.apply is no torch function: note the nodes it makes."""
+        r = self.r
+        plain = torch.autograd.Function.__dict__["apply"].__func__
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            before = _sequence()
+            result = plain(cls, *args, **kwargs)
+            after = _sequence()
+            if after != before and not r.off():
+                r.calls.add(before, after, cls, r.sites.stack(sys._getframe(1)))
+            return result
+
+        apply.__doc__ = plain.__doc__
+        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+
+    def _functorch(self) -> None:
+        """torch.func's transforms refuse to start under saved-tensor hooks."""
+        r = self.r
+        graph = torch.autograd.graph
+        plain = graph.disable_saved_tensors_hooks
+
+        @contextlib.contextmanager
+        def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
+            top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+            ours = top is not None and top[0] == r.saves.pack
+            if ours:
+                torch._C._autograd._pop_saved_tensors_default_hooks()
+                r.note_once("Inside torch.func transforms nothing is recorded.", sys._getframe(2))
+            try:
+                with plain(error_message):
+                    yield
+            finally:
+                if ours:
+                    torch._C._autograd._push_saved_tensors_default_hooks(r.saves.pack, r.saves.unpack)
+
+        graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks  # type: ignore[assignment]
+
+    def _compile(self) -> None:
+        """Compiled code runs eagerly while it is recorded: the values are the same, the graph is the user's."""
+        r = self.r
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+
+        def compile(model: Any = None, **options: Any) -> Any:
+            r.note_once("torch.compile is off in the recorded run: the code runs as written.", sys._getframe(1))
+            return (lambda f: f) if model is None else model
+
+        torch.compile = compile
+
+    def _forked(self) -> None:
+        """In a child of the user's (a DataLoader worker) nothing is recorded."""
+        r = self.r
+        r.quiet = True
+        r.saves.off = 1

@@ -1,0 +1,195 @@
+"""What forward ops saved for their backwards: entries that stand in for the saved tensors.
+
+A pack hook sees every saved tensor, a parameter's too. It must cost next to nothing, so an entry is only put on a list
+there; it is filed by storage and by node when somebody asks. An entry lives exactly as long as PyTorch's own saved
+variable would, for the node holds it and the files hold it weakly.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+
+from .storages import address_of
+
+_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+GONE = "gone"  # in place of the tensor of an entry whose evidence was dropped for memory
+
+
+class Overwrite:
+    """What happened to a saved tensor after it was saved. `value` is a clone taken before, where one could be."""
+
+    __slots__ = ("counted", "freed", "restored", "time", "value")
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.time: Optional[int] = None  # of the first write
+        self.counted = True
+        self.freed: Optional[int] = None  # time of the backward that would have freed it
+        self.restored = False
+
+
+class Entry:
+    """One saved tensor. `tensor` is the tensor itself; for an op's own output an alias, since the output holds the
+    node and the node the entry. `node` is the sequence number, `version` PyTorch's counter, `time` the tape's."""
+
+    __slots__ = ("__weakref__", "fate", "node", "output", "tensor", "time", "version")
+
+    tensor: Any
+    node: int
+    version: int
+    time: int
+    output: Any  # weak reference to the output itself, None for an input
+    fate: Optional[Overwrite]
+
+    def moved(self) -> bool:
+        """Whether PyTorch's version counter shows a write since the save."""
+        output = self.output
+        if output is None:
+            return bool(self.tensor._version != self.version)
+        tensor = output()
+        return tensor is not None and bool(tensor._version != self.version)
+
+
+class Saves:
+    """The pack and unpack hooks and the files of living entries. `clock` gives the time."""
+
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
+        self._new: List["weakref.ref[Entry]"] = []
+        self._by_address: Dict[int, List["weakref.ref[Entry]"]] = {}
+        self._by_node: Dict[int, List["weakref.ref[Entry]"]] = {}
+        self._sweep_at = 20000
+        self.used: Optional[List[Entry]] = None  # entries that the running backward asked for, in order
+        self.as_plain = False  # hand out what plain PyTorch would use
+        self.exposed: Dict[int, Any] = {}  # addresses that memory outside torch aliases -> stack of the alias
+        self.writing: Any = None  # address a running in-place op writes to
+        self.lost: Callable[[], None] = lambda: None
+        self.off = 0
+
+    def pack(self, tensor: Any) -> Any:
+        if self.off:
+            return tensor
+        entry = Entry()
+        entry.node = node = _sequence() - 1
+        entry.version = tensor._version
+        entry.time = self._clock.now
+        entry.fate = None
+        maker = tensor.grad_fn
+        if maker is not None and maker._sequence_nr() == node:
+            entry.output = weakref.ref(tensor)
+            entry.tensor = tensor.data
+        else:
+            entry.output = None
+            entry.tensor = tensor
+        self._new.append(weakref.ref(entry))
+        if self.writing is not None or self.exposed:
+            self._keep_value(entry)
+        if len(self._new) > 20000:
+            self.file()
+        return entry
+
+    def _keep_value(self, entry: Entry) -> None:
+        """The running op is about to overwrite what it saves (``x *= x``), or somebody else may, unseen."""
+        address = address_of(entry.tensor)
+        if address and (address in self.exposed or (address == self.writing and entry.output is None)):
+            keep_value(entry)
+
+    def unpack(self, entry: Any) -> Any:
+        if type(entry) is not Entry:
+            return entry
+        used = self.used
+        if used is not None:
+            used.append(entry)
+        fate = entry.fate
+        if fate is None or self.as_plain:
+            if entry.tensor is GONE:
+                self.lost()
+            return entry.tensor
+        if fate.value is not None:
+            return fate.value
+        if entry.tensor is GONE:
+            self.lost()
+        return entry.tensor
+
+    def at(self, address: int) -> List[Entry]:
+        """The living entries whose tensor lies in the storage at `address`."""
+        if self._new:
+            self.file()
+        refs = self._by_address.get(address)
+        if not refs:
+            return []
+        living = [e for e in (r() for r in refs) if e is not None]
+        if len(living) < len(refs):
+            if living:
+                self._by_address[address] = [weakref.ref(e) for e in living]
+            else:
+                del self._by_address[address]
+        return living
+
+    def of(self, node: int) -> List[Entry]:
+        """The living entries of a node, in the order of their saving; asked once a node."""
+        if self._new:
+            self.file()
+        return [e for e in (r() for r in self._by_node.pop(node, ())) if e is not None]
+
+    def file(self) -> None:
+        """File the new entries by address and by node."""
+        new, self._new = self._new, []
+        by_address, by_node = self._by_address, self._by_node
+        for reference in new:
+            entry = reference()
+            if entry is None:
+                continue
+            address = address_of(entry.tensor)
+            if address:
+                by_address.setdefault(address, []).append(reference)
+            by_node.setdefault(entry.node, []).append(reference)
+        if len(by_node) + len(by_address) > self._sweep_at:
+            self._by_address = _living(by_address)
+            self._by_node = _living(by_node)
+            self._sweep_at = max(20000, 2 * (len(self._by_node) + len(self._by_address)))
+
+    def move(self, old: int, entries: List[Entry]) -> None:
+        """`entries` were filed under `old` and their tensors have another storage now."""
+        moved = {id(e) for e in entries}
+        refs = self._by_address.pop(old, [])
+        stay = [r for r in refs if r() is not None and id(r()) not in moved]
+        if stay:
+            self._by_address[old] = stay
+        for entry in entries:
+            address = address_of(entry.tensor)
+            if address:
+                self._by_address.setdefault(address, []).append(weakref.ref(entry))
+
+
+def fate_of(entry: Entry) -> Overwrite:
+    if entry.fate is None:
+        entry.fate = Overwrite()
+    return entry.fate
+
+
+def keep_value(entry: Entry, clones: Optional[Dict[Any, Any]] = None) -> None:
+    """Clone what `entry` saved, now, once; entries of one call share clones of equal geometry through `clones`."""
+    fate = fate_of(entry)
+    tensor = entry.tensor
+    if fate.value is not None or fate.time is not None or tensor is GONE:
+        return
+    key = None
+    if clones is not None:
+        key = (address_of(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if key in clones:
+            fate.value = clones[key]
+            return
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        fate.value = tensor.detach().clone()
+    if clones is not None:
+        clones[key] = fate.value
+
+
+def _living(files: Dict[int, List[Any]]) -> Dict[int, List[Any]]:
+    kept = {k: [r for r in refs if r() is not None] for k, refs in files.items()}
+    return {k: refs for k, refs in kept.items() if refs}

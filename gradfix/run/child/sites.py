@@ -1,0 +1,209 @@
+"""From the frames of a running program to places in its text.
+
+The hot path keeps a stack as a flat tuple ``(id(code), lasti, id(code), lasti, ...)``, innermost first; spans are
+looked up only for stacks that reach the tape. ``co_positions()`` counts UTF-8 bytes, the tape counts code points.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import linecache
+import os
+import site
+import sys
+import sysconfig
+from types import CodeType, FrameType
+from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
+
+Key = Tuple[int, ...]  # id(code), lasti, ... innermost first
+Span = Tuple[int, int, int, int]  # line, column, end line, end column; columns in code points from 0
+
+_RUNNER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "execute.py")
+_STORES = frozenset(
+    dis.opmap[name]
+    for name in ("STORE_SUBSCR", "STORE_SLICE", "STORE_ATTR", "DELETE_SUBSCR", "DELETE_ATTR")
+    if name in dis.opmap
+)
+
+
+class Sites:
+    """Which code is the user's, the stack of a frame, and the span of an instruction.
+
+    `texts` maps absolute paths to the text that runs where it is not what lies on the disk.
+    """
+
+    def __init__(self, texts: Optional[Mapping[str, str]] = None) -> None:
+        self._texts = dict(texts or {})
+        self._foreign = _foreign_folders()
+        self._user: Dict[int, bool] = {}
+        self._outer: Set[int] = set()
+        self._codes: Dict[int, CodeType] = {}  # every code ever asked about stays alive: its id is its key
+        self._positions: Dict[int, List[Any]] = {}
+        self._lines: Dict[str, List[str]] = {}
+        self._statements: Dict[str, List[Span]] = {}
+
+    def stack(self, frame: Optional[FrameType]) -> Key:
+        """The user's frames from `frame` outwards, innermost first."""
+        user = self._user
+        key: List[int] = []
+        while frame is not None:
+            code = frame.f_code
+            number = id(code)
+            ours = user.get(number)
+            if ours is None:
+                ours = self._classify(code)
+            if ours:
+                key.append(number)
+                key.append(frame.f_lasti)
+            elif number in self._outer:
+                break  # who started the run is no part of the program
+            frame = frame.f_back
+        return tuple(key)
+
+    def is_user(self, code: CodeType) -> bool:
+        ours = self._user.get(id(code))
+        return self._classify(code) if ours is None else ours
+
+    def is_user_file(self, file: str) -> bool:
+        """Whether `file` is the user's: not of the interpreter, of an installed package or of this one."""
+        if file.startswith("<") or not os.path.isabs(file):
+            return False
+        return file in self._texts or not os.path.realpath(file).startswith(self._foreign)
+
+    def _classify(self, code: CodeType) -> bool:
+        self._codes[id(code)] = code
+        ours = self._user[id(code)] = self.is_user_file(code.co_filename)
+        if code.co_filename == _RUNNER and code.co_name == "run":
+            self._outer.add(id(code))
+        if ours:
+            self.lines(code.co_filename)  # now, while the text is what runs
+        return ours
+
+    def resolve(self, key: Key) -> List[Tuple[Any, ...]]:
+        """The sites of a stack, outermost first, as the tape writes them:
+        (file, line, column, end line, end column, function)."""
+        return [self.site(self._codes[key[i]], key[i + 1]) for i in range(len(key) - 2, -1, -2)]
+
+    def site(self, code: CodeType, lasti: int) -> Tuple[Any, ...]:
+        function = getattr(code, "co_qualname", code.co_name)
+        return (code.co_filename, *self.span(code, lasti), function)
+
+    def span(self, code: CodeType, lasti: int) -> Span:
+        """The span of the instruction at `lasti`; columns are 0 where only the line is known (before 3.11)."""
+        if sys.version_info < (3, 11):
+            line = code.co_firstlineno
+            for start, number in dis.findlinestarts(code):
+                if start > lasti:
+                    break
+                line = number
+            return (line, 0, 0, 0)
+        positions = self._positions.get(id(code))
+        if positions is None:
+            self._codes[id(code)] = code
+            positions = self._positions[id(code)] = list(code.co_positions())
+        line, end_line, column, end_column = positions[lasti // 2]
+        if line is None:
+            return (code.co_firstlineno, 0, 0, 0)
+        if column is None or end_column is None or end_line is None:
+            return (line, 0, 0, 0)
+        lines = self.lines(code.co_filename)
+        found = (
+            line,
+            code_points(lines, line, column),
+            end_line,
+            code_points(lines, end_line, end_column),
+        )
+        if code.co_code[lasti] in _STORES:
+            return self._statement(code.co_filename, found)
+        return found
+
+    def text(self, file: str) -> str:
+        return "".join(self.lines(file))
+
+    def lines(self, file: str) -> List[str]:
+        """The lines of `file` as it runs, with their ends; no lines where there is no text."""
+        if file not in self._lines:
+            if file in self._texts:
+                self._lines[file] = split_lines(self._texts[file])
+            else:
+                self._lines[file] = linecache.getlines(file)
+        return self._lines[file]
+
+    def files(self) -> List[str]:
+        """The user's files that were executed."""
+        return list(self._lines)
+
+    def _statement(self, file: str, span: Span) -> Span:
+        """The smallest statement around `span`: the position of a store is its target only."""
+        if file not in self._statements:
+            self._statements[file] = statements(self.text(file), self.lines(file))
+        start = span[:2]
+        best = span
+        for each in self._statements[file]:
+            if each[:2] <= start and span[2:] <= each[2:] and (best is span or each[:2] >= best[:2]):
+                best = each
+        return best
+
+
+def code_points(lines: List[str], line: int, column: int) -> int:
+    """`column` in UTF-8 bytes of line number `line`, in code points."""
+    if not 0 < line <= len(lines):
+        return column
+    text = lines[line - 1]
+    if text.isascii():
+        return column
+    return len(text.encode("utf-8", "surrogatepass")[:column].decode("utf-8", "replace"))
+
+
+def split_lines(text: str) -> List[str]:
+    """Lines as Python's tokenizer counts them: form feeds and Unicode separators end none."""
+    if text.startswith("\ufeff"):
+        text = text[1:]
+    return text.replace("\r\n", "\n").replace("\r", "\n").splitlines(True) if text.isascii() and not (
+        set(text) & set("\x0b\x0c\x1c\x1d\x1e")
+    ) else _split_exactly(text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def _split_exactly(text: str) -> List[str]:
+    parts = text.split("\n")
+    return [p + "\n" for p in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def statements(text: str, lines: List[str]) -> List[Span]:
+    """The spans of all simple statements of `text`."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return []
+    spans = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
+            spans.append(
+                (
+                    node.lineno,
+                    code_points(lines, node.lineno, node.col_offset),
+                    end_line,
+                    code_points(lines, end_line, end_column),
+                )
+            )
+    return spans
+
+
+def _foreign_folders() -> Tuple[str, ...]:
+    """Folders whose code is never the user's: the standard library, installed packages, torch, this package."""
+    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths.update(getattr(site, "getsitepackages", list)())
+    user = getattr(site, "getusersitepackages", None)
+    if user is not None:
+        paths.add(user())
+    paths.add(os.path.dirname(os.path.abspath(__file__)))
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(torch, "__file__", None):
+        paths.add(os.path.dirname(os.path.abspath(str(torch.__file__))))
+    folders = set()
+    for path in paths:
+        if path:
+            folders.update((path, os.path.realpath(path)))
+    return tuple(sorted(path.rstrip(os.sep) + os.sep for path in folders))

@@ -1,0 +1,83 @@
+"""Storages by number, never by address, and the recorder's own count of the writes to each."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any, Dict, List, Optional
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+_address = torch._C._storage_address  # of the StorageImpl: one for all views
+
+
+def address_of(tensor: Any) -> int:
+    """The address of the tensor's storage, 0 for one without (sparse, a wrapper). Only good while somebody holds it."""
+    try:
+        return _address(tensor)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return 0
+
+
+class Storage:
+    """One storage, alive or gone. `writes` are the times of the writes seen, so that a version can be told later."""
+
+    __slots__ = ("known_name", "leaf", "name", "number", "weak", "writes")
+
+    def __init__(self, number: int, weak: Optional[StorageWeakRef]) -> None:
+        self.number = number
+        self.weak = weak
+        self.writes: List[int] = []
+        self.leaf = False
+        self.name = ""
+        self.known_name = ""  # the name as it was last written to the tape
+
+    def version(self, time: Optional[int] = None) -> int:
+        """The version as of `time`, or as of now."""
+        return len(self.writes) if time is None else bisect_left(self.writes, time)
+
+
+class Storages:
+    """Every storage that an event may speak of.
+
+    While a StorageWeakRef is held its address is not given out again, so an address in the table means one storage.
+    """
+
+    def __init__(self) -> None:
+        self._table: Dict[int, Storage] = {}
+        self._next = 0
+        self._sweep_at = 4096
+
+    def of(self, tensor: Any) -> Storage:
+        """The storage of `tensor`, numbered now if it is new."""
+        address = address_of(tensor)
+        found = self._table.get(address) if address else None
+        if found is None:
+            found = self._new(tensor, address)
+        return found
+
+    def at(self, address: int) -> Optional[Storage]:
+        return self._table.get(address)
+
+    def alive(self) -> List[Storage]:
+        return [s for s in self._table.values() if s.weak is not None and not s.weak.expired()]
+
+    def rebind(self, storage: Storage, tensor: Any) -> None:
+        """`tensor` keeps its number although ``x.data = y`` gave it another storage."""
+        address = address_of(tensor)
+        if address and address not in self._table:
+            storage.weak = StorageWeakRef(tensor.untyped_storage())
+            self._table[address] = storage
+
+    def _new(self, tensor: Any, address: int) -> Storage:
+        if len(self._table) > self._sweep_at:
+            self._table = {
+                a: s for a, s in self._table.items() if s.weak is not None and not s.weak.expired()
+            }
+            self._sweep_at = max(4096, 2 * len(self._table))
+        storage = Storage(self._next, None)
+        self._next += 1
+        if address:
+            storage.weak = StorageWeakRef(tensor.untyped_storage())
+            self._table[address] = storage
+        return storage

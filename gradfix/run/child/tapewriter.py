@@ -1,0 +1,99 @@
+"""The tape's lines: interned sites, stacks and names, then the events (the format is documented in docs/tape.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+
+from .sites import Key, Sites
+from .storages import Storage, Storages
+
+VERSION = 1
+
+
+class Clock:
+    """The tape's time: a counter."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def tick(self) -> int:
+        self.now += 1
+        return self.now
+
+
+class TapeWriter:
+    """Turns events into the lines that `emit` sends."""
+
+    def __init__(self, emit: Callable[[Dict[str, Any]], None], sites: Sites, storages: Storages) -> None:
+        self._emit = emit
+        self._sites = sites
+        self._storages = storages
+        self._site_numbers: Dict[Any, int] = {}
+        self._stack_numbers: Dict[Key, int] = {}
+        self._stack_keys: Dict[Any, int] = {}
+        self._sources: Dict[str, bool] = {}
+
+    def header(self, script: str) -> None:
+        self._emit(
+            {
+                "format": "gradfix-tape",
+                "version": VERSION,
+                "script": script,
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+                "sources": {},
+            }
+        )
+
+    def event(self, kind: str, time: int, stack: Key, /, **fields: Any) -> None:
+        """One event; `fields` as the tape writes them, those with their default value left out by the caller."""
+        line = {"e": kind, "t": time, "s": self.stack(stack)}
+        line.update(fields)
+        self._emit(line)
+
+    def ref(self, storage: Storage, tensor: Any, version: Optional[int] = None) -> List[Any]:
+        self.rename(storage)
+        return [
+            storage.number,
+            len(storage.writes) if version is None else version,
+            list(tensor.shape),
+            str(tensor.dtype)[6:],
+        ]
+
+    def rename(self, storage: Storage) -> None:
+        """Say the storage's name, if it is not what was said last."""
+        if storage.name != storage.known_name:
+            storage.known_name = storage.name
+            self._emit({"name": storage.number, "v": storage.name})
+
+    def stack(self, key: Key) -> int:
+        number = self._stack_numbers.get(key)
+        if number is None:
+            sites = tuple(self._site(values) for values in self._sites.resolve(key))
+            number = self._stack_keys.get(sites)
+            if number is None:  # two instructions may have one span
+                number = self._stack_keys[sites] = len(self._stack_keys)
+                self._emit({"stack": number, "v": list(sites)})
+            self._stack_numbers[key] = number
+        return number
+
+    def _site(self, values: Any) -> int:
+        number = self._site_numbers.get(values)
+        if number is None:
+            number = self._site_numbers[values] = len(self._site_numbers)
+            self._source(values[0])
+            self._emit({"site": number, "v": list(values)})
+        return number
+
+    def _source(self, file: str) -> None:
+        """The digest of the text that ran, the first time a file is spoken of."""
+        if file not in self._sources:
+            self._sources[file] = True
+            digest = hashlib.sha256(self._sites.text(file).encode("utf-8", "surrogatepass")).hexdigest()
+            self._emit({"source": file, "v": digest})

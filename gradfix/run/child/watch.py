@@ -1,0 +1,253 @@
+"""Every call of torch's Python API, seen by one TorchFunctionMode: nodes, writes, cuts, refused writes.
+
+A dispatch mode would see every ATen op, also those inside the engine and the optimizers, and costs two to three times
+as much; the calls are what the user wrote. What a call wrote unseen (TorchScript, an extension) still shows by the
+version counter when a backward asks for the tensor.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any, Dict, List, Tuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from . import writes
+from .saves import GONE, Entry, fate_of, keep_value
+from .storages import address_of
+
+_sequence = torch._C._autograd._get_sequence_nr
+_grad_enabled = torch.is_grad_enabled
+_getframe = sys._getframe
+_MOST_NO_GRAD = 64
+
+
+class Watch(TorchFunctionMode):
+    """The mode. `r` is the recorder, whose files and tape it fills."""
+
+    def __init__(self, recorder: Any) -> None:
+        super().__init__()
+        self.r = recorder
+        self._known: Dict[Any, Tuple[str, Any]] = {}
+        self._no_grad_left = _MOST_NO_GRAD
+        self._aliases: Dict[int, Any] = {}  # id of a tensor -> (weak reference, "data" or "detach")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.r.quiet:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        found = self._known.get(func)
+        if found is None:
+            found = self._known[func] = writes.classify(func)
+        kind = found[0]
+        if kind == "op":
+            if kwargs and kwargs.get("out") is not None:
+                return self._write(func, args, kwargs, writes.with_out(args, kwargs))
+            before = _sequence()
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            after = _sequence()
+            if after != before:
+                self.r.calls.add(before, after, func, self.r.sites.stack(_getframe(1)))
+            elif self._no_grad_left and not _grad_enabled():
+                self._no_grad(args)
+            return result
+        if kind == "run":
+            return func(*args, **(kwargs or {}))
+        if kind == "write":
+            targets = found[1](args, kwargs or {})
+            return self._write(func, args, kwargs or {}, targets)
+        if kind == "cut":
+            return self._cut(func, args, kwargs or {}, found[1])
+        return getattr(self, "_" + kind.replace("-", "_"))(func, args)
+
+    # ---- writes
+
+    def _write(self, func: Any, args: Any, kwargs: Any, targets: List[Any]) -> Any:
+        r = self.r
+        before = _sequence()
+        watched = []
+        clones: Dict[Any, Any] = {}
+        for tensor in targets:
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            address = address_of(tensor)
+            entries = r.saves.at(address) if address else []
+            storage = r.storages.at(address)
+            if entries or storage is not None or tensor.requires_grad and tensor.is_leaf or self._how(tensor):
+                for entry in entries:
+                    r.keep(entry, clones)
+                watched.append((tensor, address, entries, r.counter(storage, tensor)))
+        refused = ""
+        r.saves.writing = watched[0][1] if watched else (address_of(targets[0]) if targets else None)
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError as problem:
+            if not writes.is_refusal(str(problem)):
+                raise
+            refused = str(problem)
+            result = self._let_through(func, args, kwargs, targets)
+        finally:
+            r.saves.writing = None
+        after = _sequence()
+        stack = None
+        if after != before:
+            stack = r.sites.stack(_getframe(2))
+            r.calls.add(before, after, func, stack)
+        for tensor, address, entries, counter in watched:
+            if not (entries or refused or r.storages.at(address) is not None or self._how(tensor)):
+                continue  # a fresh leaf being initialised
+            if stack is None:
+                stack = r.sites.stack(_getframe(2))
+            self._written(func, stack, tensor, address, entries, counter, refused)
+        if after != before and not any(w[2] for w in watched):
+            self._wrote_own_save(func, stack, targets)
+        if func is torch.Tensor.zero_:
+            r.zeroed(targets, stack)
+        return result
+
+    def _wrote_own_save(self, func: Any, stack: Any, targets: List[Any]) -> None:
+        """An op that saved its own input in the very call that overwrote it (``x *= x``, first save of x)."""
+        for tensor in targets:
+            if isinstance(tensor, torch.Tensor):
+                address = address_of(tensor)
+                entries = self.r.saves.at(address) if address else []
+                if any(e.moved() for e in entries):
+                    self._written(func, stack, tensor, address, [], lambda: True, "")
+
+    def _written(
+        self, func: Any, stack: Any, tensor: Any, address: int, entries: List[Entry], counter: Any, refused: str
+    ) -> None:
+        r = self.r
+        living = r.saves.at(address) if address else []
+        time = r.clock.tick()
+        known = {id(e) for e in entries}
+        counted, threatens = counter(), False
+        for entry in living:
+            if entry.tensor is GONE:
+                continue
+            moved = entry.moved()
+            if id(entry) not in known and not moved:
+                continue  # the result, saved by the op itself
+            fate = fate_of(entry)
+            if fate.time is None:
+                fate.time, fate.counted = time, moved
+            elif moved:
+                fate.counted = True
+            if fate.freed is None:
+                threatens, counted = True, moved
+        r.mutated(
+            time,
+            stack,
+            writes.op_name(func),
+            tensor,
+            counted=counted,
+            how=self._how(tensor),
+            refused=refused,
+            threatens=threatens,
+            frame=_getframe(3),
+        )
+
+    def _let_through(self, func: Any, args: Any, kwargs: Any, targets: List[Any]) -> Any:
+        """Do the write that PyTorch refused. One whose value needs a gradient stays differentiable: the leaf gives up
+        its place as a leaf, as it would in the program without its ``requires_grad=True``."""
+        values = [a for a in (*args, *kwargs.values()) if all(a is not t for t in targets)]
+        if torch.is_grad_enabled() and writes.needs_grad(values):
+            for tensor in targets:
+                base = tensor if tensor.is_leaf else tensor._base
+                if base is not None and base.is_leaf and tensor is base:
+                    base.requires_grad_(False)
+            try:
+                return func(*args, **kwargs)
+            except RuntimeError as problem:
+                if not writes.is_refusal(str(problem)):
+                    raise
+        with torch.no_grad():
+            return func(*args, **kwargs)
+
+    def _how(self, tensor: Any) -> str:
+        for each in (tensor, tensor._base):
+            known = self._aliases.get(id(each)) if each is not None else None
+            if known is not None and known[0]() is each:
+                return str(known[1])
+        return ""
+
+    def _alias(self, tensor: Any, how: str) -> None:
+        key = id(tensor)
+        self._aliases[key] = (weakref.ref(tensor, lambda _: self._aliases.pop(key, None)), how)
+
+    # ---- leaving the graph
+
+    def _cut(self, func: Any, args: Any, kwargs: Any, how: str) -> Any:
+        result = func(*args, **kwargs)
+        r = self.r
+        tensors = [a for a in (*args[:2], *kwargs.values()) if isinstance(a, torch.Tensor)]
+        if how == "tensor" and not tensors:
+            tensors = [t for a in args[:1] if isinstance(a, (list, tuple)) for t in a if isinstance(t, torch.Tensor)]
+        if how == "numpy" and tensors:
+            r.expose(tensors[0], _getframe(2))
+        if how == "detach" and isinstance(result, torch.Tensor):
+            self._alias(result, how)
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                r.cut(how, tensor, _getframe(2))
+        return result
+
+
+    def _no_grad(self, args: Any) -> None:
+        """A function of a tensor that requires grad, under no_grad: its result has no graph."""
+        for a in args:
+            if isinstance(a, torch.Tensor) and a.requires_grad and not a.is_leaf or isinstance(a, torch.nn.Parameter):
+                self._no_grad_left -= 1
+                self.r.cut("no_grad", a, _getframe(2))
+                return
+
+    def _get_data(self, func: Any, args: Any) -> Any:
+        tensor = args[0]
+        result = func(*args)
+        self._alias(result, "data")
+        if tensor.requires_grad:
+            self.r.cut("data", tensor, _getframe(2))
+        return result
+
+    def _set_data(self, func: Any, args: Any) -> Any:
+        tensor = args[0]
+        r = self.r
+        address = address_of(tensor)
+        entries = [e for e in r.saves.at(address) if e.tensor is tensor] if address else []
+        storage = r.storages.at(address)
+        old = tensor.data if entries else None
+        result = func(*args)
+        if storage is None and not entries:
+            return result
+        time = r.clock.tick()
+        for entry in entries:
+            fate = fate_of(entry)
+            if fate.time is None:
+                fate.time, fate.counted = time, False
+            if fate.value is None:
+                fate.value = old
+        r.saves.move(address, entries)
+        if storage is not None:
+            r.storages.rebind(storage, tensor)
+        stack = r.sites.stack(_getframe(2))
+        threatens = any(e.fate is not None and e.fate.freed is None for e in entries)
+        r.mutated(
+            time, stack, "aten.set_", tensor, counted=False, how="set_data", threatens=threatens, frame=_getframe(2)
+        )
+        return result
+
+    # ---- .grad
+
+    def _get_grad(self, func: Any, args: Any) -> Any:
+        tensor = args[0]
+        if not tensor.is_leaf and not tensor.retains_grad:
+            self.r.grad_read(tensor, _getframe(2))
+        return func(*args)
+
+    def _set_grad(self, func: Any, args: Any) -> Any:
+        tensor = args[0]
+        result = func(*args)
+        if (len(args) < 2 or args[1] is None) and tensor.is_leaf and tensor.requires_grad:
+            self.r.zero((tensor,), None, _getframe(2))
+        return result

@@ -1,0 +1,139 @@
+"""What each torch function means to the recorder: which arguments it writes to, and whether it leaves the graph.
+
+A function is looked up once by its name: PyTorch's in-place functions end in an underscore, take ``out=`` or say
+``inplace``; everything else only makes nodes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from types import FunctionType
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+
+Find = Callable[[Tuple[Any, ...], Dict[str, Any]], List[Any]]
+
+_NO_WRITE = {"requires_grad_", "rename_", "share_memory_", "retain_grad", "detach_", "_backward_hooks", "coalesce_"}
+_CUTS = {
+    "detach": "detach",
+    "detach_": "detach",
+    "item": "item",
+    "tolist": "item",
+    "__float__": "item",
+    "__int__": "item",
+    "__index__": "item",
+    "numpy": "numpy",
+    "__array__": "numpy",
+    "__dlpack__": "numpy",
+    "tensor": "tensor",
+    "as_tensor": "tensor",
+    "new_tensor": "tensor",
+}
+_RUNS_BACKWARD = {"backward", "grad"}
+
+LEAF = (
+    "a leaf Variable that requires grad is being used in an in-place operation",
+    "a view of a leaf Variable that requires grad is being used in an in-place operation",
+)
+VIEW = ("is a view and is being modified inplace", "is a view and its base or another view of its base has been")
+
+
+def is_refusal(message: str) -> bool:
+    """Whether `message` is PyTorch refusing an in-place write to a leaf or to a view."""
+    return any(words in message for words in LEAF + VIEW)
+
+
+def classify(func: Any) -> Tuple[str, Any]:
+    """(kind, detail): ``op`` nothing special; ``write`` with a function that finds the written tensors; ``cut`` with
+    its how; ``get-data``, ``set-data``, ``get-grad``, ``set-grad``; ``run`` what runs a backward."""
+    name = getattr(func, "__name__", "") or ""
+    if name in ("__get__", "__set__", "__delete__"):
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        if attribute in ("data", "grad"):
+            return {"__get__": "get-", "__set__": "set-", "__delete__": "set-"}[name] + attribute, None
+        return "op", None
+    if name in _RUNS_BACKWARD and isinstance(func, FunctionType):
+        return "run", None
+    if name in _CUTS:
+        return "cut", _CUTS[name]
+    if name in _NO_WRITE:
+        return "op", None
+    if name.startswith("_foreach_") or name.startswith("_fused_") or name.startswith("_amp_foreach"):
+        return ("write", _first_list) if name.endswith("_") else ("op", None)
+    if name.startswith("__") and name.endswith("__"):
+        in_place = name.startswith("__i") and name[3:-2] in _IN_PLACE_OPERATORS
+        return ("write", _first) if in_place or name in ("__setitem__", "__delitem__") else ("op", None)
+    if name.endswith("_"):
+        return "write", _first
+    if isinstance(func, FunctionType):
+        found = _python_function(func, name)
+        if found is not None:
+            return "write", found
+    return "op", None
+
+
+_IN_PLACE_OPERATORS = {
+    "add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "matmul",
+}  # fmt: skip
+
+
+def with_out(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
+    """The tensors of ``out=``."""
+    out = kwargs.get("out")
+    return list(out) if isinstance(out, (tuple, list)) else [out]
+
+
+def _first(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
+    if args:
+        return [args[0]]
+    return [kwargs[k] for k in ("tensor", "input", "self") if k in kwargs][:1]
+
+
+def _first_list(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
+    first = args[0] if args else kwargs.get("self", ())
+    return list(first) if isinstance(first, (tuple, list)) else [first]
+
+
+def _python_function(func: FunctionType, name: str) -> Optional[Find]:
+    """torch.nn.functional's ``inplace=True`` and ``max_norm``: where these are in the signature."""
+    try:
+        names = list(inspect.signature(func).parameters)
+    except (TypeError, ValueError):
+        return None
+    for word, target in (("inplace", names[0] if names else ""), ("max_norm", "weight")):
+        if word in names and target in names:
+            return _when(names.index(word), word, names.index(target), target)
+    return None
+
+
+def _when(flag_at: int, flag: str, target_at: int, target: str) -> Find:
+    def find(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
+        on = args[flag_at] if len(args) > flag_at else kwargs.get(flag)
+        if on is None or on is False:
+            return []
+        return [args[target_at] if len(args) > target_at else kwargs.get(target)]
+
+    return find
+
+
+def op_name(func: Any) -> str:
+    """``aten.add_`` for Tensor.add_, Tensor.__iadd__ and their kin."""
+    name = getattr(func, "__name__", "") or "op"
+    if name == "__setitem__":
+        return "aten.copy_"
+    if name.startswith("__i") and name.endswith("__") and name[3:-2] in _IN_PLACE_OPERATORS:
+        base = name[3:-2]
+        return "aten." + {"truediv": "div"}.get(base, base) + "_"
+    return "aten." + name.strip("_") + ("_" if name.endswith("_") and not name.startswith("__") else "")
+
+
+def needs_grad(values: Any) -> bool:
+    """Whether a tensor among call arguments requires grad."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                return True
+        elif isinstance(value, (list, tuple)) and needs_grad(value):
+            return True
+    return False

@@ -27,4 +27,17 @@ def detect(tape: Tape) -> tuple[Conflict, ...]:
         *training.habits(graph),
         *targets.attached_targets(graph),
     ]
-    return tuple(conflict for _, conflict in sorted(found, key=lambda item: item[0]))
+    kept = [(time, c) for time, c in found if not any(_told(c, other) for _, other in found)]
+    return tuple(conflict for _, conflict in sorted(kept, key=lambda item: item[0]))
+
+
+def _told(note: Conflict, fault: Conflict) -> bool:
+    """Whether `fault` says already what `note` says: the flow of one loss into the other model that broke the graph, the
+    `.data` that hid a write."""
+    if note.severity != "note" or fault.severity == "note":
+        return False
+    if note.kind == "wasted-backward" and fault.kind == "freed-graph":
+        return note.backward is not None and fault.earlier is not None and note.backward.stack == fault.earlier.stack
+    if note.kind == "data-attribute":
+        return any(x.at.file == note.at.file and x.at.line == note.at.line for x in fault.labels)
+    return False

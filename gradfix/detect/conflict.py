@@ -29,9 +29,12 @@ KINDS: dict[str, Severity] = {
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A place the person is shown: `role` is ``saved``, ``overwritten``, ``needed``, ``freed``, ``made``,
-    ``used`` (where a later pass or another model takes the value made), ``read``, ``cut``, ``zero``, ``step``
-    or ``target``; `stack` the user's frames there; `text` what stands under the span."""
+    """A place the person is shown, `stack` the user's frames there, `text` what stands under the span.
+
+    `role` is ``saved``, ``overwritten``, ``needed``, ``freed``, ``made``, ``used`` (where a later pass, a second loss or
+    another model takes the value made), ``crossing`` (where the loss that freed a shared value had taken it), ``read``,
+    ``cut``, ``zero``, ``step`` or ``target``.
+    """
 
     role: str
     stack: Stack

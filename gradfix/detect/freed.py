@@ -139,6 +139,9 @@ def _conflict(graph: Graph, group: Group) -> Conflict | None:
         labels.append(
             ("made", e.producer.stack, _made(group.pattern, wording.name(e.producer.output, "this value")))
         )
+    if group.pattern == "two-losses":
+        for consumer in _taken(graph, freeing, group):
+            labels.append(("crossing", consumer.stack, f"{value or 'it'} enters the first of the two losses here"))
     labels.append(("freed", freeing.stack, "this backward frees its graph"))
     for e in entries:
         if e.consumer is not None:
@@ -158,6 +161,14 @@ def _conflict(graph: Graph, group: Group) -> Conflict | None:
         backward=backward,
         earlier=freeing,
     )
+
+
+def _taken(graph: Graph, freeing: Backward, group: Group) -> list[Record]:
+    """Where the freeing backward's own nodes, those the second backward does not share, take the shared values."""
+    producers = {e.producer.node for e in group.entries}
+    own = graph.walk(freeing) - graph.walk(group.backward)
+    records = (graph.records[n] for n in sorted(own, reverse=True) if n in graph.records)
+    return [r for r in records if not producers.isdisjoint(r.parents)]
 
 
 def _made(pattern: str, value: str) -> str:

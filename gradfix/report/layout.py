@@ -112,23 +112,27 @@ def row(line: str) -> Row:
     return Row(tuple(cells), (*offsets, at))
 
 
-def fold(text: str, width: int) -> list[str]:
-    """`text` in lines of at most `width` cells, broken at blanks; a word that is wider is broken anywhere."""
+def fold(text: str, width: int, first: int | None = None) -> list[str]:
+    """`text` in lines of at most `width` cells (the first of at most `first`), broken at blanks; a word
+    that is wider is broken anywhere. The first line is empty where nothing fits into `first`."""
     width = max(width, 8)
+    room = width if first is None else first
     lines: list[str] = []
     for paragraph in text.split("\n"):
         line = ""
         for word in paragraph.split(" "):
             joined = f"{line} {word}" if line else word
-            if cell_len(joined) <= width:
+            if cell_len(joined) <= room:
                 line = joined
                 continue
-            if line:
+            if line or room < width:
                 lines.append(line)
+                room = width
             while cell_len(word) > width:
                 head = row(word).cut(0, width).rstrip() or word[:1]
                 lines.append(head)
                 word = word[len(head) :]
             line = word
         lines.append(line)
+        room = width
     return lines

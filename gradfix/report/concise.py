@@ -1,0 +1,30 @@
+"""One line a fault, as editors and terminals make it clickable: path:line:col: kind severity: message [cure
+verdict]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gradfix.report import Line, View, shown
+from gradfix.report.layout import wording
+from gradfix.report.places import place
+
+if TYPE_CHECKING:
+    from gradfix.pipeline import Diagnosis, Result
+
+
+def render(result: Result, view: View) -> Iterator[Line]:
+    """The lines of one result."""
+    for diagnosis in shown(result):
+        conflict = diagnosis.conflict
+        at = place(conflict.at, diagnosis, result)
+        where = f"{view.paths.show(at.path)}:{at.line}:{at.column + 1}"
+        text = f"{where}: {conflict.kind} {conflict.severity}: {conflict.message}{_cure(diagnosis)}"
+        yield Line(wording(text, view.glyphs))
+
+
+def _cure(diagnosis: Diagnosis) -> str:
+    if diagnosis.status == "cured" and diagnosis.cures:
+        return f" [{diagnosis.cures[0].codemod} {diagnosis.cures[0].verdict.status}]"
+    return " [left]" if diagnosis.status == "left" and diagnosis.cures else ""

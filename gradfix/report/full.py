@@ -1,0 +1,243 @@
+"""The report for people: each fault drawn in the source, its cures with what was measured, and the diff."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from gradfix.explain import why
+from gradfix.report import Line, View, faults, shown
+from gradfix.report.diff import unified
+from gradfix.report.layout import fold, safe, wording
+from gradfix.report.places import Place, called_at, place
+from gradfix.report.snippet import GUTTER, Span, draw
+from gradfix.source import split_lines
+
+if TYPE_CHECKING:
+    from gradfix.detect import Label
+    from gradfix.pipeline import Cure, Diagnosis, Result
+
+SEVERITY = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+VERDICT = {
+    "proved": "green",
+    "preserved": "green",
+    "intended": "green",
+    "rejected": "red",
+    "untried": "yellow",
+}
+SECONDARY = "bright_blue"
+PLACES = 5  # consequences that are listed by place
+
+
+def render(result: Result, view: View) -> Iterator[Text | Line]:
+    """Everything there is to say of one result but the closing line."""
+    told: set[str] = set()
+    for diagnosis in shown(result):
+        yield from _diagnosis(diagnosis, result, view, diagnosis.conflict.kind not in told)
+        yield Text()
+        told.add(diagnosis.conflict.kind)
+    for line in result.lines:
+        yield from _hanging("note: ", line, view, "bold")
+    if view.verbose and not result.problem:
+        yield from _hanging("ran: ", _how_it_ran(result), view, "bold")
+    if view.diff and result.files:
+        yield from diff_lines(result.files, view)
+        yield Text()
+
+
+def closing(results: Iterable[Result], view: View) -> str:
+    """The last line: what was found, what came of it, what to do next."""
+    results = list(results)
+    found = [d for r in results for d in faults(r)]
+    asked = [d for r in results for d in shown(r) if d.conflict.severity == "note"]
+    hidden = sum(d.status == "note" for r in results for d in r.diagnoses)
+    more = f" {_count(hidden, 'note')} not shown: --notes shows and cures them." if hidden else ""
+    if not found and not asked:
+        if any(r.problem for r in results):
+            return ""
+        return f"No faults found{_extent(results)}.{more}"
+    counts = [_count(len(found), "fault")] if found else []
+    counts += [_count(len(asked), "note")] if asked else []
+    sentence = f"Found {' and '.join(counts)}"
+    if view.action == "run":
+        names = " ".join(view.paths.show(str(r.entry)) for r in results if r.diagnoses)
+        return f"{sentence}. Look for cures with: gradfix fix {names}{more}"
+    cured = [d for d in found + asked if d.status == "cured"]
+    left = len(found) + len(asked) - len(cured)
+    parts = []
+    if cured:
+        verdicts = Counter(d.cures[0].verdict.status for d in cured if d.cures)
+        how = ", ".join(s if len(verdicts) == 1 else f"{n} {s}" for s, n in verdicts.items())
+        parts.append(f"{len(cured)} cured ({how})" + (" and written" if view.action == "write" else ""))
+    if left:
+        parts.append(f"{left} left")
+    todo = ""
+    if cured and view.action == "diff":
+        todo = f" Write {'it' if len(cured) == 1 else 'them'} with --write."
+    return f"{sentence}; {', '.join(parts)}.{todo}{more}"
+
+
+def diff_lines(files: Mapping[str, tuple[str, str]], view: View) -> Iterator[Line]:
+    """The unified diff of `files`, styled."""
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    for line in unified(files, view.paths):
+        yield Line(line, "bold" if line.startswith(("+++", "---")) else styles.get(line[:1], ""))
+
+
+def _diagnosis(diagnosis: Diagnosis, result: Result, view: View, explain: bool) -> Iterator[Text]:
+    conflict = diagnosis.conflict
+    style = SEVERITY[conflict.severity]
+    yield Text.assemble(
+        (f"{conflict.severity}[{conflict.kind}]", style),
+        (f": {wording(conflict.message, view.glyphs)}", "bold"),
+    )
+    primary = conflict.labels[conflict.primary]
+    labels = [(label, place(label.at, diagnosis, result)) for label in conflict.labels]
+    here = labels[conflict.primary][1]
+    order = sorted({p.path for _, p in labels}, key=lambda path: path != here.path)
+    margin = max(len(str(max(p.end_line for _, p in labels))), 2)
+    for number, path in enumerate(order):
+        inside = [(label, p) for label, p in labels if p.path == path]
+        first = here if path == here.path else inside[0][1]
+        sign = view.glyphs.tee if number else view.glyphs.corner
+        name = safe(view.paths.show(path))
+        yield Text.assemble((f"{'':>{margin}} {sign} ", GUTTER), f"{name}:{first.line}:{first.column + 1}")
+        spans = [_span(label, p, primary, style, view, path) for label, p in inside]
+        text = result.sources.get(path)
+        if text is None:
+            spans_text = "; ".join(f"line {s.line}: {s.text}" for s in spans)
+            yield from _hanging(f"{'':>{margin}} {view.glyphs.bar} ", spans_text, view, GUTTER)
+        else:
+            yield from draw(split_lines(text), spans, view.width, margin, view.glyphs)
+    yield from _sentences(diagnosis, result, view, f"{'':>{margin}} = ", explain)
+
+
+def _span(label: Label, p: Place, primary: Label, style: str, view: View, path: str) -> Span:
+    text = label.text
+    caller = called_at(label.stack, primary.stack)
+    if caller is not None:
+        where = f"line {caller.line}"
+        text += (
+            f", called at {where if caller.file == path else view.paths.show(caller.file) + ':' + where[5:]}"
+        )
+    is_primary = label is primary
+    color = style if is_primary else SECONDARY
+    return Span(p.line, p.column, p.end_line, p.end_column, text, color, is_primary, p.whole)
+
+
+def _sentences(diagnosis: Diagnosis, result: Result, view: View, lead: str, explain: bool) -> Iterator[Text]:
+    conflict = diagnosis.conflict
+    words = next(
+        (w for w in (getattr(conflict.backward, "refused", ""), getattr(conflict.write, "refused", "")) if w),
+        "",
+    )
+    if words:
+        sentence = words.split("\n")[0]
+        yield from _hanging(
+            f"{lead}PyTorch: ", sentence if view.verbose else _first_sentence(sentence), view, "bold"
+        )
+    if explain:
+        yield from _hanging(f"{lead}why: ", why(conflict.kind), view, "bold")
+    if conflict.also:
+        places = [place(c.at, replace(diagnosis, conflict=c), result) for c in conflict.also]
+        names = list(dict.fromkeys(f"{view.paths.show(p.path)}:{p.line}" for p in places))
+        more = f" and {len(names) - PLACES} more places" if len(names) > PLACES else ""
+        yield from _hanging(f"{lead}follows from it: ", ", ".join(names[:PLACES]) + more, view, "bold")
+    yield from _cures(diagnosis, view, lead)
+
+
+def _cures(diagnosis: Diagnosis, view: View, lead: str) -> Iterator[Text]:
+    cures = diagnosis.cures
+    if diagnosis.status == "cured" and cures:
+        yield from _cure(f"{lead}cure: ", cures[0], view)
+        cures = cures[1:]
+        heading = "also tried: "
+    elif cures:
+        heading = "tried, and not applied: "
+    else:
+        if view.action != "run" and diagnosis.status == "left":
+            yield from _hanging(
+                f"{lead}left: ", f"no cure was found; gradfix explain {diagnosis.conflict.kind}", view, "bold"
+            )
+        return
+    for cure in cures:
+        yield from _cure(f"{lead}{heading}", cure, view)
+
+
+def _cure(lead: str, cure: Cure, view: View) -> Iterator[Text]:
+    verdict = cure.verdict
+    head = Text.assemble(
+        (lead, "bold"), (cure.codemod, "bold"), " (", (verdict.status, VERDICT[verdict.status]), ")"
+    )
+    indent = " " * (_words_at(lead) + 2)
+    if cure.summary:
+        head.append(": ")
+    room = view.width - cell_len(head.plain)
+    lines = fold(wording(cure.summary, view.glyphs), view.width - len(indent), room if room >= 24 else 0)
+    head.append(lines[0])
+    head.rstrip()
+    yield head
+    for line in lines[1:]:
+        yield Text(indent + line)
+    effect = f"After this, {cure.effect.words}. " if cure.effect.words else ""
+    for line in fold(wording(effect + _sentence(verdict.reason), view.glyphs), view.width - len(indent)):
+        if line:
+            yield Text(indent + line)
+    if view.verbose:
+        for key, value in verdict.measured.items():
+            yield Text(f"{indent}{key} = {_number(value)}", style="dim")
+
+
+def _hanging(lead: str, text: str, view: View, style: str) -> Iterator[Text]:
+    """`lead` and `text` folded beside it, further lines two cells in from the first word of the lead."""
+    indent = " " * (_words_at(lead) + 2)
+    lines = fold(wording(text, view.glyphs), view.width - len(indent), view.width - cell_len(lead))
+    yield Text.assemble((lead, style), lines[0])
+    for line in lines[1:]:
+        yield Text(indent + line)
+
+
+def _words_at(lead: str) -> int:
+    return next((i for i, c in enumerate(lead) if c.isalnum()), len(lead) - 2)
+
+
+def _how_it_ran(result: Result) -> str:
+    how = {
+        "finished": "the script ran to its end",
+        "steps": "stopped after enough steps of every optimizer",
+        "exit": "the script ended itself",
+        "failed": "the script ended with an exception",
+        "timeout": "stopped at the time limit",
+        "tape": "read from a tape",
+    }.get(result.ended, result.ended)
+    wall = f"; between it and your files: {result.wall}" if result.wall else ""
+    return f"{how}; {_count(result.rounds, 'round')}, {result.seconds:.1f} s{wall}"
+
+
+def _extent(results: list[Result]) -> str:
+    ends = {r.ended for r in results}
+    if ends == {"timeout"}:
+        return " before the time limit"
+    return " in the first steps of every optimizer" if ends == {"steps"} else ""
+
+
+def _first_sentence(text: str) -> str:
+    head, stop, _ = text.partition(". ")
+    return head + (" …" if stop else "")
+
+
+def _sentence(text: str) -> str:
+    return text if not text or text.endswith((".", "!", "?")) else text + "."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

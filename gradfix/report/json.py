@@ -1,0 +1,115 @@
+"""The report for programs: one document, described in schema.json and docs/json.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any
+
+from gradfix.report import View, shown
+from gradfix.report.diff import unified
+from gradfix.report.places import Place, place
+from gradfix.source import split_lines
+
+if TYPE_CHECKING:
+    from gradfix.pipeline import Cure, Diagnosis, Result
+
+
+def document(results: Iterable[Result], view: View) -> str:
+    """The JSON text of all results."""
+    results = list(results)
+    value: dict[str, Any] = {
+        "diagnostics": [_diagnostic(d, r, view) for r in results for d in shown(r)],
+        "problems": [_problem(r, view) for r in results if r.problem],
+    }
+    return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def problem(message: str, detail: str = "", path: str | None = None) -> str:
+    """A document that says why there is none."""
+    value = {"diagnostics": [], "problems": [{"path": path, "message": message, "detail": detail}]}
+    return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def _problem(result: Result, view: View) -> dict[str, Any]:
+    assert result.problem is not None
+    path = view.paths.show(str(result.entry))
+    return {"path": path, "message": result.problem.message, "detail": result.problem.detail}
+
+
+def _diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, Any]:
+    conflict = diagnosis.conflict
+    primary = conflict.labels[conflict.primary]
+    at = place(primary.at, diagnosis, result)
+    related = []
+    for label in conflict.labels:
+        p = place(label.at, diagnosis, result)
+        spot = {"path": view.paths.show(p.path), "cell": None, "range": _range(p)}
+        related.append({"role": label.role, **spot, "message": label.text})
+    return {
+        "kind": conflict.kind,
+        "severity": conflict.severity,
+        "path": view.paths.show(at.path),
+        "cell": None,
+        "range": _range(at),
+        "message": conflict.message,
+        "related": related,
+        "cures": [_cure(c, view) for c in diagnosis.cures],
+        "status": diagnosis.status,
+    }
+
+
+def _cure(cure: Cure, view: View) -> dict[str, Any]:
+    files = {path: (cure.before[path], text) for path, text in cure.after.items() if path in cure.before}
+    return {
+        "codemod": cure.codemod,
+        "summary": cure.summary,
+        "effect": {"kind": cure.effect.kind, "words": cure.effect.words},
+        "verdict": cure.verdict.status,
+        "reason": cure.verdict.reason,
+        "measured": {k: _value(v) for k, v in cure.verdict.measured.items()},
+        "edits": [
+            e for path, (old, new) in sorted(files.items()) for e in _edits(view.paths.show(path), old, new)
+        ],
+        "diff": "".join(f"{line}\n" for line in unified(files, view.paths)),
+    }
+
+
+def _value(value: object) -> object:
+    """A number JSON has: it knows no NaN and no infinity."""
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(k): _value(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_value(v) for v in value]
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def _edits(path: str, old: str, new: str) -> list[dict[str, Any]]:
+    """Whole lines to replace, from the last to the first so that they can be applied one after the other."""
+    a, b = split_lines(old), split_lines(new)
+    out = []
+    for tag, i, end, j, stop in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if tag == "equal":
+            continue
+        text = "\n".join(b[j:stop])
+        if end < len(a):
+            span = _points(i + 1, 1, end + 1, 1)
+            text += "\n" if stop > j else ""
+        elif i:  # to the end of the file: its last line has no newline to take along
+            span = _points(i, len(a[i - 1]) + 1, len(a), len(a[-1]) + 1)
+            text = ("\n" if stop > j else "") + text
+        else:
+            span = _points(1, 1, len(a), len(a[-1]) + 1)
+        out.append({"path": path, "range": span, "text": text})
+    return out[::-1]
+
+
+def _range(p: Place) -> dict[str, Any]:
+    return _points(p.line, p.column + 1, p.end_line, p.end_column + 1)
+
+
+def _points(line: int, column: int, end_line: int, end_column: int) -> dict[str, Any]:
+    return {"start": {"line": line, "column": column}, "end": {"line": end_line, "column": end_column}}

@@ -1,0 +1,98 @@
+"""Where things are, as the person knows it: paths as they gave them, and lines of the file as it is on disk.
+
+A fault that shows only after another was cured has its lines in the text of that round; they are led back
+here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradfix.source import split_lines
+from gradfix.tape import Site, Stack
+
+if TYPE_CHECKING:
+    from gradfix.pipeline import Diagnosis, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """How files are called in reports: as the person gave them, else relative to `cwd` where they are below
+    it."""
+
+    cwd: Path
+    given: Mapping[str, str] = field(default_factory=dict)  # absolute path -> as given
+
+    @classmethod
+    def of(cls, given: Iterable[Path | str], cwd: Path | None = None) -> Paths:
+        cwd = cwd or Path.cwd()
+        return cls(cwd, {os.path.realpath(cwd / p): str(p) for p in given})
+
+    def show(self, path: str) -> str:
+        real = os.path.realpath(self.cwd / path)
+        if real in self.given:
+            return self.given[real]
+        inside = Path(real).is_relative_to(os.path.realpath(self.cwd))
+        return os.path.relpath(real, os.path.realpath(self.cwd)) if inside else path
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A span in a file as it is on disk: lines from 1, columns in code points from 0, end exclusive.
+    `whole` where only the line is known."""
+
+    path: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    whole: bool = False
+
+
+def place(site: Site, diagnosis: Diagnosis, result: Result) -> Place:
+    """`site` of one of the diagnosis's labels, in the file as the person has it."""
+    old = result.sources.get(site.file)
+    new = diagnosis.sources.get(site.file, old)
+    line, end_line = site.line, max(site.end_line, site.line)
+    whole = not site.end_line or (not site.column and not site.end_column)
+    if old is not None and new is not None and old != new:
+        came = origins(old, new)
+        (line, same), (end_line, same_end) = _origin(came, line), _origin(came, end_line)
+        whole = whole or not (same and same_end)
+    if whole:
+        lines = split_lines(old) if old is not None else []
+        end = len(lines[line - 1].rstrip()) if 0 < line <= len(lines) else 0
+        start = len(lines[line - 1]) - len(lines[line - 1].lstrip()) if end else 0
+        return Place(site.file, line, start, line, end, True)
+    return Place(site.file, line, site.column, end_line, site.end_column)
+
+
+@lru_cache(maxsize=64)
+def origins(old: str, new: str) -> tuple[tuple[int, bool], ...]:
+    """For every line of `new`, the line of `old` (from 1) it comes from, and whether it is the same text."""
+    a, b = split_lines(old), split_lines(new)
+    out: list[tuple[int, bool]] = []
+    for tag, i, end, j, stop in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        for k in range(stop - j):
+            nearest = min(i + k, end - 1) if end > i else max(i - 1, 0)
+            out.append((nearest + 1, tag == "equal"))
+    return tuple(out)
+
+
+def _origin(came: tuple[tuple[int, bool], ...], line: int) -> tuple[int, bool]:
+    return came[min(max(line, 1), len(came)) - 1] if came else (line, False)
+
+
+def called_at(stack: Stack, primary: Stack) -> Site | None:
+    """The user's own call that led to `stack`'s innermost frame: the first frame it does not share with
+    `primary`, where that is not the innermost itself."""
+    shared = 0
+    while shared < min(len(stack), len(primary)) - 1 and stack[shared] == primary[shared]:
+        shared += 1
+    return stack[shared] if shared < len(stack) - 1 else None

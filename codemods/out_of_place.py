@@ -17,6 +17,7 @@ from gradfix.writes import (
     chain,
     chain_root,
     detached_alias,
+    drop_keyword,
     function_of,
     inplace_argument,
     is_inplace_call,
@@ -26,6 +27,7 @@ from gradfix.writes import (
     of_container,
     peeled,
     undone_data,
+    without_arguments,
     write_of,
 )
 
@@ -238,23 +240,14 @@ def _without_out(
     write: Write, root: cst.BaseAssignTargetExpression
 ) -> Iterator[tuple[cst.BaseSmallStatement, tuple[Edit, ...]]]:
     call, small = cast(cst.Call, write.node), write.small
-    plain = _drop_argument(call, lambda a: a.keyword is not None and a.keyword.value == "out")
-    if not write.whole:
+    plain = drop_keyword(call, "out")
+    if not write.whole or plain is None:
         return
     if write.alone:
         yield assignment(root, plain), ()
     elif isinstance(small, cst.Assign) and small.value is call:
         more = cst.AssignTarget(cast(cst.BaseAssignTargetExpression, copy(root)))
         yield small.with_changes(targets=[*small.targets, more], value=plain), ()
-
-
-def _drop_argument(call: cst.Call, unwanted) -> cst.Call:  # type: ignore[no-untyped-def]
-    kept = [a for a in call.args if not unwanted(a)]
-    if kept and not unwanted(call.args[-1]):
-        return call.with_changes(args=kept)
-    if kept:  # the comma (and line break) behind the last argument is that of the one that goes
-        kept[-1] = kept[-1].with_changes(comma=call.args[-1].comma)
-    return call.with_changes(args=kept)
 
 
 def _rebound_call(
@@ -295,7 +288,7 @@ def out_of_place_function(write: Write, call: cst.Call) -> cst.Call | None:
     """``F.relu(x)`` for ``F.relu_(x)`` or ``F.relu(x, inplace=True)``; None where there is no such
     function."""
     if (flag := inplace_argument(call)) is not None:
-        return _drop_argument(call, lambda a: a is flag)
+        return without_arguments(call, lambda a: a is flag)
     name = function_of(call)
     if name in _ONLY_IN_PLACE or ".init." in f".{dotted(call.func)}":
         return None

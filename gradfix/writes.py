@@ -3,7 +3,7 @@ may be bound anew instead."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -19,6 +19,7 @@ from gradfix.liveness import (
     dotted,
     live_after,
     parameters,
+    reads,
     scope_of,
     shared_with,
     sharing,
@@ -380,3 +381,80 @@ def element_of(write: Write) -> cst.BaseExpression:
         return write.root
     layers = [x for x in _layers(write.target) if isinstance(x, cst.Subscript)]
     return layers[-1] if layers else write.root
+
+
+def small_statements(node: cst.CSTNode) -> list[cst.BaseSmallStatement]:
+    """Every small statement in `node`, in the order of the text."""
+    return [n for n in _descendants(node) if isinstance(n, cst.BaseSmallStatement)]
+
+
+def accumulates(view: View, write: Write) -> bool:
+    """Whether the written name is a sum of losses: added to here, and backward() called on it (or on
+    something made of it) in the same function or class."""
+    added = isinstance(write.node, cst.AugAssign) and isinstance(write.node.operator, cst.AddAssign)
+    added = added or (write.form == "method" and function_of(cast(cst.Call, write.node)) == "add_")
+    if not added or not write.name:
+        return False
+    scope: cst.CSTNode = scope_of(view, write.node)
+    if write.name.startswith("self."):
+        scope = view.enclosing(write.node, cst.ClassDef) or scope
+    for node in _descendants(scope):
+        called = node.func if isinstance(node, cst.Call) else None
+        backward = isinstance(called, cst.Attribute) and called.attr.value == "backward"
+        user = called.value if backward else node.value if isinstance(node, cst.Return) else None  # type: ignore[union-attr]
+        if user is not None and write.name in reads(user):
+            return True
+    return False
+
+
+def drop_keyword(value: cst.BaseExpression, keyword: str) -> cst.Call | None:
+    """``torch.zeros(1)`` of ``torch.zeros(1, requires_grad=True)``; None where the call has no such
+    keyword."""
+    if not isinstance(value, cst.Call):
+        return None
+    return without_arguments(value, lambda a: a.keyword is not None and a.keyword.value == keyword)
+
+
+def without_arguments(call: cst.Call, unwanted: Callable[[cst.Arg], bool]) -> cst.Call | None:
+    """The call without some arguments, its commas and line breaks in order; None where it has none of
+    them."""
+    kept = [a for a in call.args if not unwanted(a)]
+    if len(kept) == len(call.args):
+        return None
+    if kept and unwanted(call.args[-1]):
+        # the comma (and line break) behind the last argument is that of the one that goes
+        kept[-1] = kept[-1].with_changes(
+            comma=call.args[-1].comma, whitespace_after_arg=call.args[-1].whitespace_after_arg
+        )
+    return call.with_changes(args=kept)
+
+
+def without_grad(view: View, node: cst.CSTNode) -> bool:
+    """Whether `node` stands under no_grad or inference_mode, a with-block's or a decorator's."""
+    for above in view.ancestors(node):
+        if isinstance(above, cst.With):
+            heads: list[cst.BaseExpression] = [item.item for item in above.items]
+        elif isinstance(above, cst.FunctionDef):
+            heads = [d.decorator for d in above.decorators]
+        else:
+            continue
+        for head in heads:
+            name = dotted(head.func if isinstance(head, cst.Call) else head).rpartition(".")[2]
+            if name in ("no_grad", "inference_mode"):
+                return True
+        if isinstance(above, cst.FunctionDef):
+            return False
+    return False
+
+
+def undone_data_everywhere(node: cst.CSTNode) -> cst.CSTNode:
+    """`node` without any ``.data`` of a tensor's (``self.data`` and calls of ``.data()`` stay)."""
+
+    class Undo(cst.CSTTransformer):
+        def leave_Attribute(
+            self, original_node: cst.Attribute, updated_node: cst.Attribute
+        ) -> cst.BaseExpression:
+            hit = original_node.attr.value == "data" and dotted(original_node) != "self.data"
+            return updated_node.value if hit else updated_node
+
+    return cast(cst.CSTNode, node.visit(Undo()))

@@ -8,8 +8,12 @@ import pytest
 from by_hand import answers, changed, code, site, stale
 
 from codemods.clone_before_write import CloneBeforeWrite
+from codemods.no_grad_write import NoGradWrite
 from codemods.out_of_place import OutOfPlace
-from gradfix.tape import Cut, Ref
+from codemods.plain_accumulator import PlainAccumulator
+from gradfix.detect import Conflict
+from gradfix.edit import Project
+from gradfix.tape import Cut, Mutate, Ref
 
 
 @pytest.mark.parametrize(
@@ -231,3 +235,127 @@ def test_the_element_of_a_list_is_cloned() -> None:
     source = "hs = [f(x) for x in xs]\nhs[0][1] = 0\nuse(hs)\n"
     (_, text), *_ = answers(CloneBeforeWrite, stale(source, "hs[0][1] = 0", op="aten.copy_"))
     assert changed(source, text) == "hs[0] = hs[0].clone()"
+
+
+def leaf(source: str, write: str, *more: str) -> tuple[Conflict, Project]:
+    """A refused write to a leaf at `write`, and further ones at `more`."""
+    conflict, project = stale(source, write, kind="leaf-write", pattern="leaf", leaf=True)
+    words = "a leaf Variable that requires grad is being used in an in-place operation."
+    events = [
+        Mutate(10 + i, (site(source, text),), "aten.add_", Ref(1, 2), refused=words)
+        for i, text in enumerate((write, *more))
+    ]
+    return replace(conflict, write=events[0]), replace(
+        project, tape=replace(project.tape, events=tuple(events))
+    )
+
+
+def test_neighbouring_updates_share_one_block() -> None:
+    source = (
+        "import torch\n\nfor e in range(3):\n    # update\n    w -= lr * w.grad\n"
+        "    b -= lr * b.grad  # bias\n    e += 1\n"
+    )
+    after = source.replace(
+        "    w -= lr * w.grad\n    b -= lr * b.grad  # bias\n",
+        "    with torch.no_grad():\n        w -= lr * w.grad\n        b -= lr * b.grad  # bias\n",
+    )
+    case = leaf(source, "w -= lr * w.grad", "b -= lr * b.grad")
+    assert answers(NoGradWrite, case)[0][1] == after
+
+
+def test_a_line_with_semicolons_is_split() -> None:
+    source = "import torch as th\nif a:\n\tloss.backward(); w -= w.grad; w.grad = None  # step\n"
+    after = (
+        "import torch as th\nif a:\n\tloss.backward()\n\twith th.no_grad():\n"
+        "\t\tw -= w.grad\n\tw.grad = None  # step\n"
+    )
+    assert answers(NoGradWrite, leaf(source, "w -= w.grad"))[0][1] == after
+
+
+@pytest.mark.parametrize(
+    ("head", "after"),
+    [
+        (
+            "from torch import nn, no_grad",
+            "from torch import nn, no_grad\nw = f()\nwith no_grad():\n    w.clamp_(0, 1)\n",
+        ),
+        (
+            "import torch.nn as nn",
+            "import torch\nimport torch.nn as nn\nw = f()\nwith torch.no_grad():\n    w.clamp_(0, 1)\n",
+        ),
+        ("import torch.optim", "import torch.optim\nw = f()\nwith torch.no_grad():\n    w.clamp_(0, 1)\n"),
+    ],
+    ids=["from", "missing", "submodule"],
+)
+def test_torch_goes_by_the_name_the_file_has_for_it(head: str, after: str) -> None:
+    source = f"{head}\nw = f()\nw.clamp_(0, 1)\n"
+    assert answers(NoGradWrite, leaf(source, "w.clamp_(0, 1)"))[0][1] == after
+
+
+def test_tracking_may_begin_after_the_write() -> None:
+    source = "import torch\nw = torch.zeros(2)\nw.requires_grad = True\nw.normal_()\nuse(w)\n"
+    texts = [t for _, t in answers(NoGradWrite, leaf(source, "w.normal_()"))]
+    assert "import torch\nw = torch.zeros(2)\nw.normal_()\nw.requires_grad = True\nuse(w)\n" in texts
+    source = "import torch\nw = torch.zeros(2, requires_grad=True)\nw[0] = 1\nuse(w)\n"
+    texts = [t for _, t in answers(NoGradWrite, leaf(source, "w[0]"))]
+    assert "import torch\nw = torch.zeros(2)\nw[0] = 1\nw.requires_grad_()\nuse(w)\n" in texts
+
+
+def test_a_sum_of_losses_is_made_plain_and_not_hidden_from_autograd() -> None:
+    source = (
+        "import torch\ntotal = torch.zeros(1, device=d, requires_grad=True)\n"
+        "for x in xs:\n    total += f(x)\n(total / 3).backward()\n"
+    )
+    case = leaf(source, "total += f(x)")
+    assert answers(NoGradWrite, case) == []
+    assert answers(PlainAccumulator, case)[0][1] == source.replace(", requires_grad=True", "")
+
+
+@pytest.mark.parametrize(
+    ("write", "after"),
+    [
+        ("p.data.clamp_(-c, c)", "p.clamp_(-c, c)"),
+        ("p.data -= lr * p.grad.data", "p -= lr * p.grad"),
+        ("p.data = p.data * 0.9 + q.data", "p.copy_(p * 0.9 + q)"),
+        ("p.data[0] = 1", "p[0] = 1"),
+        ("p.data.mul_(0.9).add_(q.data, alpha=0.1)", "p.mul_(0.9).add_(q, alpha=0.1)"),
+    ],
+)
+def test_data_written_on_purpose_is_written_under_no_grad(write: str, after: str) -> None:
+    source = f"import torch\nfor p, q in zip(a.parameters(), b.parameters()):\n    {write}  # keep\nuse(a)\n"
+    case = stale(source, write, kind="data-attribute", how="data")
+    expected = (
+        "import torch\nwith torch.no_grad():\n    for p, q in zip(a.parameters(), b.parameters()):\n"
+        f"        {after}  # keep\nuse(a)\n"
+    )
+    assert answers(NoGradWrite, case)[0][1] == expected
+
+
+def test_data_of_a_gradient_or_for_init_needs_no_block() -> None:
+    for write, after in [
+        ("w.grad.data.zero_()", "w.grad.zero_()"),
+        ("nn.init.normal_(m.weight.data, 0, 0.02)", "nn.init.normal_(m.weight, 0, 0.02)"),
+    ]:
+        source = f"import torch\n{write}\n"
+        case = stale(source, write, kind="data-attribute", how="data")
+        assert answers(NoGradWrite, case)[0][1] == f"import torch\n{after}\n"
+
+
+def test_a_one_line_loop_becomes_a_block() -> None:
+    source = "import torch\nfor p in made(): p.data.clamp_(0, 1)  # clip\n"
+    case = stale(source, "p.data.clamp_(0, 1)", kind="data-attribute", how="data")
+    assert answers(NoGradWrite, case)[0][1] == (
+        "import torch\nfor p in made():\n    with torch.no_grad():\n        p.clamp_(0, 1)  # clip\n"
+    )
+
+
+def test_an_update_that_rebinds_the_leaf_changes_it_in_place() -> None:
+    source = (
+        "import torch\nfor e in range(3):\n    f(w, b).backward()\n"
+        "    w = w - lr * w.grad\n    b = b - lr * b.grad\n"
+    )
+    case = stale(source, "w.grad", kind="missing-grad", pattern="read")
+    assert answers(NoGradWrite, case)[0][1] == (
+        "import torch\nfor e in range(3):\n    f(w, b).backward()\n"
+        "    with torch.no_grad():\n        w -= lr * w.grad\n        b -= lr * b.grad\n"
+    )

@@ -241,6 +241,14 @@ def detach(node: cst.BaseExpression, shape: str = "tensor") -> Edit:
     return Replace(node, build)
 
 
+def gather(*parts: tuple[View, Iterable[Edit | None]]) -> dict[str, tuple[Edit, ...]]:
+    """Edits by file, of several files and several reasons; what is None is left out."""
+    found: dict[str, tuple[Edit, ...]] = {}
+    for view, edits in parts:
+        found[view.path] = (*found.get(view.path, ()), *(e for e in edits if e is not None))
+    return {path: edits for path, edits in found.items() if edits}
+
+
 def shape_of(view: View, node: cst.CSTNode, project: Project | None = None) -> str:
     """What kind of container the source says an expression is: one of SHAPES, "tensor" where it does not
     say."""

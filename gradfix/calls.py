@@ -3,12 +3,16 @@ parameters."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import libcst as cst
 
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.statements import body_of, dotted, names, walk
 from gradfix.tape import Backward, Step
 
+NOTHING: Mapping[str, cst.BaseExpression] = MappingProxyType({})
 POSITIONS = ("gradient", "retain_graph", "create_graph", "inputs")  # Tensor.backward
 
 
@@ -68,7 +72,9 @@ def says(call: cst.Call, name: str) -> str:
     return cst.Module([]).code_for_node(arg.value) if arg else ""
 
 
-def with_arguments(call: cst.Call, *, drop: tuple[str, ...] = (), **put: cst.BaseExpression) -> Edit:
+def with_arguments(
+    call: cst.Call, put: Mapping[str, cst.BaseExpression] = NOTHING, drop: tuple[str, ...] = ()
+) -> Edit:
     """Edit: a backward call with arguments taken away and keyword arguments put (replaced where they are
     given)."""
 
@@ -112,7 +118,9 @@ def drop_retain(call: cst.Call) -> Edit | None:
 def retain(call: cst.Call) -> Edit | None:
     """Edit: the call with ``retain_graph=True``; None where it says so already."""
     return (
-        None if says(call, "retain_graph") == "True" else with_arguments(call, retain_graph=cst.Name("True"))
+        None
+        if says(call, "retain_graph") == "True"
+        else with_arguments(call, {"retain_graph": cst.Name("True")})
     )
 
 

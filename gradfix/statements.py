@@ -70,6 +70,13 @@ def names(node: cst.CSTNode) -> Names:
     return Names(frozenset(reads), frozenset(writes))
 
 
+def stored(target: cst.CSTNode) -> frozenset[str]:
+    """The names that assigning to `target` writes."""
+    writes: set[str] = set()
+    _store(target, set(), writes)
+    return frozenset(writes)
+
+
 def touches(some: Iterable[str], others: Iterable[str]) -> bool:
     """Whether a name of `some` is one of `others`, or lies inside one, or holds one."""
     theirs = set(others)

@@ -1,0 +1,81 @@
+"""Sum the loss as a number, and differentiate this pass's loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from gradfix.boundary import gather
+from gradfix.calls import backward_call, loss_of
+from gradfix.codemod import Codemod, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Edit, Project, Replace, View, parenthesized
+from gradfix.statements import Unit, body_of, dotted, line_of, put_before, walk
+from gradfix.verdict import Effect
+
+ROUND = Effect("cut-round", "each pass differentiates its own loss; the sum is a number")
+
+
+class AccumulateItem(Codemod):
+    """Add `loss.item()` to the running sum and call `backward()` on the loss itself.
+
+    Why: `total += loss` chains every pass's graph to the next: backward on the sum walks graphs that earlier
+    backwards freed, and without a backward memory grows with every pass.
+
+    When not: where several losses are meant to be differentiated together once, after the loop.
+    """
+
+    kinds = ("freed-graph", "stale-saved-tensor", "wasted-backward")
+    effects = ("cut-round",)
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        found = backward_call(project, conflict.backward) if conflict.backward else None
+        if found is None:
+            return
+        view, call = found
+        name = dotted(loss_of(call))
+        loop = view.loop(call)
+        if name is None or loop is None:
+            return
+        for unit in walk(body_of(view, call)):
+            added = _added(unit, name)
+            if added is None or loop not in list(view.ancestors(unit.node)):
+                continue
+            yield from _proposals(view, call, unit, name, added)
+            return
+
+
+def _added(unit: Unit, name: str) -> cst.BaseExpression | None:
+    """``x`` of ``total += x`` and ``total = total + x``."""
+    node = unit.node
+    if isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.AddAssign):
+        return node.value if dotted(node.target) == name else None
+    if isinstance(node, cst.Assign) and len(node.targets) == 1 and dotted(node.targets[0].target) == name:
+        value = node.value
+        if isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Add):
+            if dotted(value.left) == name:
+                return value.right
+            if dotted(value.right) == name:
+                return value.left
+    return None
+
+
+def _proposals(
+    view: View, call: cst.Call, unit: Unit, name: str, added: cst.BaseExpression
+) -> Iterator[Proposal]:
+    loss = loss_of(call)
+    own: cst.BaseExpression = added.deep_clone()
+    first: list[Edit] = []
+    if dotted(added) is None:
+        taken = {n.value for n in view.parents if isinstance(n, cst.Name)}
+        fresh = next(n for n in ("loss", "batch_loss", "pass_loss", "loss_now", "loss_") if n not in taken)
+        own = cst.Name(fresh)
+        bind = cst.Assign([cst.AssignTarget(own)], added.deep_clone())
+        first.append(put_before(unit, line_of(bind)))
+    number = cst.Call(cst.Attribute(parenthesized(own), cst.Name("item")))
+    edits = [*first, Replace(added, lambda _: number), Replace(loss, lambda _: own)]
+    yield Proposal(
+        f"add a number to `{name}`, and differentiate the pass's own loss", ROUND, gather((view, edits))
+    )

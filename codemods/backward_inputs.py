@@ -1,0 +1,184 @@
+"""Take every gradient of a pass before any step, each into the parameters it is meant for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+from gradfix.boundary import frame, gather, meeting, pass_end, same_place
+from gradfix.calls import backward_call, parameters_of, says, with_arguments
+from gradfix.codemod import Codemod, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Edit, Project, View
+from gradfix.statements import Unit, common_block, lifted, put_after, take_away, unit_in, units
+from gradfix.tape import Backward, Step, Zero
+from gradfix.verdict import NONE, Effect
+
+OWN = Effect("cut-own-loss", "each loss feeds only the parameters that are stepped with it")
+
+
+class BackwardInputs(Codemod):
+    """Run the backwards of one forward pass before the steps, with `inputs=` for what each loss trains.
+
+    Why: several losses over one forward pass are right together only if no parameter changes between their
+    backwards. Moving the steps behind the last backward does that; `inputs=list(model.parameters())` keeps
+    each loss out of the other's gradients, which "both backwards, then both steps" alone does not.
+
+    When not: where the later loss is meant to see the updated model, as in the usual order of a GAN
+    (`recompute-after-step`).
+    """
+
+    kinds = ("stale-saved-tensor", "freed-graph", "mixed-gradient", "silent-overwrite")
+    effects = ("none", "cut-own-loss")
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        if conflict.backward is None:
+            return
+        if conflict.kind == "mixed-gradient":
+            yield from _restricted(conflict, project)
+            return
+        found = _together(project, conflict.backward)
+        if found is not None:
+            yield from found
+
+
+def _restricted(conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """`inputs=` alone, on each backward that fills another's gradients."""
+    assert conflict.backward is not None
+    group = _group(project, conflict.backward)
+    named = [b for b in (conflict.earlier, conflict.backward) if b is not None]
+    for rank, some in enumerate(
+        (tuple({b.time: b for b in (*group, *named)}.values()), tuple(named), named[:1])
+    ):
+        parts = []
+        for b in some:
+            place = backward_call(project, b)
+            inputs = _inputs(project, b, place[0], place[1]) if place else None
+            if place is None or inputs is None or says(place[1], "inputs"):
+                continue
+            parts.append((place[0], [with_arguments(place[1], {"inputs": inputs})]))
+        if parts:
+            yield Proposal("restrict each backward to the parameters it trains", OWN, gather(*parts), rank)
+
+
+def _inputs(project: Project, backward: Backward, view: View, call: cst.Call) -> cst.BaseExpression | None:
+    found: list[cst.BaseExpression] = []
+    for optimizer in sorted(project.graph.serves(backward)):
+        expression = parameters_of(project, optimizer, view, call)
+        if expression is None:
+            return None
+        found.append(expression)
+    if len(found) < 2:
+        return found[0] if found else None
+    return cst.List([cst.StarredElement(_unlisted(f)) for f in found])
+
+
+def _unlisted(node: cst.BaseExpression) -> cst.BaseExpression:
+    """``x`` of ``list(x)``."""
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "list":
+        return node.args[0].value
+    return node
+
+
+def _group(project: Project, backward: Backward) -> tuple[Backward, ...]:
+    """The backwards of the same pass that share nodes with `backward`, or with one that does."""
+    graph = project.graph
+    since = max((b.time for b in same_place(graph, backward) if b.time < backward.time), default=-1)
+    until = pass_end(graph, backward)
+    window = [b for b in project.tape.events if isinstance(b, Backward) and since < b.time < until]
+    nodes = {n for n in backward.nodes if n >= 0}
+    chosen: list[Backward] = []
+    while True:
+        more = [b for b in window if b not in chosen and nodes & set(b.nodes)]
+        if not more:
+            return tuple(sorted(chosen, key=lambda b: b.time))
+        chosen += more
+        nodes |= {n for b in more for n in b.nodes if n >= 0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A backward of the body with its statement."""
+
+    event: Backward
+    call: cst.Call
+    index: int
+
+
+def _together(project: Project, backward: Backward) -> Iterator[Proposal] | None:
+    """All backwards first, then all steps."""
+    group = _group(project, backward)
+    if len({b.stack for b in group}) != len(group) or len(group) < 2:
+        return None
+    first, last = group[0], group[-1]
+    steps = [e for e in project.tape.events if isinstance(e, Step) and first.time < e.time < last.time]
+    if not steps:
+        return None
+    for step in steps:
+        stepped = {r.storage for r in step.refs}
+        for e in project.tape.events:
+            if (
+                isinstance(e, Zero)
+                and step.time < e.time < last.time
+                and stepped & {r.storage for r in e.refs}
+            ):
+                return None  # its gradients would be cleared before it comes
+    depth = meeting(*(b.stack for b in group), *(s.stack for s in steps))
+    if any(len(b.stack) - 1 != depth for b in group):
+        return None
+    return _moved(project, group, steps, depth)
+
+
+def _moved(
+    project: Project, group: Sequence[Backward], steps: Sequence[Step], depth: int
+) -> Iterator[Proposal] | None:
+    calls = [backward_call(project, b) for b in group]
+    places = [frame(project, s.stack, depth) for s in steps]
+    view = calls[0][0] if calls[0] else None
+    if view is None or any(c is None or c[0] is not view for c in calls) or any(p is None for p in places):
+        return None
+    nodes = [c[1] for c in calls if c] + [p[1] for p in places if p]
+    block = common_block(view, *nodes)
+    if block is None:
+        return None
+    body = units(block)
+    placed = [
+        _Placed(b, c[1], n)
+        for b, c in zip(group, calls, strict=True)
+        if c and (n := unit_in(view, block, c[1])) is not None
+    ]
+    stepping = sorted({n for p in places if p and (n := unit_in(view, block, p[1])) is not None})
+    end = max((p.index for p in placed), default=-1)
+    if len(placed) != len(group) or {p.index for p in placed} & set(stepping) or end < 0:
+        return None
+    early = [body[n] for n in stepping if n < end]
+    if not early or any(isinstance(u.node, cst.BaseCompoundStatement) for u in early):
+        return None
+    return _proposal(project, view, placed, early, body[end])
+
+
+def _proposal(
+    project: Project, view: View, placed: Sequence[_Placed], early: Sequence[Unit], end: Unit
+) -> Iterator[Proposal]:
+    edits: list[Edit] = []
+    for n, p in enumerate(placed):
+        inputs = _inputs(project, p.event, view, p.call)
+        if inputs is None:
+            return
+        put: dict[str, cst.BaseExpression] = {} if says(p.call, "inputs") else {"inputs": inputs}
+        if n < len(placed) - 1:
+            if says(p.call, "retain_graph") != "True":
+                put = {"retain_graph": cst.Name("True"), **put}
+            edits.append(with_arguments(p.call, put))
+        else:
+            edits.append(with_arguments(p.call, put, ("retain_graph",)))
+    for unit in early:
+        edits += take_away(unit)
+    edits.append(put_after(end, *(lifted(u) for u in early)))
+    steps = ", ".join(f"`{view.code(u.node).strip()}`" for u in early)
+    yield Proposal(
+        f"take every gradient before {steps}, each into its own parameters", NONE, gather((view, edits)), 2
+    )

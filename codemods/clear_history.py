@@ -1,0 +1,94 @@
+"""Empty a list of graphs after the step that used them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from gradfix.boundary import frame, gather, meeting
+from gradfix.carried import cleared_names, entries, stored_elements
+from gradfix.codemod import Codemod, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Project, View
+from gradfix.rerun import views
+from gradfix.statements import Unit, body_of, common_block, dotted, put_after, unit_in, units, walk
+from gradfix.tape import Backward, Step
+from gradfix.verdict import Effect
+
+ROUND = Effect("cut-round", "each update uses what was stored since the last one")
+
+
+class ClearHistory(Codemod):
+    """Clear the lists that hold one update's graphs, after its step.
+
+    Why: a policy's log-probabilities (and the rewards beside them) are collected for one update. A list that
+    is never emptied feeds last episode's freed graphs to the next loss, and counts old episodes again.
+
+    When not: in a replay buffer, whose entries are meant to be used again; store them detached instead
+    (`detach-carried-state`).
+    """
+
+    kinds = ("freed-graph", "stale-saved-tensor")
+    effects = ("cut-round",)
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        backward = conflict.backward
+        if backward is None:
+            return
+        held = {
+            (dotted(call.func.value) or "").rpartition(".")[2]
+            for edge in entries(project, backward)
+            for _, call, _ in stored_elements(project, edge.producer)
+            if isinstance(call.func, cst.Attribute)
+        } - {""}
+        if not held:
+            return
+        for view, step in _places(project, backward):
+            lists = _read_lists(project, view, step, held)
+            if lists:
+                lines = [cst.parse_statement(f"{name}.clear()") for name in lists]
+                said = ", ".join(f"`{name}`" for name in lists)
+                yield Proposal(
+                    f"clear {said} after the step", ROUND, gather((view, [put_after(step, *lines)])), 1
+                )
+
+
+def _places(project: Project, backward: Backward) -> Iterator[tuple[View, Unit]]:
+    """The statement of the step that follows the backward, in the function they share."""
+    step = next((e for e in project.tape.events if isinstance(e, Step) and e.time > backward.time), None)
+    if step is None:
+        step = next((e for e in reversed(project.tape.events) if isinstance(e, Step)), None)
+    if step is None:
+        return
+    depth = meeting(step.stack, backward.stack)
+    stepped, needed = frame(project, step.stack, depth), frame(project, backward.stack, depth)
+    if stepped is None or needed is None or stepped[0] is not needed[0]:
+        return
+    view = stepped[0]
+    block = common_block(view, stepped[1], needed[1])
+    index = unit_in(view, block, stepped[1]) if block else None
+    if block is not None and index is not None:
+        yield view, units(block)[index]
+
+
+def _read_lists(project: Project, view: View, step: Unit, held: set[str]) -> list[str]:
+    """Lists that the function around the step reads, that are appended to, and that nothing ever empties;
+    those that hold graphs among them, else none."""
+    appended = {
+        (dotted(n.func.value) or "").rpartition(".")[2]
+        for v in views(project)
+        for n in v.parents
+        if isinstance(n, cst.Call) and isinstance(n.func, cst.Attribute) and n.func.attr.value == "append"
+    }
+    own = {w for u in walk(body_of(view, step.node)) for w in u.writes if "." not in w}
+    found: dict[str, None] = {}
+    for unit in units(body_of(view, step.node)):
+        for name in sorted(unit.reads):
+            last = name.rpartition(".")[2]
+            known = last in appended and not any(cleared_names(v, name) for v in views(project))
+            local = name in own and view.function(step.node) is not None
+            if known and not local:
+                found[name] = None
+    return list(found) if any(n.rpartition(".")[2] in held for n in found) else []

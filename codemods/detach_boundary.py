@@ -1,0 +1,196 @@
+"""Detach the value that carries one model's graph into another model's loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+import libcst as cst
+
+from gradfix.boundary import (
+    SHAPES,
+    Feed,
+    cleared,
+    crossings,
+    detach,
+    detached,
+    feeds,
+    gather,
+    shape_of,
+    shared,
+)
+from gradfix.calls import backward_call, drop_retain, loss_of
+from gradfix.codemod import Codemod, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Edit, Project, Replace, View
+from gradfix.graph import Crossing
+from gradfix.rerun import reads_of
+from gradfix.statements import Unit, body_of, dotted, names, touches, walk
+from gradfix.tape import Backward
+from gradfix.verdict import NONE, Effect
+
+OWN = Effect("cut-own-loss", "each loss feeds only the parameters that are stepped with it")
+
+
+class DetachBoundary(Codemod):
+    """Detach what one model hands to another in the pass whose loss trains only the other.
+
+    Why: the discriminator's loss has no business in the generator: its gradients there are thrown away at
+    best, and at worst free the generator's graph before the generator's own loss needs it, or are added to
+    its step. The field's idiom is `D(fake.detach())` in the discriminator's pass, at the call, so that the
+    generator's pass keeps its graph.
+
+    When not: where one optimizer steps both models with that loss (chained parameters), or where the
+    detached output is used by the generator's loss as well: it would learn nothing, without a word.
+    """
+
+    kinds = ("freed-graph", "stale-saved-tensor", "wasted-backward", "mixed-gradient")
+    effects = ("none", "cut-own-loss")
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        if conflict.kind == "wasted-backward" and conflict.pattern != "discarded":
+            return
+        seen: set[tuple[tuple[str, int, int, int], ...]] = set()
+        for backward in filter(None, (conflict.earlier, conflict.backward)):
+            edges = crossings(project.graph, backward)
+            own = [c for c in edges if not _shared(project, backward, c)]
+            for found in _choices(project, own):
+                key = tuple(sorted(f.key for f in found))
+                if key not in seen:
+                    seen.add(key)
+                    yield from _proposals(project, backward, own, found)
+            yield from _separated(project, backward, [c for c in edges if c not in own])
+
+
+def _shared(project: Project, backward: Backward, crossing: Crossing) -> bool:
+    others = shared(project.graph, backward, crossing.consumer.node)
+    return any(b.stack != backward.stack for b in others)
+
+
+def _choices(project: Project, edges: Sequence[Crossing]) -> Iterator[tuple[Feed, ...]]:
+    """Sets of expressions to detach: all of them together; where a call takes several values that may
+    carry the graph, each alone too."""
+    found: dict[tuple[str, int, int, int], Feed] = {}
+    several: list[tuple[Feed, ...]] = []
+    for edge in edges:
+        options = feeds(project, edge)
+        found.update((f.key, f) for f in options)
+        if len(options) > 1:
+            several.append(options)
+    if found:
+        yield tuple(found.values())
+    for option in chain.from_iterable(several[:1]):
+        yield (option,)
+
+
+def _proposals(
+    project: Project, backward: Backward, edges: Sequence[Crossing], found: tuple[Feed, ...]
+) -> Iterator[Proposal]:
+    graph = project.graph
+    storages = set().union(*(graph.reaches(c.producer.node) for c in edges))
+    quiet = cleared(graph, backward, storages)
+    effect = NONE if quiet else OWN
+    named = ", ".join(dict.fromkeys(f"`{f.view.code(f.value).strip()}`" for f in found))
+    summary = f"detach {named} where {_takers(found)} it"
+    cuts = [(f.view, [_cut(f, project)]) for f in found]
+    call = backward_call(project, backward)
+    drop = drop_retain(call[1]) if call else None
+    if call and drop:
+        yield Proposal(f"{summary}; drop the idle retain_graph", effect, gather(*cuts, (call[0], [drop])), 0)
+    yield Proposal(summary, effect, gather(*cuts), 1 if drop else 0)
+
+
+def _takers(found: Iterable[Feed]) -> str:
+    called = {dotted(f.into.func) for f in found if isinstance(f.into, cst.Call)} - {None}
+    if len(called) == 1:
+        return f"`{called.pop()}` takes"
+    return "the other model takes"
+
+
+def _cut(feed: Feed, project: Project) -> Edit:
+    arg = feed.view.parents[feed.value]
+    if isinstance(arg, cst.Arg) and arg.star == "*":
+        return detach(feed.value, "list")
+    shape = shape_of(feed.view, feed.value, project)
+    return detach(feed.value, shape if shape in SHAPES else "tensor")
+
+
+def _separated(project: Project, backward: Backward, edges: Sequence[Crossing]) -> Iterator[Proposal]:
+    """The value's consumer serves another loss too: this loss gets an output of its own, of the detached
+    value."""
+    call = backward_call(project, backward)
+    done: set[int] = set()
+    for edge in edges:
+        for feed in feeds(project, edge):
+            bound = _binding(feed)
+            if bound is None or id(bound) in done or call is None or call[0] is not feed.view:
+                continue
+            done.add(id(bound))
+            name = dotted(bound.targets[0].target)
+            own = _own_reads(feed.view, call[1], bound, name or "")
+            if not own:
+                continue
+            value = bound.value.deep_replace(feed.value, detached(feed.value.deep_clone()))
+            edits: list[Edit] = [Replace(n, lambda _, v=value: v.deep_clone()) for n in own]  # type: ignore[misc]
+            code = cst.Module([]).code_for_node(value)
+            summary = f"`{code}` of its own for `{feed.view.code(call[1]).strip()}`"
+            others = [
+                b for b in shared(project.graph, backward, edge.consumer.node) if b.time < backward.time
+            ]
+            drops: list[tuple[View, list[Edit | None]]] = []
+            for other in others[-1:]:
+                place = backward_call(project, other)
+                if place:
+                    drops.append((place[0], [drop_retain(place[1])]))
+            with_drop = gather((feed.view, edits), *drops)
+            yield Proposal(summary, NONE, with_drop, 1)
+            yield Proposal(summary, OWN, with_drop, 2)
+            if any(e for _, some in drops for e in some):
+                yield Proposal(summary, NONE, gather((feed.view, edits)), 3)
+
+
+def _binding(feed: Feed) -> cst.Assign | None:
+    """The statement ``name = …`` whose whole value is what takes the detached expression."""
+    small = feed.view.small_statement(feed.value)
+    if isinstance(small, cst.Assign) and len(small.targets) == 1 and dotted(small.targets[0].target):
+        return small
+    return None
+
+
+def _own_reads(view: View, call: cst.Call, bound: cst.Assign, name: str) -> list[cst.BaseExpression]:
+    """Where the statements that lead to a backward's loss, and to no other's, read `name`."""
+    body = body_of(view, call)
+    before = [u for u in walk(body) if view.span(u.node).end.line <= view.span(call).start.line]
+    calls = [n for u in walk(body) for n in _backwards(u.node) if n is not call]
+    needed = _leads(before, _loss_names(call))
+    elsewhere: set[int] = set()
+    for other in calls:
+        line = view.span(other).start.line
+        elsewhere |= _leads([u for u in walk(body) if view.span(u.node).end.line <= line], _loss_names(other))
+    own = [u for u in before if id(u.node) in needed - elsewhere and u.node is not bound]
+    return [n for u in own for n in reads_of(u.node, name)]
+
+
+def _loss_names(call: cst.Call) -> frozenset[str]:
+    return names(loss_of(call)).reads
+
+
+def _leads(before: Sequence[Unit], wanted: frozenset[str]) -> set[int]:
+    need, found = set(wanted), set()
+    for unit in reversed(before):
+        if touches(unit.writes, need):
+            found.add(id(unit.node))
+            need |= unit.reads
+    return found
+
+
+def _backwards(node: cst.CSTNode) -> Iterator[cst.Call]:
+    if (
+        isinstance(node, cst.Call)
+        and isinstance(node.func, cst.Attribute)
+        and node.func.attr.value == "backward"
+    ):
+        yield node
+    for child in node.children:
+        yield from _backwards(child)

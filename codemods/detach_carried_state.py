@@ -1,0 +1,119 @@
+"""Detach what one pass of the loop hands to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from gradfix.boundary import detach, detached, gather
+from gradfix.calls import backward_call, drop_retain
+from gradfix.carried import Carried, carried, entries, stored_elements
+from gradfix.codemod import Codemod, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Edit, Project, View
+from gradfix.rerun import reads_of
+from gradfix.statements import dotted, line_of, put_before
+from gradfix.verdict import Effect
+
+ROUND = Effect("cut-round", "no gradient flows into an earlier pass; the values carried over stay the same")
+
+
+class DetachCarriedState(Codemod):
+    """Detach the state that a pass takes over from the one before: `state = state.detach()`.
+
+    Why: a hidden state, a running average or a stored output drags the graph of every earlier pass along. The
+    second backward walks into graphs that the first one freed, and, were they kept, into weights that the
+    steps have overwritten. Truncated backpropagation through time detaches the state between passes: values
+    go on, gradients stop.
+
+    When not: where gradients through several passes are meant; then sum the losses of those passes and run
+    one backward. Where sequences are independent, start each from a fresh state instead.
+    """
+
+    kinds = ("freed-graph", "stale-saved-tensor")
+    effects = ("cut-round",)
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        if conflict.backward is None:
+            return
+        edges = entries(project, conflict.backward)
+        if not edges:
+            return
+        call = backward_call(project, conflict.backward)
+        drop = (call[0], [drop_retain(call[1])]) if call else None
+        found = carried(project, edges)
+        for rank, (summary, parts) in enumerate(_ways(project, found, edges)):
+            yield Proposal(summary, ROUND, gather(*parts, *([drop] if drop else [])), rank)
+        done: set[int] = set()
+        for edge in edges:
+            for view, append, element in stored_elements(project, edge.producer):
+                if id(element) not in done:
+                    done.add(id(element))
+                    held = dotted(append.func.value) if isinstance(append.func, cst.Attribute) else None
+                    summary = f"store `{view.code(element).strip()}` detached in `{held or 'the history'}`"
+                    edits = gather((view, [detach(element)]), *([drop] if drop else []))
+                    yield Proposal(summary, ROUND, edits, 0)
+
+
+Part = tuple[View, list[Edit]]
+
+
+def _ways(project: Project, found: tuple[Carried, ...], edges: object) -> Iterator[tuple[str, list[Part]]]:
+    """All names of one body together, in each way that fits; then each name alone where there are several."""
+    assert isinstance(edges, tuple)
+    consumers = [e.consumer for e in edges]
+    bodies: dict[int, list[Carried]] = {}
+    for item in found:
+        bodies.setdefault(id(item.body), []).append(item)
+    groups = [*bodies.values(), *([i] for some in bodies.values() if len(some) > 1 for i in some)]
+    for group in groups:
+        shapes = {i.name: i.shapes(project, consumers) for i in group}
+        for way in (_stored, _read):
+            for n in range(max(len(s) for s in shapes.values())):
+                parts: list[Part] = []
+                for item in group:
+                    shape = shapes[item.name][min(n, len(shapes[item.name]) - 1)]
+                    edits = way(item, shape)
+                    if edits:
+                        parts.append((item.view, edits))
+                if parts:
+                    said = ", ".join(f"`{i.name}`" for i in group)
+                    yield f"detach {said} between passes", parts
+
+
+def _stored(item: Carried, shape: str) -> list[Edit]:
+    """``last = now.detach()``: where the name is bound for the next pass, if this pass reads it no more."""
+    if not item.in_loop and "." not in item.name:
+        return []
+    edits = []
+    for unit in item.stores:
+        node = unit.node
+        if not (isinstance(node, cst.Assign) and len(node.targets) == 1):
+            return []
+        if dotted(node.targets[0].target) != item.name or item.read_after(unit):
+            return []
+        edits.append(detach(node.value, shape))
+    return edits
+
+
+def _read(item: Carried, shape: str) -> list[Edit]:
+    """``state = state.detach()`` before the pass first reads it; in the expression itself for an
+    attribute."""
+    if item.starts_bare():
+        return []
+    reader = item.reader
+    reads = reads_of(reader.node, item.name)
+    if "." in item.name and shape == "tensor" and len(reads) == 1:
+        return [detach(reads[0], shape)]
+    if isinstance(reader.node, cst.BaseCompoundStatement) and not item.in_loop:
+        return []
+    return [put_before(reader, line_of(_rebinding(item.name, shape)))]
+
+
+def _rebinding(name: str, shape: str) -> cst.Assign:
+    """``name = name.detach()``."""
+    target = cst.parse_expression(name)
+    assert isinstance(target, (cst.Name, cst.Attribute))
+    return cst.Assign([cst.AssignTarget(target)], detached(target.deep_clone(), shape))

@@ -1,0 +1,182 @@
+"""Build a graph anew in each pass of the loop that differentiates it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from gradfix.boundary import detach, frame, gather, meeting, owned
+from gradfix.cached import cached
+from gradfix.calls import backward_call, drop_retain
+from gradfix.carried import before_every_pass, entries
+from gradfix.codemod import Codemod, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Edit, Project, View
+from gradfix.rerun import draws
+from gradfix.statements import (
+    Block,
+    Unit,
+    block_of,
+    lifted,
+    line_of,
+    names,
+    put_before,
+    take_away,
+    touches,
+    unit_in,
+    units,
+)
+from gradfix.tape import Backward, Record
+from gradfix.verdict import NONE, Effect
+
+LATER = Effect("later-parameters", "each pass computes the value with the parameters as they are then")
+DRAW = Effect("new-draw", "each pass computes the value anew, with random numbers of its own")
+Part = tuple[View, list[Edit | None]]
+
+
+class MoveIntoLoop(Codemod):
+    """Move the statement that builds a graph before the loop into the loop, or detach it where nothing of it
+    trains.
+
+    Why: a graph built once can be differentiated once, and after the first step it is stale. What trains (a
+    penalty on the weights, an encoder's output, `log_alpha.exp()`) has to be computed in every pass; what
+    does not train (the features of a frozen network, a style target) is a constant and should be detached.
+
+    When not: detaching a value that stepped parameters feed runs without a word, and stops their training.
+    """
+
+    kinds = ("freed-graph", "stale-saved-tensor")
+    effects = ("none", "later-parameters", "new-draw", "cut-round")
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        backward = conflict.backward
+        if backward is None:
+            return
+        made = {e.producer.node: e.producer for e in entries(project, backward)}
+        early = [r for r in made.values() if before_every_pass(project, r, backward)]
+        if not early:
+            return
+        call = backward_call(project, backward)
+        drop: list[Part] = [(call[0], [drop_retain(call[1])])] if call else []
+        trains = any(owned(project.graph, r.node) for r in early)
+        if not trains:
+            yield from _detached(project, early, backward, drop)
+        yield from _moved(project, early, backward, drop, trains)
+        place = cached(project, early, backward)
+        if place is not None:
+            summary = f"compute `{place.name}` again where each pass reads it"
+            for rank, edits in enumerate(filter(None, (place.moved(), place.again()))):
+                yield Proposal(summary, LATER if trains else NONE, gather((place.view, edits), *drop), rank)
+
+
+def _detached(
+    project: Project, early: list[Record], backward: Backward, drop: list[Part]
+) -> Iterator[Proposal]:
+    """The value as a constant, at the outermost frame first."""
+    seen: set[int] = set()
+    for extra in range(3):
+        parts: list[Part] = []
+        for record in early:
+            depth = meeting(record.stack, backward.stack)
+            found = frame(project, record.stack, max(depth, 0) + extra)
+            if found and isinstance(found[1], cst.BaseExpression) and id(found[1]) not in seen:
+                seen.add(id(found[1]))
+                parts.append((found[0], [detach(found[1])]))
+        if parts:
+            yield Proposal("detach what no optimizer trains", NONE, gather(*parts, *drop), extra)
+
+
+def _moved(
+    project: Project, early: list[Record], backward: Backward, drop: list[Part], trains: bool
+) -> Iterator[Proposal]:
+    depths = {meeting(r.stack, backward.stack) for r in early}
+    depth = min(depths)
+    needed = frame(project, backward.stack, depth)
+    made = [frame(project, r.stack, depth) for r in early]
+    if needed is None or any(m is None or m[0] is not needed[0] for m in made):
+        return
+    view, nodes = needed[0], [m[1] for m in made if m]
+    loop = _loop_around(view, needed[1], nodes)
+    if loop is None:
+        return
+    statements: list[Unit] = []
+    for node in nodes:
+        block = block_of(view, node)
+        index = unit_in(view, block, node) if block else None
+        if block is None or index is None:
+            return
+        unit = units(block)[index]
+        if unit.node not in [s.node for s in statements]:
+            statements.append(unit)
+    if any(isinstance(s.node, cst.BaseCompoundStatement) or not s.writes for s in statements):
+        return
+    first = units(loop.body)
+    if not first:
+        return
+    chain = _chain(view, loop, statements)
+    random = any(draws(project, view, u.node) for u in (chain or statements))
+    effect = DRAW if random else LATER if trains else NONE
+    said = ", ".join(f"`{w}`" for u in statements for w in sorted(u.writes))
+    if chain is not None:
+        edits: list[Edit | None] = [e for u in chain for e in take_away(u)]
+        edits.append(put_before(first[0], *(lifted(u) for u in chain)))
+        yield Proposal(
+            f"compute {said} in each pass", effect, gather((view, edits), *drop), 0 if trains else 3
+        )
+    else:
+        again = [put_before(first[0], *(line_of(u.node) for u in statements))]
+        yield Proposal(
+            f"compute {said} again in each pass", effect, gather((view, again), *drop), 0 if trains else 3
+        )
+
+
+def _loop_around(view: View, node: cst.CSTNode, outside: list[cst.CSTNode]) -> cst.For | cst.While | None:
+    """The innermost loop around `node` that holds none of `outside`."""
+    for x in view.ancestors(node):
+        if isinstance(x, (cst.For, cst.While)):
+            return x if not any(x in list(view.ancestors(o)) for o in outside) else None
+        if isinstance(x, (cst.FunctionDef, cst.Lambda, cst.ClassDef)):
+            return None
+    return None
+
+
+def _chain(view: View, loop: cst.For | cst.While, statements: list[Unit]) -> tuple[Unit, ...] | None:
+    """The statements and those between them and the loop that rest on them; None where one of them is read
+    outside the loop, or where what they read is bound anew on the way (then they are run again instead)."""
+    block: Block | None = block_of(view, loop)
+    if block is None:
+        return None
+    body = units(block)
+    end = unit_in(view, block, loop)
+    start = [unit_in(view, block, s.node) for s in statements]
+    if end is None or any(
+        s is None or body[s].node is not u.node for s, u in zip(start, statements, strict=True)
+    ):
+        return None
+    chosen = {s for s in start if s is not None}
+    bound = set().union(*(body[s].writes for s in chosen))
+    for n in range(min(chosen) + 1, end):
+        if n in chosen or not touches(body[n].reads, bound):
+            continue
+        if isinstance(body[n].node, cst.BaseCompoundStatement) or not body[n].writes:
+            return None
+        chosen.add(n)
+        bound |= body[n].writes
+    header = loop.iter if isinstance(loop, cst.For) else loop.test
+    if touches(names(header).reads, bound) or _reads_outside(body, chosen, end, bound):
+        return None
+    reads = set().union(*(body[n].reads for n in chosen))
+    rebound = set().union(*(names(u.node).writes for u in units(loop.body)), frozenset())
+    if touches(bound, rebound) and any(touches(body[n].writes, rebound) for n in chosen):
+        return None  # the loop binds it anew itself: it is state, not a constant
+    if any(
+        touches(body[n].writes, reads) for n in range(min(chosen), end) if n not in chosen and n > min(chosen)
+    ):
+        return None
+    return tuple(body[n] for n in sorted(chosen))
+
+
+def _reads_outside(body: tuple[Unit, ...], chosen: set[int], end: int, bound: set[str]) -> bool:
+    return any(touches(body[n].reads, bound) for n in range(min(chosen), end) if n not in chosen)

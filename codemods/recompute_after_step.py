@@ -1,0 +1,82 @@
+"""Run what an optimizer's step has made stale once more, behind the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradfix.boundary import gather
+from gradfix.cached import cached
+from gradfix.calls import backward_call, drop_retain
+from gradfix.codemod import Codemod, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Project
+from gradfix.rerun import DRAW, LATER, Plan, plan, shared_losses, stale
+
+
+class RecomputeAfterStep(Codemod):
+    """Compute the later loss behind the step that changes the parameters it rests on.
+
+    Why: `optD.step()` overwrites the weights that D's output saved for its backward. The generator's loss has
+    to be computed from an output of the updated D: move the statements that only it needs behind the step,
+    and run those that the discriminator's loss needs too once more (`D(fake)` again), which is the order of
+    the GAN, DDPG and SAC papers.
+
+    When not: where the loss is meant to see the parameters of before the step; then take both gradients
+    first (`backward-inputs`). What is run again counts twice in BatchNorm statistics and draws its random
+    numbers anew.
+    """
+
+    kinds = ("stale-saved-tensor", "freed-graph", "silent-overwrite")
+    effects = ("later-parameters", "new-draw")
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        if conflict.backward is None:
+            return
+        found = plan(project, conflict.backward)
+        if found is not None and not any(shared_losses(project, u.node) for u in found.kept):
+            yield from _behind(found)
+        yield from _cached(conflict, project)
+
+
+def _behind(found: Plan) -> Iterator[Proposal]:
+    effect = DRAW if found.draws() else LATER
+    step = found.view.code(found.step.node).strip().splitlines()[0]
+    drops = [(v, [e]) for v, e in found.drops()]
+    if not found.kept:
+        summary = f"move {_said(found)} behind `{step}`"
+        yield Proposal(summary, effect, gather((found.view, found.edits()), *drops), 0)
+        if drops:
+            yield Proposal(summary, effect, gather((found.view, found.edits())), 1)
+        return
+    cuts = [(v, [e]) for v, e in found.cuts()]
+    summary = f"compute {_said(found)} again after `{step}`"
+    for penalty, inline in enumerate((True, False) if found.can_inline() else (False,)):
+        edits = (found.view, found.edits(inline))
+        if cuts:
+            full = gather(edits, *cuts, *drops)
+            yield Proposal(f"{summary}, and detach what the earlier loss takes", effect, full, 2 * penalty)
+        if drops:
+            yield Proposal(summary, effect, gather(edits, *drops), 1 + 2 * penalty)
+        yield Proposal(summary, effect, gather(edits), 1 + 2 * penalty)
+
+
+def _said(found: Plan) -> str:
+    bound = dict.fromkeys(w for u in found.again for w in sorted(u.writes))
+    return ", ".join(f"`{w}`" for w in bound)
+
+
+def _cached(conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """The stale output waits in an attribute that another method reads: compute it again there."""
+    assert conflict.backward is not None
+    records, _ = stale(project, conflict.backward)
+    place = cached(project, records, conflict.backward)
+    if place is None:
+        return
+    summary = f"compute `{place.name}` again where the later loss reads it"
+    earlier = backward_call(project, conflict.earlier) if conflict.earlier else None
+    drop = (earlier[0], [drop_retain(earlier[1])]) if earlier else (place.view, [])
+    for rank, edits in enumerate(filter(None, (place.inline(), place.again()))):
+        yield Proposal(summary, LATER, gather((place.view, edits)), rank)
+        if earlier and drop_retain(earlier[1]):
+            yield Proposal(summary, LATER, gather((place.view, edits), drop), rank)

@@ -1,0 +1,334 @@
+"""Give each loss of a shared loss function a pass of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import libcst as cst
+
+from gradfix.boundary import crossings, detached, feeds, gather, returns
+from gradfix.codemod import Codemod, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Edit, Project, Replace, View
+from gradfix.rerun import DRAW, LATER, Plan, plan, shared_losses, views
+from gradfix.statements import (
+    Unit,
+    dotted,
+    line_of,
+    names,
+    put_after,
+    stored,
+    touches,
+    units,
+)
+
+Build = Callable[[cst.CSTNode], Any]
+
+
+class SplitLossFunction(Codemod):
+    """Split a function that returns the losses of both models into one function for each, or call it once
+    more.
+
+    Why: `d_loss, g_loss = losses(d, g, x)` builds both losses over one forward pass; by the time
+    `g_loss.backward()` runs, `d`'s step has overwritten the weights that the pass saved. With a function for
+    each loss the generator's is computed behind the discriminator's step, from the updated discriminator, and
+    the discriminator's part takes detached fakes. Every caller is rewritten; signature, docstring and
+    comments stay.
+
+    When not: where both gradients are meant at the same parameters; then take them before either step
+    (`backward-inputs`). A pass of its own draws its own random numbers.
+    """
+
+    kinds = ("stale-saved-tensor", "freed-graph", "silent-overwrite")
+    effects = ("later-parameters", "new-draw")
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        found = plan(project, conflict.backward) if conflict.backward else None
+        if found is None or len(found.kept) != 1:
+            return
+        function = shared_losses(project, found.kept[0].node)
+        if function is None:
+            return
+        effect = DRAW if found.draws() else LATER
+        drops = [(v, [e]) for v, e in found.drops()]
+        split = _split(project, found, function)
+        if split is not None:
+            summary = f"split `{function.name.value}` into {' and '.join(f'`{n}`' for n in split.names)}"
+            yield Proposal(summary, effect, gather(*split.edits, *drops), 0)
+        summary = f"call `{function.name.value}` again for the later loss"
+        yield Proposal(summary, effect, gather((found.view, found.edits()), *drops), 1)
+        if drops:
+            yield Proposal(summary, effect, gather((found.view, found.edits())), 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    names: tuple[str, ...]
+    edits: tuple[tuple[View, tuple[Edit, ...]], ...]
+
+
+def _split(project: Project, found: Plan, function: cst.FunctionDef) -> _Split | None:
+    """Edits that make one function of what the earlier loss needs and one of the rest, in every file."""
+    home = next(v for v in views(project) if function in v.parents)
+    inner = home.function(function) is not None or home.enclosing(function, cst.ClassDef) is not None
+    call = found.kept[0].node
+    assert isinstance(call, cst.Assign)
+    assert isinstance(call.value, cst.Call)
+    target = call.targets[0].target
+    last = units(function.body)[-1].node if units(function.body) else None
+    if not isinstance(last, cst.Return) or len(returns(function)) != 1:
+        return None
+    if not isinstance(last.value, cst.Tuple) or not isinstance(target, (cst.Tuple, cst.List)):
+        return None
+    if len(found.again) != 1 or len(target.elements) != len(last.value.elements):
+        return None
+    groups = _groups(found, [stored(e.value) for e in target.elements])
+    if groups is None:
+        return None
+    between = found.flat[found.flat.index(found.kept[0]) + 1 : found.flat.index(found.step) + 1]
+    if any(touches(u.writes, names(call.value).reads) for u in between):
+        return None
+    new = _new_names(project, function, [last.value.elements[g[0]].value for g in groups], target, groups)
+    cuts = _boundary(project, found, function)
+    parts = [
+        _part(function, last, g, n, cuts if k == 0 else {})
+        for k, (g, n) in enumerate(zip(groups, new, strict=True))
+    ]
+    if any(p is None for p in parts):
+        return None
+    first, second = (p for p in parts if p is not None)
+    blank = [cst.EmptyLine(indent=False)] * (1 if inner else 2)
+    second = second.with_changes(leading_lines=blank)
+    callers = _callers(project, function, found, groups, new)
+    after = first.with_changes(leading_lines=blank)
+
+    def both(n: cst.CSTNode) -> cst.FlattenSentinel[cst.CSTNode]:
+        return cst.FlattenSentinel([n, after, second] if callers.keep else [first, second])
+
+    replaced = Replace(function, both)
+    return _Split(tuple(new), ((home, (replaced,)), *callers.edits))
+
+
+def _groups(found: Plan, targets: Sequence[frozenset[str]]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Indexes of the returned values that are read before the step, and of those read behind it."""
+    start = found.flat.index(found.kept[0]) + 1
+    before = {r for u in found.flat[start : found.flat.index(found.step) + 1] for r in u.reads}
+    first = tuple(n for n, t in enumerate(targets) if touches(t, before))
+    second = tuple(n for n, t in enumerate(targets) if n not in first and touches(t, found.read_later))
+    if not first or not second or len(first) + len(second) != len(targets):
+        return None
+    return first, second
+
+
+def _new_names(
+    project: Project,
+    function: cst.FunctionDef,
+    values: Sequence[cst.BaseExpression],
+    target: cst.Tuple | cst.List,
+    groups: Sequence[tuple[int, ...]],
+) -> list[str]:
+    """``losses_d`` and ``losses_g`` for a function ``losses`` that returns ``d_loss, g_loss``."""
+    taken = {n.value for v in views(project) for n in v.parents if isinstance(n, cst.Name)}
+    found: list[str] = []
+    for value, group in zip(values, groups, strict=True):
+        said = dotted(value) or dotted(target.elements[group[0]].value) or "first"
+        word = said.rpartition(".")[2]
+        short = re.sub(r"_*loss(es)?_*|^L_", "", word, flags=re.IGNORECASE).strip("_").lower() or word
+        name = f"{function.name.value}_{short}"
+        while name in taken or name in found:
+            name += "_"
+        found.append(name)
+    return found
+
+
+def _boundary(project: Project, found: Plan, function: cst.FunctionDef) -> dict[int, Build]:
+    """Where the function's body hands one model's value to the other: node id -> how to detach it."""
+    cuts: dict[int, Build] = {}
+
+    def cut(node: cst.CSTNode) -> cst.CSTNode:
+        assert isinstance(node, cst.BaseExpression)
+        return detached(node)
+
+    for earlier in found.earlier():
+        for crossing in crossings(project.graph, earlier):
+            for feed in feeds(project, crossing):
+                if function in feed.view.ancestors(feed.value):
+                    cuts[id(feed.value)] = cut
+    return cuts
+
+
+def _part(
+    function: cst.FunctionDef, last: cst.Return, group: Sequence[int], name: str, cuts: Mapping[int, Build]
+) -> cst.FunctionDef | None:
+    """The function with what `group` of its returned values needs, under a new name."""
+    assert isinstance(last.value, cst.Tuple)
+    elements = [last.value.elements[n] for n in group]
+    wanted: set[str] = set().union(*(names(e.value).reads for e in elements))
+    gone: set[int] = set()
+    _unneeded(function.body, last, wanted, gone)
+    value: cst.BaseExpression = elements[0].value
+    if len(elements) > 1:
+        value = last.value.with_changes(elements=elements)
+    builds = dict(cuts) | {id(last): lambda n: n.with_changes(value=value)}
+    part = function.visit(_Cutter(gone, builds))
+    assert isinstance(part, cst.FunctionDef)
+    return part.with_changes(
+        name=cst.Name(name), returns=_annotation(function.returns, group, len(last.value.elements))
+    )
+
+
+def _unneeded(block: cst.CSTNode, last: cst.Return, wanted: set[str], gone: set[int]) -> None:
+    """Collect into `gone` the statements of a body that bind nothing `wanted`; `wanted` grows by what the
+    others read. What binds nothing at all (a docstring, an assertion, a print) stays."""
+    for unit in reversed(units(block)):
+        if unit.node is last:
+            continue
+        if not touches(unit.writes, wanted) and unit.writes:
+            gone.add(id(unit.line if _alone(unit) else unit.node))
+            continue
+        if isinstance(unit.node, cst.With):
+            wanted |= set().union(*(names(i).reads for i in unit.node.items))
+            _unneeded(unit.node.body, last, wanted, gone)
+        else:
+            wanted |= unit.reads
+
+
+def _alone(unit: Unit) -> bool:
+    return not isinstance(unit.line, cst.SimpleStatementLine) or len(unit.line.body) == 1
+
+
+class _Cutter(cst.CSTTransformer):
+    """Takes statements away and rebuilds nodes, both by identity in the original."""
+
+    def __init__(self, gone: set[int], builds: Mapping[int, Build]) -> None:
+        super().__init__()
+        self.gone, self.builds = gone, builds
+
+    def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
+        if id(original_node) in self.gone:
+            return cst.RemoveFromParent()
+        result = super().on_leave(original_node, updated_node)
+        build = self.builds.get(id(original_node))
+        return build(result) if build else result  # type: ignore[arg-type]
+
+
+def _annotation(given: cst.Annotation | None, group: Sequence[int], count: int) -> cst.Annotation | None:
+    """``-> Tensor`` of ``-> tuple[Tensor, Tensor]``; None where the annotation does not say the parts."""
+    if given is None or not isinstance(given.annotation, cst.Subscript) or len(group) != 1:
+        return None
+    if (dotted(given.annotation.value) or "").rpartition(".")[2].lower() != "tuple":
+        return None
+    parts = given.annotation.slice
+    if len(parts) != count or not isinstance(parts[group[0]].slice, cst.Index):
+        return None
+    index = parts[group[0]].slice
+    assert isinstance(index, cst.Index)
+    return given.with_changes(annotation=index.value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Callers:
+    edits: tuple[tuple[View, tuple[Edit, ...]], ...]
+    keep: bool  # somebody uses the function in another way: it has to stay as well
+
+
+def _callers(
+    project: Project,
+    function: cst.FunctionDef,
+    found: Plan,
+    groups: Sequence[Sequence[int]],
+    new: Sequence[str],
+) -> _Callers:
+    old = function.name.value
+    edits: list[tuple[View, tuple[Edit, ...]]] = []
+    keep = False
+    for view in views(project):
+        for node in list(view.parents):
+            if isinstance(node, cst.ImportAlias) and dotted(node.name) == old and node.asname is None:
+                edits.append((view, (Replace(node, _both(new)),)))
+                continue
+            if not isinstance(node, cst.Name) or node.value != old:
+                continue
+            parent = view.parents[node]
+            if isinstance(parent, (cst.ImportAlias, cst.FunctionDef)):
+                continue
+            if isinstance(parent, cst.Arg) and parent.keyword is node:
+                continue
+            named = parent if isinstance(parent, cst.Attribute) and parent.attr is node else node
+            call = view.parents[named]
+            small = view.parents.get(call)
+            if not (isinstance(call, cst.Call) and call.func is named and isinstance(small, cst.Assign)):
+                keep = True
+                continue
+            rewritten = _rewritten(view, small, call, found, groups, new)
+            if rewritten is None:
+                keep = True
+            else:
+                edits.append((view, rewritten))
+    return _Callers(tuple(edits), keep)
+
+
+def _both(new: Sequence[str]) -> Build:
+    def build(node: cst.CSTNode) -> cst.CSTNode:
+        assert isinstance(node, cst.ImportAlias)
+        comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+        first = node.with_changes(name=cst.Name(new[0]), comma=comma)
+        return cst.FlattenSentinel([first, node.with_changes(name=cst.Name(new[1]))])  # type: ignore[return-value]
+
+    return build
+
+
+def _rewritten(
+    view: View,
+    small: cst.Assign,
+    call: cst.Call,
+    found: Plan,
+    groups: Sequence[Sequence[int]],
+    new: Sequence[str],
+) -> tuple[Edit, ...] | None:
+    """One caller's ``a, b = f(x)`` as ``a = f_d(x)`` and ``b = f_g(x)``, the latter behind the step where
+    it is the caller at fault."""
+    target = small.targets[0].target
+    if len(small.targets) != 1 or not isinstance(target, (cst.Tuple, cst.List)):
+        return None
+    if len(target.elements) != sum(map(len, groups)):
+        return None
+    calls = []
+    for group, name in zip(groups, new, strict=True):
+        elements = [target.elements[n] for n in group]
+        bound: cst.BaseExpression = elements[0].value
+        if len(elements) > 1:
+            bound = target.with_changes(elements=elements)
+        elif dotted(bound) == "_":
+            continue
+        func = (
+            call.func.with_changes(attr=cst.Name(name))
+            if isinstance(call.func, cst.Attribute)
+            else cst.Name(name)
+        )
+        assert isinstance(bound, cst.BaseAssignTargetExpression)
+        calls.append(
+            small.with_changes(
+                targets=[small.targets[0].with_changes(target=bound)], value=call.with_changes(func=func)
+            )
+        )
+    if not calls:
+        return None
+    line = view.statement(small)
+    assert isinstance(line, (cst.SimpleStatementLine, cst.BaseCompoundStatement))
+    unit = Unit(small, line, names(small))
+    edits: list[Edit] = [Replace(small, lambda n: calls[0].with_changes(semicolon=n.semicolon))]  # type: ignore[attr-defined]
+    if len(calls) > 1:
+        late = line_of(calls[1])
+        if small is found.kept[0].node and found.around is not None:
+            late_block = found.around.deep_clone().with_changes(
+                body=cst.IndentedBlock([late]), leading_lines=()
+            )
+            edits.append(put_after(found.step, late_block))
+        else:
+            edits.append(put_after(found.step if small is found.kept[0].node else unit, late))
+    return tuple(edits)

@@ -1,0 +1,124 @@
+"""Differentiate several losses over one graph in one backward, or keep the graph for the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from gradfix.boundary import gather
+from gradfix.calls import backward_call, loss_of, retain
+from gradfix.codemod import Codemod, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Edit, Project, Replace, View, parenthesized
+from gradfix.rerun import stale
+from gradfix.statements import Unit, common_block, dotted, take_away, unit_in, units
+from gradfix.tape import Backward, Step, Zero
+from gradfix.verdict import NONE, Effect
+
+TWICE = Effect("changes-value", "the gradient is counted once instead of twice")
+
+
+class SumLosses(Codemod):
+    """Sum the losses and run one backward, or give the earlier backward `retain_graph=True`.
+
+    Why: the first `backward()` frees what the second one needs. Gradients add up, so the gradient of the sum
+    is the sum of the gradients, at the cost of one walk. Where a step stands between the two and the
+    parameters are shared (chained optimizers), the graph has to be kept instead, which is right as long as
+    nothing in it is overwritten.
+
+    When not: where the losses train different models (`detach-boundary`), or where a step between the two
+    overwrites what the graph saved; `retain_graph=True` then only exchanges one error for another.
+    """
+
+    kinds = ("freed-graph",)
+    effects = ("none", "changes-value")
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        earlier, later = conflict.earlier, conflict.backward
+        if earlier is None or later is None:
+            return
+        first, second = backward_call(project, earlier), backward_call(project, later)
+        if first is None or second is None:
+            return
+        yield from _loop(project, second[0], second[1])
+        if earlier.stack == later.stack:
+            return
+        if first[0] is second[0] and not _between(project, earlier, later):
+            yield from _summed(first[0], first[1], second[1])
+        if not stale(project, later)[0]:
+            keep = gather((first[0], [retain(first[1])]))
+            yield Proposal("keep the graph for the second backward", NONE, keep, 3)
+
+
+def _between(project: Project, earlier: Backward, later: Backward) -> bool:
+    """Whether gradients are used or cleared between two backwards."""
+    return any(
+        isinstance(e, (Step, Zero)) and earlier.time < e.time < later.time for e in project.tape.events
+    )
+
+
+def _summed(view: View, first: cst.Call, second: cst.Call) -> Iterator[Proposal]:
+    block = common_block(view, first, second)
+    one = unit_in(view, block, first) if block else None
+    two = unit_in(view, block, second) if block else None
+    if block is None or one is None or two is None or not one < two:
+        return
+    body = units(block)
+    if not (_plain(body[one], first) and _plain(body[two], second)):
+        return
+    left, right = loss_of(first), loss_of(second)
+    if view.code(left) == view.code(right):
+        kept = gather((view, [retain(first)]))
+        yield Proposal("keep the graph: the gradient counts twice, as written", NONE, kept, 0)
+        yield Proposal("take the second backward away", TWICE, gather((view, take_away(body[two]))), 1)
+        return
+    total = cst.BinaryOperation(_plus(left), cst.Add(), _plus(right))
+    edits: list[Edit] = [*take_away(body[one]), Replace(right, lambda _: parenthesized(total))]
+    said = view.code(total).strip()
+    yield Proposal(f"run one backward on `{said}`", NONE, gather((view, edits)), 0)
+
+
+def _plain(unit: Unit, call: cst.Call) -> bool:
+    """Whether the statement is the call alone, without a gradient or inputs of its own."""
+    allowed = {"retain_graph"}
+    return (
+        isinstance(unit.node, cst.Expr)
+        and unit.node.value is call
+        and all(a.keyword is not None and a.keyword.value in allowed for a in call.args)
+    )
+
+
+def _plus(node: cst.BaseExpression) -> cst.BaseExpression:
+    atoms = (cst.Name, cst.Attribute, cst.Call, cst.Subscript)
+    if isinstance(node, atoms) or node.lpar:
+        return node.deep_clone()
+    if isinstance(node, cst.BinaryOperation) and isinstance(
+        node.operator, (cst.Add, cst.Multiply, cst.Divide)
+    ):
+        return node.deep_clone()
+    return parenthesized(node.deep_clone())
+
+
+def _loop(project: Project, view: View, call: cst.Call) -> Iterator[Proposal]:
+    """``for loss in losses: loss.backward()`` as ``sum(losses).backward()``."""
+    loop = view.loop(call)
+    if not isinstance(loop, cst.For) or dotted(loop.target) is None or loop.orelse is not None:
+        return
+    name, body = dotted(loop.target), units(loop.body)
+    if len(body) != 1 or body[0].node is not view.small_statement(call) or dotted(loss_of(call)) != name:
+        return
+    total = cst.Call(cst.Name("sum"), [cst.Arg(loop.iter.deep_clone())])
+    line = cst.parse_statement("total.backward()")
+    assert isinstance(line, cst.SimpleStatementLine)
+    new = line.with_deep_changes(
+        cst.ensure_type(cst.ensure_type(line.body[0], cst.Expr).value, cst.Call).func, value=total
+    )
+
+    def build(node: cst.CSTNode) -> cst.CSTNode:
+        assert isinstance(node, cst.For)
+        return new.with_changes(leading_lines=node.leading_lines)
+
+    said = cst.Module([]).code_for_node(total)
+    yield Proposal(f"run one backward on `{said}`", NONE, gather((view, [Replace(loop, build)])), 0)

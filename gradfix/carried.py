@@ -1,0 +1,234 @@
+"""Values that outlive a pass of the loop: where the graph of an earlier pass enters this one, and under
+which name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+from gradfix.boundary import same_place, shape_of
+from gradfix.edit import Project, View
+from gradfix.graph import Crossing
+from gradfix.statements import Unit, body_of, dotted, names, touches, units, walk
+from gradfix.tape import Backward, Record, Stack
+
+NUMBERS = ("None", "0", "0.0", "0.", "1", "1.0")
+
+
+def entries(project: Project, backward: Backward) -> tuple[Crossing, ...]:
+    """Edges of `backward`'s walk from a node made since its previous execution to one made before it."""
+    graph = project.graph
+    since = max((b.time for b in same_place(graph, backward) if b.time < backward.time), default=-1)
+    found, walked = [], set(backward.nodes)
+    for node in backward.nodes:
+        consumer = graph.records.get(node)
+        if consumer is None or consumer.time < since:
+            continue
+        for parent in consumer.parents:
+            producer = graph.records.get(parent)
+            if producer is not None and producer.time < since and parent in walked and graph.reaches(parent):
+                found.append(Crossing(consumer, producer))
+    return tuple(found)
+
+
+def before_every_pass(project: Project, record: Record, backward: Backward) -> bool:
+    """Whether `record` was made before the first execution of the backward, in a frame outside its loop."""
+    first = min(b.time for b in same_place(project.graph, backward))
+    return record.time < first
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carried:
+    """`name` is read by `reader` before the body binds it anew: it holds the value of the pass before.
+    `stores` are the body's statements that bind it; `body` is a loop's, or a function's for an attribute
+    or a global name."""
+
+    name: str
+    view: View
+    body: cst.CSTNode
+    reader: Unit
+    stores: tuple[Unit, ...]
+
+    @property
+    def in_loop(self) -> bool:
+        return isinstance(self.view.parents.get(self.body), (cst.For, cst.While))
+
+    def read_after(self, unit: Unit) -> bool:
+        """Whether the body reads the name after `unit` has bound it (for attributes: anything may)."""
+        every = list(walk(self.body))
+        here = next(n for n, u in enumerate(every) if u.node is unit.node)
+        return any(touches(u.reads, {self.name}) for u in every[here + 1 :])
+
+    def starts_bare(self) -> bool:
+        """Whether the name first holds something that is no tensor (None, a number)."""
+        return any(self.view.code(v).strip() in NUMBERS for v in self.first_values())
+
+    def first_values(self) -> Iterator[cst.BaseExpression]:
+        inside = {id(u.node) for u in walk(self.body)}
+        last = self.name.rpartition(".")[2]
+        for node in self.view.parents:
+            if not isinstance(node, cst.Assign) or id(node) in inside:
+                continue
+            for target in node.targets:
+                said = dotted(target.target)
+                if said and (
+                    said == self.name or ("." in said and "." in self.name and said.endswith("." + last))
+                ):
+                    yield node.value
+
+    def shapes(self, project: Project, consumers: Iterable[Record]) -> tuple[str, ...]:
+        """What the name may hold, likeliest first."""
+        said = [shape_of(self.view, v, project) for v in self.first_values()]
+        known = next((s for s in said if s != "tensor"), None)
+        if known:
+            return (known,)
+        if any("lstm" in r.op.lower() for r in consumers) or self._called_with("LSTM"):
+            return ("tuple", "tensor")
+        return ("tensor", "tuple")
+
+    def _called_with(self, kind: str) -> bool:
+        return kind in self.view.text and any(touches(self.reader.reads, {self.name}) for _ in (0,))
+
+
+def carried(project: Project, edges: Sequence[Crossing]) -> tuple[Carried, ...]:
+    """The names through which earlier passes reach this one, outermost frame first."""
+    found: dict[tuple[str, str, int], Carried] = {}
+    for edge in edges:
+        for view, body, node in _bodies(project, edge.consumer.stack):
+            for item in _names_of(project, view, body, node, edge.producer.stack):
+                found.setdefault((view.path, item.name, id(body)), item)
+    return tuple(found.values())
+
+
+def _bodies(project: Project, stack: Stack) -> Iterator[tuple[View, cst.CSTNode, cst.CSTNode]]:
+    """Loops and functions around the frames of a stack, outermost first."""
+    for view, node in project.frames(stack):
+        loops = [x for x in _own_ancestors(view, node) if isinstance(x, (cst.For, cst.While))]
+        for loop in reversed(loops):
+            yield view, loop.body, node
+        function = view.function(node)
+        if isinstance(function, cst.FunctionDef):
+            yield view, function.body, node
+
+
+def _own_ancestors(view: View, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    for x in view.ancestors(node):
+        if isinstance(x, (cst.FunctionDef, cst.Lambda, cst.ClassDef)):
+            return
+        yield x
+
+
+def _names_of(
+    project: Project, view: View, body: cst.CSTNode, node: cst.CSTNode, producer: Stack
+) -> Iterator[Carried]:
+    """Names that `body` reads before it binds them, binds, and that lead to `node`."""
+    is_loop = isinstance(view.parents.get(body), (cst.For, cst.While))
+    top = units(body)
+    here = next(
+        (n for n, u in enumerate(top) if u.node is node or u.node in list(view.ancestors(node))), None
+    )
+    if here is None:
+        return
+    wanted = set(top[here].reads)
+    for unit in reversed(top[:here]):
+        if touches(unit.writes, wanted):
+            wanted |= unit.reads
+    shared = _outliving(view, body) if not is_loop else frozenset()
+    bound = {w for u in walk(body) for w in u.writes} | _attributes_bound(project, producer)
+    seen: set[str] = set()
+    for unit in top[: here + 1]:
+        for name in sorted(bound):
+            exposed = _exposed(unit, name) and name not in seen
+            outlives = is_loop or "." in name or name in shared
+            if exposed and outlives and touches({name}, wanted) and touches({name}, unit.reads):
+                stores = tuple(u for u in walk(body) if name in u.writes)
+                if (
+                    not all(isinstance(s.node, cst.AugAssign) and _counts(s.node) for s in stores)
+                    or not stores
+                ):
+                    yield Carried(name, view, body, unit, stores)
+                    seen.add(name)
+        seen |= {w for w in unit.writes if not isinstance(unit.node, cst.BaseCompoundStatement)}
+
+
+def _counts(node: cst.AugAssign) -> bool:
+    return isinstance(node.value, cst.BaseNumber)
+
+
+def _exposed(unit: Unit, name: str) -> bool:
+    """Whether the unit reads `name` itself (an attribute of it, too)."""
+    return any(r == name or r.startswith(name + ".") for r in unit.reads)
+
+
+def _outliving(view: View, body: cst.CSTNode) -> frozenset[str]:
+    """Names a function declares global or nonlocal."""
+    found = set()
+    for unit in walk(body):
+        if isinstance(unit.node, (cst.Global, cst.Nonlocal)):
+            found |= {n.name.value for n in unit.node.names}
+    return frozenset(found)
+
+
+def _attributes_bound(project: Project, stack: Stack) -> set[str]:
+    """Attributes that the functions on a stack bind."""
+    found = set()
+    for view, node in project.frames(stack):
+        found |= {w for u in walk(body_of(view, node)) for w in u.writes if "." in w}
+    return found
+
+
+def stored_elements(
+    project: Project, producer: Record
+) -> Iterator[tuple[View, cst.Call, cst.BaseExpression]]:
+    """``history.append(value)`` among the statements that keep what `producer` made: the call and the
+    element."""
+    for view, node in project.frames(producer.stack):
+        small = view.small_statement(node)
+        if small is None:
+            continue
+        made = set(names(small).writes)
+        for unit in (u for u in walk(body_of(view, node))):
+            call = unit.node.value if isinstance(unit.node, cst.Expr) else None
+            if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Attribute):
+                continue
+            if call.func.attr.value not in ("append", "appendleft", "add", "push", "extend") or not call.args:
+                continue
+            for element in _elements(call.args[-1].value):
+                inside = node is element or element in list(view.ancestors(node))
+                if inside or touches(names(element).reads, made):
+                    yield view, call, element
+
+
+def _elements(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    if isinstance(node, (cst.Tuple, cst.List)):
+        for e in node.elements:
+            yield from _elements(e.value)
+    elif isinstance(node, cst.Dict):
+        for d in node.elements:
+            yield from _elements(d.value)
+    else:
+        yield node
+
+
+def cleared_names(view: View, name: str) -> bool:
+    """Whether some statement outside constructors empties or rebinds a list of that (last) name."""
+    last = name.rpartition(".")[2]
+    for function in (None, *functions_of(view)):
+        if function is not None and function.name.value == "__init__":
+            continue
+        body = function.body if function is not None else view.module
+        for unit in walk(body):
+            node = unit.node
+            text = view.code(node).strip()
+            if text.endswith(f"{last}.clear()") or (isinstance(node, cst.Del) and f"{last}[" in text):
+                return True
+            bound = isinstance(node, cst.Assign) and any(w.rpartition(".")[2] == last for w in unit.writes)
+            if bound and (function is not None or view.loop(node) is not None):
+                return True
+    return False
+
+
+def functions_of(view: View) -> tuple[cst.FunctionDef, ...]:
+    return tuple(n for n in view.parents if isinstance(n, cst.FunctionDef))

@@ -1,0 +1,363 @@
+"""What has to be made again after an optimizer's step: which statements a later backward rests on that the
+step made stale, which of them can move behind it, and which have to stay (the earlier loss needs them) and
+be run once more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import libcst as cst
+
+from gradfix.boundary import crossings, detach, feeds, frame, functions, meeting, same_place
+from gradfix.calls import backward_call, drop_retain
+from gradfix.edit import Edit, Project, Replace, View
+from gradfix.statements import (
+    Unit,
+    common_block,
+    dotted,
+    lifted,
+    line_of,
+    names,
+    put_after,
+    stored,
+    take_away,
+    touches,
+    units,
+)
+from gradfix.tape import Backward, Mutate, Record, Stack
+from gradfix.verdict import Effect
+
+LATER = Effect("later-parameters", "the later loss is computed with the parameters as the step left them")
+DRAW = Effect(
+    "new-draw", "the later loss is computed with the stepped parameters and random numbers of its own"
+)
+DRAWS = re.compile(r"rand|normal|uniform|bernoulli|multinomial|[dD]ropout|sample|exponential")
+DRAWN = re.compile(r"dropout|bernoulli|rrelu_with_noise", re.IGNORECASE)
+
+
+def stale(project: Project, backward: Backward) -> tuple[tuple[Record, ...], Stack]:
+    """The nodes of `backward`, made since its previous execution, whose saved tensors an optimizer's step
+    overwrote, and the stack of the last such step; nothing and () where there are none."""
+    graph = project.graph
+    since = max((b.time for b in same_place(graph, backward) if b.time < backward.time), default=-1)
+    writes: dict[int, list[Mutate]] = {}
+    for e in graph.tape.events:
+        if isinstance(e, Mutate) and e.optimizer is not None and since < e.time < backward.time:
+            writes.setdefault(e.ref.storage, []).append(e)
+    records, last = [], None
+    for node in backward.nodes:
+        record = graph.records.get(node)
+        if record is None or record.time < since:
+            continue
+        hits = [w for ref in record.saves for w in writes.get(ref.storage, ()) if w.time > record.time]
+        if hits:
+            records.append(record)
+            last = max((*hits, *([last] if last else [])), key=lambda w: w.time)
+    return tuple(records), last.stack if last else ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One body with a stale computation: `again` are the statements to run after `step`, of which `kept`
+    also stay where they are."""
+
+    project: Project
+    view: View
+    flat: tuple[Unit, ...]
+    step: Unit
+    backward: Unit
+    again: tuple[Unit, ...]
+    kept: tuple[Unit, ...]
+    around: cst.With | None
+    event: Backward
+
+    @property
+    def moved(self) -> tuple[Unit, ...]:
+        return tuple(u for u in self.again if u not in self.kept)
+
+    @cached_property
+    def read_later(self) -> frozenset[str]:
+        """Names that the backward's loss is computed from after the step."""
+        after = self.flat[self.flat.index(self.step) + 1 :]
+        wanted: set[str] = set(self.backward.reads)
+        for unit in reversed(after[: after.index(self.backward)] if self.backward in after else ()):
+            if touches(unit.writes, wanted):
+                wanted |= unit.reads
+        for unit in self.again:
+            wanted |= unit.reads
+        return frozenset(wanted)
+
+    def edits(self, inline: bool = False) -> tuple[Edit, ...]:
+        """Put what must be made again after the step. `inline` puts the one kept expression where it is
+        read."""
+        moved = [e for unit in self.moved for e in take_away(unit)]
+        if self.around and all(u in self.moved for u in units(self.around.body)):
+            moved = list(take_away(Unit(self.around, self.around, names(self.around))))
+        if inline:
+            return (*moved, *self._inlined())
+        lines = [lifted(u) if u in self.moved else line_of(self._quiet(u)) for u in self.again]
+        return (*moved, *self._placed(lines))
+
+    def _placed(self, lines: Sequence[cst.BaseStatement]) -> tuple[Edit, ...]:
+        if not lines:
+            return ()
+        if self.around is not None:
+            body = cst.IndentedBlock(list(lines))
+            lines = [self.around.deep_clone().with_changes(body=body, leading_lines=())]
+        return (put_after(self.step, *lines),)
+
+    def _quiet(self, unit: Unit) -> cst.CSTNode:
+        """The statement to run again, with targets that nobody reads afterwards as ``_``."""
+        node = unit.node
+        if not isinstance(node, cst.Assign) or len(node.targets) != 1:
+            return node
+        target = node.targets[0].target
+        if not isinstance(target, (cst.Tuple, cst.List)):
+            return node
+        elements = [
+            e if touches(stored(e.value), self.read_later) else e.with_changes(value=cst.Name("_"))
+            for e in target.elements
+        ]
+        return node.with_changes(
+            targets=[node.targets[0].with_changes(target=target.with_changes(elements=elements))]
+        )
+
+    def can_inline(self) -> bool:
+        """Whether the one kept statement binds one name that is read once after the step."""
+        if len(self.kept) != 1 or self.kept[0] is not self.again[0]:
+            return False
+        node = self.kept[0].node
+        if not (isinstance(node, cst.Assign) and len(node.targets) == 1 and isinstance(node.value, cst.Call)):
+            return False
+        name = dotted(node.targets[0].target)
+        return name is not None and len(self._reads_of(name)) == 1
+
+    def _later(self) -> tuple[Unit, ...]:
+        here = self.flat.index(self.step) + 1
+        return (*self.moved, *self.flat[here : self.flat.index(self.backward) + 1])
+
+    def _reads_of(self, name: str) -> list[tuple[Unit, cst.BaseExpression]]:
+        return [(u, n) for u in self._later() for n in reads_of(u.node, name)]
+
+    def _inlined(self) -> tuple[Edit, ...]:
+        node = self.kept[0].node
+        assert isinstance(node, cst.Assign)
+        value, name = node.value, dotted(node.targets[0].target)
+        assert name is not None
+        ((unit, read),) = self._reads_of(name)
+        lines = []
+        for u in self.moved:
+            line = lifted(u)
+            if u is unit:
+                (inner,) = reads_of(line, name)
+                new = line.deep_replace(inner, value.deep_clone())
+                assert isinstance(new, cst.BaseStatement)
+                line = new
+            lines.append(line)
+        edits = self._placed(lines)
+        if unit not in self.moved:
+            edits = (*edits, Replace(read, lambda _: value.deep_clone()))
+        return edits
+
+    def cuts(self) -> tuple[tuple[View, Edit], ...]:
+        """Detach the kept calls at the boundary: once the later backward has a graph of its own, the
+        earlier one need not reach what its loss is not meant to train."""
+        found: dict[tuple[str, int, int, int], tuple[View, Edit]] = {}
+        for earlier in self.earlier():
+            for crossing in crossings(self.project.graph, earlier):
+                for feed in feeds(self.project, crossing):
+                    if feed.view is self.view and any(
+                        _inside(self.view, feed.value, u.node) for u in self.kept
+                    ):
+                        found[feed.key] = (feed.view, detach(feed.value))
+        return tuple(found.values())
+
+    def drops(self) -> tuple[tuple[View, Edit], ...]:
+        """Drop retain_graph from the earlier backwards."""
+        found: dict[int, tuple[View, Edit]] = {}
+        for earlier in self.earlier():
+            place = backward_call(self.project, earlier)
+            edit = drop_retain(place[1]) if place else None
+            if place and edit:
+                found[id(place[1])] = (place[0], edit)
+        return tuple(found.values())
+
+    def earlier(self) -> Iterator[Backward]:
+        """The backwards of the same pass that walked nodes of this one before it."""
+        mine = set(self.event.nodes)
+        since = max(
+            (b.time for b in same_place(self.project.graph, self.event) if b.time < self.event.time),
+            default=-1,
+        )
+        for e in self.project.tape.events:
+            if isinstance(e, Backward) and since < e.time < self.event.time and mine & set(e.nodes):
+                yield e
+
+    def draws(self) -> bool:
+        """Whether what is run once more draws random numbers."""
+        return any(draws(self.project, self.view, u.node) for u in self.kept)
+
+
+def plan(project: Project, backward: Backward) -> Plan | None:
+    """How to give `backward` a graph that no step has made stale; None where the body does not show it."""
+    records, step = stale(project, backward)
+    depth = meeting(step, backward.stack) if records else -1
+    stepped, needed = frame(project, step, depth), frame(project, backward.stack, depth)
+    if depth < 0 or stepped is None or needed is None or stepped[0] is not needed[0]:
+        return None
+    view = stepped[0]
+    block = common_block(view, stepped[1], needed[1])
+    if block is None or any(meeting(r.stack, step, backward.stack) != depth for r in records):
+        return None
+    made = [frame(project, r.stack, depth) for r in records]
+    around, flat = _flat(view, block, [m[1] for m in made if m], (stepped[1], needed[1]))
+    index = {kind: _find(view, flat, node) for kind, node in (("step", stepped[1]), ("backward", needed[1]))}
+    origins = {_find(view, flat, m[1]) for m in made if m}
+    i, j = index["step"], index["backward"]
+    if i is None or j is None or not i < j or None in origins or not origins:
+        return None
+    found = _again(flat, {o for o in origins if o is not None}, i, j)
+    if found is None:
+        return None
+    again, kept = found
+    return Plan(
+        project,
+        view,
+        flat,
+        flat[i],
+        flat[j],
+        tuple(flat[n] for n in again),
+        tuple(flat[n] for n in kept),
+        around,
+        backward,
+    )
+
+
+def _again(
+    flat: Sequence[Unit], origins: set[int], step: int, backward: int
+) -> tuple[list[int], list[int]] | None:
+    """Indexes of the units to run after the step, and of those among them that also stay."""
+    wanted, needed = set(flat[backward].reads), set()
+    for n in range(backward - 1, -1, -1):
+        if touches(flat[n].writes, wanted):
+            needed.add(n)
+            wanted |= flat[n].reads
+    if not origins <= needed:
+        return None
+    again: list[int] = []
+    dirty: set[str] = set()
+    for n in range(step):
+        if n in origins or (n in needed and touches(flat[n].reads, dirty)):
+            again.append(n)
+            dirty |= flat[n].writes
+    if not again or any(
+        isinstance(flat[n].node, cst.BaseCompoundStatement) or not flat[n].writes for n in again
+    ):
+        return None
+    kept: set[int] = set()
+    while True:
+        grown = {
+            n
+            for n in again
+            if any(
+                touches(flat[m].reads, flat[n].writes) and (m not in again or m in kept)
+                for m in range(n + 1, step + 1)
+            )
+        }
+        if grown == kept:
+            break
+        kept = grown
+    if any(isinstance(flat[n].node, cst.AugAssign) for n in kept):
+        return None
+    moved = [n for n in again if n not in kept]
+    for n in moved:  # what a moved statement reads must not be bound anew on its way
+        if any(touches(flat[m].writes, flat[n].reads) for m in range(n + 1, step + 1) if m not in again):
+            return None
+    return again, sorted(kept)
+
+
+def _flat(
+    view: View, block: cst.CSTNode, made: Sequence[cst.CSTNode], ends: Sequence[cst.CSTNode]
+) -> tuple[cst.With | None, tuple[Unit, ...]]:
+    """The units of a body, those of one with-block that holds what was made among them."""
+    flat: list[Unit] = []
+    around = None
+    for unit in units(block):
+        holds = any(_inside(view, n, unit.node) for n in made)
+        if isinstance(unit.node, cst.With) and holds and not any(_inside(view, n, unit.node) for n in ends):
+            around = unit.node
+            flat += units(unit.node.body)
+        else:
+            flat.append(unit)
+    return around, tuple(flat)
+
+
+def _find(view: View, flat: Sequence[Unit], node: cst.CSTNode) -> int | None:
+    return next((n for n, u in enumerate(flat) if _inside(view, node, u.node)), None)
+
+
+def _inside(view: View, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
+    return node is outer or any(x is outer for x in view.ancestors(node))
+
+
+def reads_of(node: cst.CSTNode, name: str) -> list[cst.BaseExpression]:
+    """The expressions below `node` that read `name` (a dotted name), outermost first."""
+    if isinstance(node, cst.Assign):
+        found = reads_of(node.value, name)
+        return found + [
+            x for t in node.targets if isinstance(t.target, cst.Subscript) for x in reads_of(t.target, name)
+        ]
+    if isinstance(node, cst.BaseExpression) and dotted(node) == name:
+        return [node]
+    if isinstance(node, cst.Attribute):
+        return reads_of(node.value, name)
+    children = [node.value] if isinstance(node, cst.Arg) else node.children
+    return [x for child in children for x in reads_of(child, name)]
+
+
+def draws(project: Project, view: View, node: cst.CSTNode, depth: int = 3) -> bool:
+    """Whether running `node` draws random numbers, as far as the text and the tape show."""
+    if DRAWS.search(view.code(node)):
+        return True
+    span = view.span(node)
+    for record in project.graph.records.values():
+        for site in record.stack:
+            if (
+                site.file == view.path
+                and span.start.line <= site.line <= span.end.line
+                and DRAWN.search(record.op)
+            ):
+                return True
+    if depth:
+        for called in called_names(node):
+            for function in (f for v in views(project) for f in functions(v, called)):
+                if DRAWS.search(cst.Module([]).code_for_node(function.body)):
+                    return True
+    return False
+
+
+def called_names(node: cst.CSTNode) -> set[str]:
+    """The last names of what is called below `node`."""
+    found = {(dotted(node.func) or "").rpartition(".")[2]} if isinstance(node, cst.Call) else set()
+    return found.union(*(called_names(c) for c in node.children)) - {""}
+
+
+def views(project: Project) -> Iterator[View]:
+    """Every file of the project."""
+    for path in project.files:
+        view = project.view(path)
+        if view is not None:
+            yield view
+
+
+def shared_losses(project: Project, node: cst.CSTNode) -> cst.FunctionDef | None:
+    """The project's function that ``a, b = function(…)`` takes several losses from."""
+    if not (isinstance(node, cst.Assign) and isinstance(node.value, cst.Call) and len(node.targets) == 1):
+        return None
+    if not isinstance(node.targets[0].target, (cst.Tuple, cst.List)):
+        return None
+    name = (dotted(node.value.func) or "").rpartition(".")[2]
+    return next((f for v in views(project) for f in functions(v, name)), None)

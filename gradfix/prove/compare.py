@@ -143,7 +143,7 @@ def read(lines: Iterable[Mapping[str, Any]]) -> Measured:
             grads = tuple(map(_vector, line.get("g", ())))
             accumulates = bool(line["a"])
             backwards.append(
-                Backwarded(value, accumulates, len(steps), reached, grads, raised=bool(line.get("x")))
+                Backwarded(value, accumulates, len(steps), reached, grads, raised=bool(line.get("raised")))
             )
         elif what == "z":
             order.append(("z", line["o"]))
@@ -154,7 +154,7 @@ def read(lines: Iterable[Mapping[str, Any]]) -> Measured:
             counts[line["o"]] += 1
         elif what == "u" and steps and steps[-1].optimizer == line["o"]:
             more = {"updates": tuple(line["u"]), "buffers": tuple(line["b"]), "state": tuple(line["st"])}
-            steps[-1] = replace(steps[-1], **more)
+            steps[-1] = replace(steps[-1], **more)  # type: ignore[arg-type]
         elif what == "l":
             rest["leaves"] = {k: _vector(v) for k, v in line.get("leaves", {}).items()}
             rest["retained"] = {k: _vector(v) for k, v in line.get("retained", {}).items()}
@@ -170,8 +170,8 @@ def _vector(value: Any) -> Grad:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first thing in which two runs differ. `what`: ``steps``, ``parameters``, ``lost``, ``gained``, ``gradient``,
-    ``update``, ``kept``, ``loss``, ``finite``, ``nothing``, ``leaves``."""
+    """The first thing in which two runs differ. `what`: ``steps``, ``parameters``, ``lost``, ``gained``,
+    ``gradient``, ``update``, ``kept``, ``loss``, ``finite``, ``nothing``, ``leaves``."""
 
     what: str
     step: int = 0
@@ -182,7 +182,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a comparison asks for. `cut`: zero and None are the same (a cut leaves zeros where a detach leaves None).
+    """What a comparison asks for. `cut`: zero and None are the same (detach leaves None).
     `losses`: the losses agree too. `gains`: a parameter without a gradient may get one."""
 
     cut: bool = False
@@ -305,7 +305,7 @@ def _leaves(after: Measured, before: Measured, terms: Terms) -> Difference | Non
 
 
 def _losses(after: Measured, before: Measured) -> Difference | None:
-    """Backwards may change their order and number within a round: their values agree as a multiset, else their sum."""
+    """Backwards may change order and number: their values agree as a multiset, else their sum."""
     mine = [b.value for b in after.backwards if b.accumulates]
     theirs = [b.value for b in before.backwards if b.accumulates and not b.raised]
     scale = max((abs(x) for x in theirs), default=0.0)

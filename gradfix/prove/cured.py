@@ -1,4 +1,4 @@
-"""Whether a fault is gone after a rewrite that moved lines, and which faults are there that were not before."""
+"""Whether a fault is gone after a rewrite that moved lines, and which faults are new."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property
 
 from gradfix.detect import Conflict
 from gradfix.graph import Graph
-from gradfix.tape import Record, Site, Stack, Step, Tape
+from gradfix.tape import Record, Site, Step, Tape
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Lines:
 
     @cached_property
     def _changes(self) -> dict[str, list[tuple[str, int, int, int, int]]]:
-        found = {}
+        found: dict[str, list[tuple[str, int, int, int, int]]] = {}
         for path, new in self.after.items():
             old = self.before.get(path, _on_disk(path))
             if old is not None and old != new:
                 match = SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False)
-                found[path] = match.get_opcodes()
+                found[path] = list(match.get_opcodes())
         return found
 
 
@@ -59,7 +59,7 @@ def _on_disk(path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Faults after: `cured` ones that are still there, error-severity ones that are new, the others of error severity."""
+    """Faults after: `still`, that should be gone; of error severity `new` ones, and `others` known before."""
 
     still: tuple[Conflict, ...]
     new: tuple[Conflict, ...]
@@ -71,7 +71,9 @@ def left(
 ) -> Left:
     """What is left of the faults `before`, of which `cured` should be gone."""
     known = [*before, *(c for b in before if b not in cured for c in b.also)]
-    still, new, others = [], [], []
+    still: list[Conflict] = []
+    new: list[Conflict] = []
+    others: list[Conflict] = []
     for conflict in after:
         if any(_alike(conflict, b, lines) for b in cured):
             still.append(conflict)
@@ -81,7 +83,7 @@ def left(
 
 
 def _alike(after: Conflict, before: Conflict, lines: Lines) -> bool:
-    """One fault shows at the same place with the same name; a loop's second pass may show it for another tensor."""
+    """The same fault shows at the same place; the tensor may be another in a later pass of the loop."""
     return after.kind == before.kind and (
         lines.same(after.at, before.at)
         or bool(after.labels and before.labels and lines.same(after.labels[-1].at, before.labels[-1].at))
@@ -89,9 +91,9 @@ def _alike(after: Conflict, before: Conflict, lines: Lines) -> bool:
 
 
 def stale_for_ever(before: Tape, after: Tape, conflicts: Sequence[Conflict], lines: Lines) -> str:
-    """The name of a value that was made once of stepped parameters, is used in later rounds, and after the rewrite is
-    still made only once; "" where there is none. Detached, it would stay as it was while its parameters move on,
-    even where all gradients agree."""
+    """The name of a value made once, of stepped parameters, that later rounds use; "" where it is made again.
+
+    Detached, it stays as it was while its parameters move on, even where all gradients agree."""
     graph = Graph(before)
     for conflict in conflicts:
         made = _made_once(conflict, graph, before)
@@ -100,22 +102,16 @@ def stale_for_ever(before: Tape, after: Tape, conflicts: Sequence[Conflict], lin
         again = [
             e
             for e in after.events
-            if isinstance(e, Record)
-            and e.op == made.op
-            and e.stack
-            and lines.same(e.stack[-1], made.stack[-1])
+            if isinstance(e, Record) and e.op == made.op and _came_from(e, made, lines)
         ]
-        moved = not any(e.op == made.op for e in after.events if isinstance(e, Record)) or (
-            not again and any(isinstance(e, Record) and e.op == made.op for e in after.events)
-        )
-        if len(again) == 1 and not moved:
+        if len(again) == 1:
             name = (made.output.name if made.output else "") or (conflict.ref.name if conflict.ref else "")
             return name or f"the value made in line {made.stack[-1].line}"
     return ""
 
 
 def _made_once(conflict: Conflict, graph: Graph, tape: Tape) -> Record | None:
-    """The conflict's node, where it was recorded once, before the first step, and a stepped parameter feeds it."""
+    """The conflict's node, if it was made once, before the first step, and a stepped parameter feeds it."""
     record = conflict.record
     if conflict.kind != "freed-graph" or record is None or not record.stack:
         return None
@@ -123,11 +119,10 @@ def _made_once(conflict: Conflict, graph: Graph, tape: Tape) -> Record | None:
     first = next((e.time for e in tape.events if isinstance(e, Step)), None)
     if first is None or record.time > first or not graph.reaches(record.node) & stepped:
         return None
-    alike = sum(
-        _same_place(e.stack, record.stack) and e.op == record.op for e in tape.events if isinstance(e, Record)
-    )
-    return record if alike == 1 else None
+    records = (e for e in tape.events if isinstance(e, Record))
+    return record if sum(e.stack == record.stack and e.op == record.op for e in records) == 1 else None
 
 
-def _same_place(a: Stack, b: Stack) -> bool:
-    return bool(a) and bool(b) and a[-1] == b[-1]
+def _came_from(after: Record, before: Record, lines: Lines) -> bool:
+    """Whether every frame of `after` comes from the frame of `before`."""
+    return len(after.stack) == len(before.stack) and all(map(lines.same, after.stack, before.stack))

@@ -1,7 +1,7 @@
 """What to impose on a run so that a declared effect should make before and after agree.
 
-Cuts are derived from the run before, never freely declared: a cut that may be anywhere explains a partial loss of
-gradient (in a prototype it accepted 32 wrong repairs).
+Cuts are derived from the run before, never freely declared: a cut that may be anywhere explains any partial
+loss of gradient (in a prototype it accepted 32 wrong repairs).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Impose = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One way to ask for equality: what is imposed before, what after (None: the plain run), and on what terms.
+    """One way to ask for equality: what is imposed before and after (None: nothing), and on what terms.
 
     `frozen` says that parameters stand still, so that the comparison alone does not show that they are live.
     """
@@ -115,10 +115,10 @@ def period(before: Measured) -> tuple[int, ...] | None:
 
 
 def own_loss(before: Measured) -> Iterator[list[list[int] | None]]:
-    """For each backward of the run, the optimizers it is meant for: those that step before the next backward.
+    """For each backward, the optimizers it is meant for: those that step before the next backward.
 
-    Where several backwards come before several steps, each is meant for the optimizer whose gradients were cleared
-    right before it, else they go in the order of the steps. None: nothing stepped after it.
+    Where several backwards come before several steps, each is meant for the optimizer whose gradients were
+    cleared right before it, else they go in the order of the steps. None: nothing stepped after it.
     """
     schedule: list[list[int] | None] = [None] * len(before.backwards)
     group: list[tuple[int, list[int]]] = []  # backwards without steps yet, with what was cleared before each

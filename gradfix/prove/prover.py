@@ -25,8 +25,8 @@ WORKERS = 4  # runs at once, over all candidates
 
 @dataclass(frozen=True)
 class Baseline:
-    """The script as it is: its recorded run, whose gradients are those of the program as written, and its plain run,
-    whose gradients (or error) are what PyTorch gives."""
+    """The script as it is: its recorded run, whose gradients are those of the program as written, and its
+    plain run, whose gradients (or error) are what PyTorch gives."""
 
     files: Mapping[str, str]
     outcome: Outcome
@@ -105,7 +105,7 @@ class Prover:
         self.lock = threading.Lock()
 
     def baseline(self, files: Mapping[str, str]) -> Baseline:
-        """Run the script as it is (`files` over what is on disk), recorded and plain. Raises InterpreterError."""
+        """Run the script as it is (`files` over the disk), recorded and plain. Raises InterpreterError."""
         plain = self._start(files)
         recorded = self._start(files, record=True).result()
         tape = recorded.tape
@@ -140,7 +140,9 @@ class Prover:
             if verdict.status != "rejected":
                 name = stale_for_ever(baseline.tape, after.recorded.tape or Tape(()), conflicts, lines)
                 if name:
-                    reason = f"`{name}` depends on parameters that are stepped and is never made again: it goes stale"
+                    reason = (
+                        f"`{name}` is made of parameters that are stepped, and never again: it goes stale"
+                    )
                     return replace(verdict, status="rejected", reason=reason)
             self._is_deterministic(baseline)
             return verdict
@@ -175,7 +177,10 @@ class Prover:
         self._begin(baseline, {})  # the second run before, needed at the end
         plain = self._start(files).result()
         failed = plain.ended not in CLEAN and plain.ended != baseline.outcome.ended
-        if failed and (plain.failure is None or not plain.failure.autograd):
+        more = whole is False and any(
+            c.severity == "error" and c not in conflicts for c in baseline.conflicts
+        )
+        if failed and not more:
             raise Refusal("rejected", _how_it_ended(plain))
         recorded = self._start(files, record=True).result()
         found = detect(recorded.tape) if recorded.tape else ()
@@ -184,7 +189,7 @@ class Prover:
             raise Refusal("rejected", f"the fault is still there: {rest.still[0].message}")
         if rest.new:
             raise Refusal("rejected", f"a new fault: {rest.new[0].message}")
-        if failed and (whole or not rest.others):
+        if failed and not (rest.others and recorded.ended in (*CLEAN, baseline.outcome.ended)):
             raise Refusal("rejected", _how_it_ended(plain))
         after = After(plain, recorded, rest)
         if not plain.failure and not rest.others:
@@ -293,7 +298,7 @@ class Prover:
         return self.pool.submit(self.zygote.run, run)
 
     def _begin(self, baseline: Baseline, impose: Impose) -> Future[Outcome]:
-        """A recorded run before with `impose`, begun once per baseline; {} is the second run of the script as it is."""
+        """A recorded run before with `impose`, begun once per baseline; {} is the script once more."""
         key = json.dumps(impose, sort_keys=True)
         with self.lock:
             if key not in baseline._imposed:

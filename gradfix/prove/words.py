@@ -50,7 +50,8 @@ def differs(found: Difference, names: Names) -> str:
     if found.what == "gradient":
         return f"the gradient of {which} is another one{where} of {who}"
     if found.what == "kept":
-        return f"{which} {'are' if len(found.parameters) > 1 else 'is'} written between steps of {who} as not before"
+        verb = "are" if len(found.parameters) > 1 else "is"
+        return f"{which} {verb} written between steps of {who} otherwise than before"
     if found.what == "update":
         return f"{who} moves {which} by another amount{where}: {found.detail}"
     if found.what in ("steps", "parameters") and found.optimizer is not None:

@@ -1,12 +1,12 @@
-"""What a rewrite says it will change, done to a run on purpose, so that before and after can be asked to agree.
+"""What a rewrite says it will change, done to a run on purpose, so that before and after can be compared.
 
 The request is a JSON object; every key is optional, and they combine:
 
-``null``     ``steps``: a step() leaves parameters and optimizer state as they were, and normalisation layers
-             their running statistics. ``rounds``: updates take effect when the round ends, not at the step.
+``null``     ``steps``: a step() leaves parameters and optimizer state as they were. ``rounds``: updates take
+             effect when the round ends, not at the step. Running statistics stand still in both.
 ``period``   the optimizers' numbers in the order of their steps in one round; that many steps end a round.
-``draws``    random draws depend on (round, op, arguments, how many before in the round) instead of on how many
-             were made in all; for the keys listed under ``constant`` on (round, op, arguments) alone.
+``draws``    random draws depend on (round, op, arguments, how many before in the round), not on how many were
+             made in all; for the keys listed under ``constant`` on (round, op, arguments) alone.
 ``cut``      no gradient flows through nodes of an earlier round (``step``), or of before the last run of the
              same backward (``backward``).
 ``own``      the k-th backward fills only the parameters of the optimizers listed for it, and leaves of none.
@@ -35,7 +35,7 @@ from .measure import Optimizers, parameters, quiet
 
 Emit = Callable[[dict[str, Any]], None]
 
-_DATA = torch._C.TensorBase.data  # type: ignore[attr-defined]
+_DATA: Any = torch._C.TensorBase.data
 _FOREIGN = tuple(
     os.path.realpath(p) + os.sep
     for p in {
@@ -77,7 +77,7 @@ class Imposer:
             _restore_old_calls()
         if "draws" in self.request or "write" in self.request:
             self.mode = _Ops(self)
-            self.mode.__enter__()  # for the whole run: never left
+            self.mode.__enter__()  # type: ignore[no-untyped-call]  # for the whole run: never left
 
     def finish(self, how: str, exc: BaseException | None = None) -> None:
         if self.done:
@@ -87,7 +87,7 @@ class Imposer:
             self.emit({"m": "d", "draws": self.mode.counts, "writes": self.mode.writes})
 
     def _watch_backward(self) -> None:
-        engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+        engine = torch.autograd._engine_run_backward  # type: ignore
 
         def run(
             roots: Any, grads: Any, retain: Any, create: Any, inputs: Any, *args: Any, **kwargs: Any
@@ -118,7 +118,7 @@ class Imposer:
                 for handle in handles:
                     handle.remove()
 
-        torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+        torch.autograd._engine_run_backward = run  # type: ignore
 
     def _reach(self, roots: Any) -> tuple[list[Any], list[Any]]:
         """(nodes of an earlier round where the walk from `roots` stops, leaves it reaches without them)."""
@@ -148,8 +148,8 @@ class Imposer:
         return old, leaves
 
     def _limit(self) -> int:
-        """The sequence number below which a node is of an earlier round for the backward that is about to run."""
-        here, now = _frames(), torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        """The sequence number below which a node is of an earlier round for the coming backward."""
+        here, now = _frames(), torch._C._autograd._get_sequence_nr()
         number, steps = self.marks.get(here, (0, -1))
         self.marks[here] = (now, self.rounds.steps)
         if self.request["cut"] == "backward":
@@ -179,7 +179,7 @@ class Rounds:
         if self.steps % self.period:
             return False
         self.number += 1
-        self.start = torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        self.start = torch._C._autograd._get_sequence_nr()
         return True
 
 
@@ -214,7 +214,7 @@ class _Steps:
         with quiet():
             if self.null and id(optimizer) in self.before:
                 old, state = self.before.pop(id(optimizer))
-                for p, value in zip(parameters(optimizer), old):
+                for p, value in zip(parameters(optimizer), old):  # noqa: B905  (Python 3.9)
                     if self.null == "rounds":
                         self.due[id(p)] = (p, p.detach().clone())
                     _DATA.__get__(p).copy_(value)  # through .data: no version counter moves
@@ -230,15 +230,15 @@ class _Steps:
                 self.due.clear()
 
 
-class _Ops(TorchDispatchMode):
+class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keyed random draws, and writes left out."""
 
     def __init__(self, imposer: Imposer) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.imposer = imposer
-        self.draws = imposer.request.get("draws")
+        self.draws: Any = imposer.request.get("draws")
         self.constant = set((self.draws or {}).get("constant", ()))
-        self.write = imposer.request.get("write")
+        self.write: Any = imposer.request.get("write")
         self.round = -1
         self.met: dict[str, int] = {}  # draws of a key in this round
         self.counts: dict[str, list[int]] = {}  # key -> draws per round
@@ -269,7 +269,7 @@ class _Ops(TorchDispatchMode):
         which = 0 if key in self.constant else index
         seed = zlib.crc32(f"{number}|{key}|{which}".encode())
         torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed_all(seed)
 
     def _suppressed(self, func: Any, args: Any) -> bool:
@@ -327,14 +327,14 @@ def _foreign(filename: str) -> bool:
 
 
 def _freeze_statistics() -> None:
-    """A second forward of the same module changes nothing: running statistics and power iterations stand still."""
+    """A second forward changes nothing: running statistics and power iterations stand still."""
     functional = torch.nn.functional
     for name, position in (("batch_norm", 6), ("instance_norm", 6)):
         setattr(functional, name, _without_momentum(getattr(functional, name), position))
     try:
         from torch.nn.utils import parametrizations
 
-        parametrizations._SpectralNorm._power_method = lambda *args: None  # type: ignore[method-assign]
+        parametrizations._SpectralNorm._power_method = lambda *args: None  # type: ignore
     except (ImportError, AttributeError):
         pass
     from torch.nn.utils.spectral_norm import SpectralNorm
@@ -344,13 +344,13 @@ def _freeze_statistics() -> None:
     def compute_weight(self: Any, module: Any, do_power_iteration: bool) -> Any:
         return compute(self, module, False)
 
-    SpectralNorm.compute_weight = compute_weight  # type: ignore[method-assign]
+    SpectralNorm.compute_weight = compute_weight  # type: ignore
 
 
 def _without_momentum(call: Any, position: int) -> Any:
     def frozen(*args: Any, **kwargs: Any) -> Any:
         if len(args) > position:
-            args = args[:position] + (0.0,) + args[position + 1 :]
+            args = (*args[:position], 0.0, *args[position + 1 :])
         else:
             kwargs["momentum"] = 0.0
         return call(*args, **kwargs)
@@ -359,7 +359,7 @@ def _without_momentum(call: Any, position: int) -> Any:
 
 
 def _see_through(sites: Any) -> None:
-    """`.data`, `.detach()` and `torch.tensor(t)` give the tensor itself in user lines: all (True) or [file, line]s."""
+    """`.data`, `.detach()`, `torch.tensor(t)` give the tensor itself in user lines: all, or [file, line]s."""
     wanted = None if sites is True else {(os.path.realpath(f), line) for f, line in sites}
 
     def here() -> bool:
@@ -382,13 +382,13 @@ def _see_through(sites: Any) -> None:
             return value
         return plain_tensor(value, *args, **kwargs)
 
-    torch.Tensor.data = property(data, lambda self, value: _DATA.__set__(self, value))  # type: ignore
-    torch.Tensor.detach = detach  # type: ignore
-    torch.tensor = tensor
+    torch.Tensor.data = property(data, _DATA.__set__)  # type: ignore
+    torch.Tensor.detach = detach
+    torch.tensor = tensor  # type: ignore
 
 
 def _restore_old_calls() -> None:
-    """What PyTorch 0.x took: loss.data[0], backward(retain_variables=), clip_grad_norm, Variable(volatile=)."""
+    """PyTorch 0.x took: loss.data[0], backward(retain_variables=), clip_grad_norm, Variable(volatile=)."""
     getitem, backward = torch.Tensor.__getitem__, torch.Tensor.backward
 
     def old_getitem(self: Any, index: Any) -> Any:
@@ -399,15 +399,15 @@ def _restore_old_calls() -> None:
     def old_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "retain_variables" in kwargs:
             kwargs["retain_graph"] = kwargs.pop("retain_variables")
-        return backward(self, *args, **kwargs)
+        return backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     def variable(data: Any, requires_grad: bool = False, volatile: bool = False) -> Any:
         if volatile:
             return data.detach()
         return data.requires_grad_(True) if requires_grad else data
 
-    torch.Tensor.__getitem__ = old_getitem  # type: ignore[method-assign,assignment]
-    torch.Tensor.backward = old_backward  # type: ignore[method-assign]
+    torch.Tensor.__getitem__ = old_getitem  # type: ignore
+    torch.Tensor.backward = old_backward  # type: ignore
     if not hasattr(torch.nn.utils, "clip_grad_norm"):
-        torch.nn.utils.clip_grad_norm = torch.nn.utils.clip_grad_norm_  # type: ignore[attr-defined]
-    torch.autograd.Variable = variable  # type: ignore[misc,assignment]
+        torch.nn.utils.clip_grad_norm = torch.nn.utils.clip_grad_norm_
+    torch.autograd.Variable = variable  # type: ignore

@@ -2,14 +2,15 @@
 
 One JSON line an observation, key ``m``:
 
-``b``  a backward: values of its roots, which optimizers' parameters it filled; without an optimizer the gradients.
+``b``  a backward: its roots' values, which optimizers' parameters it filled; without optimizers, gradients.
 ``z``  an optimizer's zero_grad().
 ``s``  an optimizer's step(): gradients before it, its updates, buffers, optimizer state, random state.
-``l``  the end: gradients of the leaves in the script's globals (where nothing stepped), retained ones among them.
+``l``  the end: gradients of the leaves in the script's globals (where nothing stepped), and retained ones.
 
-Parameters are known by (number of the optimizer in order of creation, index in its param_groups): names and addresses
-differ between two versions of a script, these do not. A gradient of up to FULL elements travels whole, a larger one as
-a CountSketch (Charikar, Chen, Farach-Colton 2002), from which cosines and norm ratios can be estimated.
+Parameters are known by (number of the optimizer in order of creation, index in its param_groups): names and
+addresses differ between two versions of a script. A gradient of up to FULL elements travels whole, a larger
+one as a CountSketch (Charikar, Chen, Farach-Colton 2002), from which cosines and norm ratios are
+estimated.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Optimizers:
             self.number(this)
             made(this, *args, **kwargs)
 
-        torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign]
+        torch.optim.Optimizer.__init__ = init  # type: ignore
 
     def parameters(self) -> Iterator[tuple[int, int, Any]]:
         """(optimizer, index, parameter) of all that exist."""
@@ -82,7 +83,7 @@ def parameters(optimizer: Any) -> list[Any]:
 
 
 class Measurer:
-    """Watches one run and emits what it computed. `install` before the script runs, `finish` on every way out."""
+    """Watches one run and emits what it computed: `install` before the script, `finish` on every way out."""
 
     def __init__(self, emit: Emit, request: dict[str, Any]) -> None:
         self.emit = emit
@@ -106,7 +107,7 @@ class Measurer:
         hooks.register_optimizer_step_pre_hook(self._before_step)
         handle = hooks.register_optimizer_step_post_hook(self._after_step)
         # first, before a null step puts the old values back and before the bound ends the run
-        hooks._global_optimizer_post_hooks.move_to_end(handle.id, last=False)
+        hooks._global_optimizer_post_hooks.move_to_end(handle.id, last=False)  # type: ignore
 
     def finish(self, how: str, exc: BaseException | None = None) -> None:
         """Say what the globals hold, where nothing stepped. Safe to call twice."""
@@ -121,7 +122,7 @@ class Measurer:
             self.emit(line)
 
     def _watch_backward(self) -> None:
-        engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+        engine = torch.autograd._engine_run_backward  # type: ignore
 
         def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
             if self.depth:  # a checkpoint's backward inside ours
@@ -136,7 +137,7 @@ class Measurer:
             try:
                 result = engine(roots, *args, **kwargs)
             except BaseException:
-                self.emit(dict(line, x=1))
+                self.emit(dict(line, raised=1))
                 raise
             finally:
                 self.depth -= 1
@@ -150,7 +151,7 @@ class Measurer:
                 self.emit(line)
             return result
 
-        torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+        torch.autograd._engine_run_backward = run  # type: ignore
 
     def _watch_zero_grad(self) -> None:
         clear = torch.optim.Optimizer.zero_grad
@@ -159,7 +160,7 @@ class Measurer:
             self.emit({"m": "z", "o": self.optimizers.number(this)})
             return clear(this, *args, **kwargs)
 
-        torch.optim.Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+        torch.optim.Optimizer.zero_grad = zero_grad  # type: ignore
 
     def _watch_buffers(self) -> None:
         register = torch.nn.Module.register_buffer
@@ -168,7 +169,7 @@ class Measurer:
             register(this, name, *args, **kwargs)
             self.buffers.append((weakref.ref(this), name))
 
-        torch.nn.Module.register_buffer = register_buffer  # type: ignore[method-assign]
+        torch.nn.Module.register_buffer = register_buffer  # type: ignore
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         with quiet():
@@ -177,7 +178,7 @@ class Measurer:
             last = self.after.get(k)
             changed = []
             if last is not None and len(last) == len(ps):
-                changed = [j for j, (p, q) in enumerate(zip(ps, last)) if _differ(p, q)]
+                changed = [j for j, (p, q) in enumerate(zip(ps, last)) if _differ(p, q)]  # noqa: B905
             self.before[k] = [p.detach().clone() for p in ps]
             line = {
                 "m": "s",
@@ -194,7 +195,7 @@ class Measurer:
             k = self.optimizers.number(optimizer)
             ps, old = parameters(optimizer), self.before.pop(k, [])
             self.after[k] = [p.detach().clone() for p in ps]
-            updates = [number(p.detach() - q) for p, q in zip(ps, old) if p.shape == q.shape]
+            updates = [number(p.detach() - q) for p, q in zip(ps, old) if p.shape == q.shape]  # noqa: B905
             self.emit({"m": "u", "o": k, "u": updates, "b": self._buffers(), "st": _state(optimizer, ps)})
 
     def _buffers(self) -> list[Any]:
@@ -211,7 +212,7 @@ class Measurer:
         main = sys.modules.get("__main__")
         leaves: dict[str, Any] = {}
         retained: dict[str, Any] = {}
-        seen = set()
+        seen: set[int] = set()
 
         def visit(name: str, value: Any, depth: int) -> None:
             if isinstance(value, torch.Tensor):
@@ -238,7 +239,7 @@ class Measurer:
         return leaves, retained
 
     def vector(self, value: Any) -> Any:
-        """A gradient as [norm, sum, kind, base64], None where there is none: ``f4``, ``f8`` whole, ``cs`` a sketch."""
+        """A gradient as [norm, sum, kind, base64] or None: ``f4`` and ``f8`` whole, ``cs`` a sketch."""
         if value is None:
             return None
         t = value.detach()

@@ -1,0 +1,444 @@
+"""The prover against sound repairs and against wrong ones, each run for real."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+
+from gradfix.prove import Baseline, Prover, Verdict
+from gradfix.prove.compare import Measured, difference, likeness, read
+from gradfix.prove.effects import own_loss, period
+from gradfix.run import Run
+from gradfix.run.zygote import Zygote
+from gradfix.verdict import Effect, EffectKind
+
+HEAD = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+G = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
+D = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optG = torch.optim.Adam(G.parameters(), lr=0.05)
+optD = torch.optim.Adam(D.parameters(), lr=0.05)
+bce = nn.BCEWithLogitsLoss()
+ones, zeros = torch.ones(6, 1), torch.zeros(6, 1)
+"""
+
+# D's output of before its step is used in G's loss after it
+STALE = """\
+for _ in range(4):
+    real, noise = torch.randn(6, 4), torch.randn(6, 3)
+    fake = G(noise)
+    score = D(fake)
+    lossD = bce(D(real), ones) + bce(score, zeros)
+    optD.zero_grad()
+    lossD.backward(retain_graph=True)
+    optD.step()
+    lossG = fake.pow(2).mean() + bce(score, ones)
+    optG.zero_grad()
+    lossG.backward()
+    optG.step()
+"""
+
+# D's loss runs through G, whose graph is then gone
+FREED = """\
+for _ in range(4):
+    real, noise = torch.randn(6, 4), torch.randn(6, 3)
+    fake = G(noise)
+    optD.zero_grad()
+    optG.zero_grad()
+    lossD = bce(D(real), ones) + bce(D(fake), zeros)
+    lossD.backward()
+    optD.step()
+    lossG = bce(D(fake), ones)
+    lossG.backward()
+    optG.step()
+"""
+
+NET = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+"""
+
+INPLACE = """\
+for _ in range(4):
+    x, y = torch.randn(5, 4), torch.randn(5, 3)
+    h = torch.sigmoid(net(x))
+    h *= 2
+    loss = (h - y).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+SILENT = INPLACE.replace("h *= 2", "h.data.mul_(2)")
+
+CARRIED = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+cell, head = nn.GRUCell(3, 5), nn.Linear(5, 1)
+opt = torch.optim.SGD([*cell.parameters(), *head.parameters()], lr=0.1)
+h = torch.zeros(2, 5)
+for _ in range(4):
+    x, y = torch.randn(2, 3), torch.randn(2, 1)
+    h = cell(x, h)
+    loss = (head(h) - y).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Proves candidates of a script of the test's own."""
+
+    zygote: Zygote
+    folder: Path
+
+    def prover(self, before: str) -> tuple[Prover, Baseline]:
+        script = self.folder / "train.py"
+        script.write_text(before)
+        prover = Prover(self.zygote, Run(script=script, root=self.folder, cwd=self.folder))
+        return prover, prover.baseline({})
+
+    def verdict(self, before: str, after: str, effect: EffectKind, kind: str = "") -> Verdict:
+        prover, baseline = self.prover(before)
+        conflict = next((c for c in baseline.conflicts if kind in ("", c.kind)), None)
+        assert conflict is not None, f"no {kind or 'conflict'} was found: {baseline.conflicts}"
+        return prover.prove(baseline, {str(self.folder / "train.py"): after}, Effect(effect), conflict)
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    with Zygote() as zygote:
+        yield zygote
+
+
+@pytest.fixture
+def bench(zygote, tmp_path):
+    return Bench(zygote, tmp_path)
+
+
+def swap(text: str, *pairs: tuple[str, str]) -> str:
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+RECOMPUTED = swap(
+    STALE,
+    ("lossG = fake.pow(2).mean() + bce(score, ones)", "lossG = fake.pow(2).mean() + bce(D(fake), ones)"),
+)
+
+SOUND: dict[str, tuple[str, str, EffectKind, str, str]] = {
+    # case: before, after, effect, kind of conflict, status
+    "recompute": (HEAD + STALE, HEAD + RECOMPUTED, "later-parameters", "stale-saved-tensor", "intended"),
+    "recompute_and_detach": (
+        HEAD + STALE,
+        HEAD
+        + swap(
+            RECOMPUTED,
+            ("score = D(fake)", "score = D(fake.detach())"),
+            ("lossD.backward(retain_graph=True)", "lossD.backward()"),
+        ),
+        "later-parameters",
+        "stale-saved-tensor",
+        "intended",
+    ),
+    "both_backwards_with_inputs": (
+        HEAD + STALE,
+        HEAD
+        + swap(
+            STALE,
+            (
+                "lossD.backward(retain_graph=True)",
+                "lossD.backward(retain_graph=True, inputs=list(D.parameters()))",
+            ),
+            ("    optD.step()\n", ""),
+            ("lossG.backward()", "lossG.backward(inputs=list(G.parameters()))"),
+            ("    optG.step()\n", "    optD.step()\n    optG.step()\n"),
+        ),
+        "none",
+        "stale-saved-tensor",
+        "proved",
+    ),
+    "detach_for_d": (
+        HEAD + FREED,
+        HEAD + swap(FREED, ("bce(D(fake), zeros)", "bce(D(fake.detach()), zeros)")),
+        "cut-own-loss",
+        "freed-graph",
+        "intended",
+    ),
+    "inputs_for_d": (
+        HEAD + FREED,
+        HEAD
+        + swap(FREED, ("lossD.backward()", "lossD.backward(retain_graph=True, inputs=list(D.parameters()))")),
+        "cut-own-loss",
+        "freed-graph",
+        "intended",
+    ),
+    "out_of_place": (NET + INPLACE, NET + swap(INPLACE, ("h *= 2", "h = h * 2")), "none", "", "proved"),
+    "silent_out_of_place": (
+        NET + SILENT,
+        NET + swap(SILENT, ("h.data.mul_(2)", "h = h * 2")),
+        "none",
+        "",
+        "proved",
+    ),
+    "hidden_state_detached": (
+        CARRIED,
+        swap(CARRIED, ("h = cell(x, h)", "h = cell(x, h.detach())")),
+        "cut-round",
+        "freed-graph",
+        "intended",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_sound(case, bench):
+    before, after, effect, kind, status = SOUND[case]
+    verdict = bench.verdict(before, after, effect, kind)
+    assert status == verdict.status, verdict.reason
+
+
+FROZEN_ONCE = (
+    HEAD
+    + "import copy\nfrozen = copy.deepcopy(D)\n"
+    + swap(RECOMPUTED, ("bce(D(fake), ones)", "bce(frozen(fake), ones)"))
+)
+
+WRONG: dict[str, tuple[str, str, tuple[EffectKind, ...]]] = {
+    # case: before, after, effects it might claim
+    "score_detached": (
+        HEAD + STALE,
+        HEAD + swap(STALE, ("bce(score, ones)", "bce(score.detach(), ones)")),
+        ("none", "later-parameters", "cut-own-loss"),
+    ),
+    "plain_reorder": (
+        HEAD + STALE,
+        HEAD
+        + swap(STALE, ("    optD.step()\n", ""), ("    optG.step()\n", "    optG.step()\n    optD.step()\n")),
+        ("none", "later-parameters", "cut-own-loss"),
+    ),
+    "detached_in_own_loss": (
+        HEAD + FREED,
+        HEAD + swap(FREED, ("bce(D(fake), ones)", "bce(D(fake.detach()), ones)")),
+        ("none", "cut-own-loss"),
+    ),
+    "frozen_copy": (HEAD + STALE, FROZEN_ONCE, ("none", "later-parameters")),
+    "no_learning_rate": (
+        HEAD + STALE,
+        swap(
+            HEAD,
+            (
+                "optD = torch.optim.Adam(D.parameters(), lr=0.05)",
+                "optD = torch.optim.Adam(D.parameters(), lr=0.0)",
+            ),
+        )
+        + STALE,
+        ("none", "later-parameters"),
+    ),
+    "weights_put_back": (
+        HEAD + STALE,
+        HEAD
+        + swap(
+            RECOMPUTED,
+            (
+                "    optD.step()\n",
+                "    kept = [p.detach().clone() for p in D.parameters()]\n    optD.step()\n",
+            ),
+            (
+                "    optG.step()\n",
+                "    optG.step()\n    with torch.no_grad():\n"
+                "        for p, k in zip(D.parameters(), kept):\n            p.copy_(k)\n",
+            ),
+        ),
+        ("later-parameters",),
+    ),
+    "step_dropped": (
+        HEAD + STALE,
+        HEAD + swap(STALE, ("    optD.step()\n", "")),
+        ("none", "later-parameters"),
+    ),
+    "fused": (
+        HEAD + STALE,
+        swap(
+            HEAD,
+            (
+                "optD = torch.optim.Adam(D.parameters(), lr=0.05)",
+                "optD = torch.optim.Adam(D.parameters(), lr=0.05, fused=True)",
+            ),
+        )
+        + STALE,
+        ("none", "later-parameters"),
+    ),
+    "data_silences": (
+        HEAD + STALE,
+        HEAD + swap(STALE, ("bce(score, ones)", "bce(score.data, ones)")),
+        ("none", "later-parameters"),
+    ),
+    "retain_graph": (
+        HEAD + FREED,
+        HEAD + swap(FREED, ("lossD.backward()", "lossD.backward(retain_graph=True)")),
+        ("none", "cut-own-loss"),
+    ),
+    "clone_of_the_wrong_tensor": (
+        HEAD + STALE,
+        HEAD + swap(STALE, ("bce(score, ones)", "bce(score.clone(), ones)")),
+        ("none", "later-parameters"),
+    ),
+    "try_except": (
+        HEAD + STALE,
+        HEAD
+        + swap(
+            STALE,
+            (
+                "    lossG.backward()\n",
+                "    try:\n        lossG.backward()\n    except RuntimeError:\n        pass\n",
+            ),
+        ),
+        ("none", "later-parameters"),
+    ),
+    "early_exit": (
+        NET + INPLACE,
+        NET + "import os\n" + swap(INPLACE, ("    loss.backward()\n", "    os._exit(0)\n")),
+        ("none",),
+    ),
+    "early_sys_exit": (
+        NET + INPLACE,
+        NET
+        + "import sys\n"
+        + swap(INPLACE, ("    opt.step()\n", "    opt.step()\n    sys.exit(0)\n"), ("h *= 2", "h = h * 2")),
+        ("none",),
+    ),
+    "no_grad_forward": (
+        NET + INPLACE,
+        NET + swap(INPLACE, ("    h *= 2\n", "    with torch.no_grad():\n        h *= 2\n")),
+        ("none",),
+    ),
+    "detached_write": (
+        NET + INPLACE,
+        NET + swap(INPLACE, ("h *= 2", "h = torch.cat([h[:1], h[1:].detach()]) * 2")),
+        ("none", "cut-round"),
+    ),
+    "another_value": (NET + INPLACE, NET + swap(INPLACE, ("h *= 2", "h = h * 3")), ("none",)),
+    "silent_by_numpy": (NET + INPLACE, NET + swap(INPLACE, ("h *= 2", "h.data.mul_(2)")), ("none",)),
+    "all_state_cut": (
+        CARRIED,
+        swap(CARRIED, ("loss = (head(h) - y)", "loss = (head(h.detach()) - y)")),
+        ("cut-round", "none"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong(case, bench):
+    before, after, effects = WRONG[case]
+    for effect in effects:
+        verdict = bench.verdict(before, after, effect)
+        assert verdict.status == "rejected", f"{effect}: {verdict.reason}"
+
+
+def test_lost_gradient_is_named(bench):
+    before, after, _ = WRONG["detached_in_own_loss"]
+    verdict = bench.verdict(before, after, "cut-own-loss")
+    assert "G's 4 parameters get no gradient" in verdict.reason
+
+
+def test_reason_has_numbers(bench):
+    before, after, effect, kind, _ = SOUND["recompute"]
+    verdict = bench.verdict(before, after, effect, kind)
+    assert "`optG` gradient cosine 0.9" in verdict.reason
+    assert "`optD` equal" in verdict.reason or "norm ratio" in verdict.reason
+    assert verdict.measured["passes"] == 6
+
+
+def test_unseeded_script_is_untried(bench):
+    unseeded = swap(
+        NET, ("torch.manual_seed(0)", "import os\ntorch.manual_seed(int.from_bytes(os.urandom(4), 'big'))")
+    )
+    verdict = bench.verdict(unseeded + INPLACE, unseeded + swap(INPLACE, ("h *= 2", "h = h * 2")), "none")
+    assert verdict.status == "untried"
+    assert "not deterministic" in verdict.reason
+
+
+def test_one_of_two_faults_cured(bench):
+    second = "\nz = torch.ones(3, requires_grad=True)\ne = z.exp()\ne += 1\ne.sum().backward()\n"
+    before = NET + second + INPLACE
+    verdict = bench.verdict(before, swap(before, ("e += 1", "e = e + 1")), "none")
+    assert verdict.status == "proved", verdict.reason
+    assert verdict.measured["remaining"] == 1
+
+
+def test_clean_up_is_preserved(bench):
+    before = NET + INPLACE.replace("h *= 2", "h = h * 2\n    mean = h.data.mean()")
+    verdict = bench.verdict(
+        before, swap(before, ("h.data.mean()", "h.detach().mean()")), "none", "data-attribute"
+    )
+    assert verdict.status == "preserved", verdict.reason
+
+
+def test_what_cures_nothing_is_rejected(bench):
+    before = NET + SILENT
+    verdict = bench.verdict(before, before + "\n# as it was\n", "none")
+    assert verdict.status == "rejected"
+
+
+def _measured(*events: tuple[str, int]) -> Measured:
+    lines = []
+    for what, k in events:
+        if what == "b":
+            lines.append({"m": "b", "v": [[1.0, 1.0, 1.0]], "a": 1, "r": []})
+        elif what == "z":
+            lines.append({"m": "z", "o": k})
+        else:
+            lines.append({"m": "s", "o": k, "g": [[1.0, 1.0, "f4", "AACAPw=="]], "c": [], "rng": 0})
+    return read(lines)
+
+
+def test_own_loss_follows_the_steps():
+    run = _measured(("b", 0), ("s", 1), ("b", 1), ("s", 0))
+    assert list(own_loss(run)) == [[[1], [0]]]
+
+
+def test_own_loss_of_two_backwards_before_two_steps_follows_the_clearing():
+    run = _measured(("z", 0), ("b", 0), ("z", 1), ("b", 1), ("s", 1), ("s", 0))
+    assert list(own_loss(run)) == [[[0], [1]]]
+
+
+def test_period_of_a_critic_loop():
+    steps = [("s", 1), ("s", 1), ("s", 0)] * 2
+    assert period(_measured(*steps)) == (1, 1, 0)
+
+
+def test_no_period_after_pretraining():
+    assert period(_measured(*[("s", 1)] * 5, ("s", 0), ("s", 1), ("s", 0))) is None
+
+
+def test_zero_gradients_prove_nothing():
+    zero = read([{"m": "s", "o": 0, "g": [[0.0, 0.0, "f4", "AAAAAA=="]], "c": [], "rng": 0}])
+    found = difference(zero, zero)
+    assert found is not None
+    assert found.what == "nothing"
+
+
+def test_likeness_of_a_run_with_itself():
+    run = _measured(("b", 0), ("s", 0))
+    assert likeness(run, run)[0].equal
+
+
+def test_indentation_of_scripts():
+    assert indent(dedent(STALE), "") == STALE  # the scripts above are whole programs

@@ -158,7 +158,7 @@ def discover(paths: Iterable[Path | str]) -> Iterator[Path]:
             raise SourceError(f"{path}: there is no Python file in this directory")
 
 
-def write(changes: Mapping[str | Path, tuple[str, str]]) -> None:
+def write(changes: Mapping[str, tuple[str, str]]) -> None:
     """Write new texts, all of them or none: `changes` maps a path to (text as it was read, new text).
 
     Every file is first written whole beside the old one, then moved over it, so that a reader sees the old

@@ -153,7 +153,7 @@ def test_write_keeps_mode_symlink_endings_and_leaves_nothing_behind(tmp_path):
     real.chmod(0o751)
     link = tmp_path / "link.py"
     link.symlink_to(real)
-    write({link: ("x = 1\ny = 2\n", "x = 1\nz = 0\ny = 2\n")})
+    write({str(link): ("x = 1\ny = 2\n", "x = 1\nz = 0\ny = 2\n")})
     assert real.read_bytes() == b"\xef\xbb\xbfx = 1\r\nz = 0\r\ny = 2\r\n"
     assert link.is_symlink()
     assert stat.S_IMODE(real.stat().st_mode) == 0o751
@@ -165,7 +165,7 @@ def test_a_file_that_changed_is_not_overwritten_nor_any_other(tmp_path):
     a.write_text("a = 1\n")
     b.write_text("b = 2\n")
     with pytest.raises(SourceError, match="has changed"):
-        write({a: ("a = 1\n", "a = 9\n"), b: ("b = 1\n", "b = 9\n")})
+        write({str(a): ("a = 1\n", "a = 9\n"), str(b): ("b = 1\n", "b = 9\n")})
     assert (a.read_text(), b.read_text()) == ("a = 1\n", "b = 2\n")
     assert {"a.py", "b.py"} == {p.name for p in tmp_path.iterdir()}
 
@@ -178,7 +178,7 @@ def test_read_only_is_a_sentence(tmp_path, what):
     target.chmod(0o444 if what == "file" else 0o555)
     try:
         with pytest.raises(SourceError, match="read-only"):
-            write({a: ("a = 1\n", "a = 2\n")})
+            write({str(a): ("a = 1\n", "a = 2\n")})
     finally:
         target.chmod(0o755)
     assert a.read_text() == "a = 1\n"
@@ -197,7 +197,7 @@ def test_a_failure_half_way_puts_the_first_file_back(tmp_path, monkeypatch):
 
     monkeypatch.setattr(source.os, "replace", full)
     with pytest.raises(SourceError, match="no space left"):
-        write({a: ("a = 1\n", "a = 2\n"), b: ("b = 1\n", "b = 2\n")})
+        write({str(a): ("a = 1\n", "a = 2\n"), str(b): ("b = 1\n", "b = 2\n")})
     assert (a.read_text(), b.read_text()) == ("a = 1\n", "b = 1\n")
     assert {"a.py", "b.py"} == {p.name for p in tmp_path.iterdir()}
 
@@ -215,5 +215,5 @@ def test_an_interrupt_half_way_puts_the_first_file_back(tmp_path, monkeypatch):
 
     monkeypatch.setattr(source.os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write({a: ("a = 1\n", "a = 2\n"), b: ("b = 1\n", "b = 2\n")})
+        write({str(a): ("a = 1\n", "a = 2\n"), str(b): ("b = 1\n", "b = 2\n")})
     assert (a.read_text(), b.read_text()) == ("a = 1\n", "b = 1\n")

@@ -32,6 +32,7 @@ VERDICT = {
 }
 SECONDARY = "bright_blue"
 PLACES = 5  # consequences that are listed by place
+OTHERS = 4  # cures that were not applied and are shown without -v
 
 
 def render(result: Result, view: View) -> Iterator[Text | Line]:
@@ -66,7 +67,7 @@ def closing(results: Iterable[Result], view: View) -> str:
     sentence = f"Found {' and '.join(counts)}"
     if view.action == "run":
         names = " ".join(view.paths.show(str(r.entry)) for r in results if r.diagnoses)
-        return f"{sentence}. Look for cures with: gradfix fix {names}{more}"
+        return f"{sentence}.{more} To look for cures: gradfix fix {names}"
     cured = [d for d in found + asked if d.status == "cured"]
     left = len(found) + len(asked) - len(cured)
     parts = []
@@ -165,8 +166,11 @@ def _cures(diagnosis: Diagnosis, view: View, lead: str) -> Iterator[Text]:
                 f"{lead}left: ", f"no cure was found; gradfix explain {diagnosis.conflict.kind}", view, "bold"
             )
         return
-    for cure in cures:
+    few = cures if view.verbose else cures[:OTHERS]
+    for cure in few:
         yield from _cure(f"{lead}{heading}", cure, view)
+    if len(few) < len(cures):
+        yield from _hanging(lead, f"and {len(cures) - len(few)} more, shown with -v", view, "bold")
 
 
 def _cure(lead: str, cure: Cure, view: View) -> Iterator[Text]:

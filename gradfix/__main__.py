@@ -1,0 +1,5 @@
+"""python -m gradfix"""
+
+from gradfix.cli import main
+
+main()

@@ -1,0 +1,177 @@
+"""One call of fix or run: entries in, reports out, an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from gradfix import pipeline
+from gradfix.report import View, concise, faults, full, shown
+from gradfix.report import json as report_json
+from gradfix.report.layout import safe
+from gradfix.report.places import Paths
+from gradfix.report.terminal import Terminal
+from gradfix.run import InterpreterError, Zygote
+from gradfix.source import Source, SourceError, discover, write
+from gradfix.tape import TapeError, read_tape
+
+if TYPE_CHECKING:
+    from gradfix.pipeline import Result, Settings
+
+NOTHING, FAULTS, FAILED = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What was asked for on the command line: paths (``-`` for standard input), and what to run of a
+    directory."""
+
+    paths: Sequence[str]
+    scripts: Sequence[str] = ()  # --entry
+    prove: bool = False
+    stdin_filename: str | None = None
+
+    def find(self, tape: Path | None) -> tuple[list[Path], Source | None]:
+        """The scripts to run, and standard input where it is the script. Raises SourceError."""
+        if "-" in self.paths:
+            if len(self.paths) > 1:
+                raise SourceError("- stands alone: it can't be mixed with other paths")
+            name = Path(self.stdin_filename or "<stdin>")
+            source = Source.decode(name, sys.stdin.buffer.read())
+            source.check()
+            return [name], source
+        paths = list(self.paths)
+        if not paths and not self.scripts:
+            if tape is None:
+                raise SourceError("name a script: gradfix fix train.py")
+            paths = [read_tape(tape).script]
+        folders = [p for p in paths if Path(p).is_dir()]
+        found = list(discover([*self.scripts, *(p for p in paths if p not in folders)]))
+        trainings = [p for p in discover(folders) if _trains(p) and p not in found]
+        if folders and self.prove:
+            found += trainings
+        elif folders and not self.scripts:
+            raise SourceError(_nothing_ran(folders, trainings))
+        if not found:
+            raise SourceError(f"{' '.join(folders)}: no script in it looks like a training; name one")
+        return found, None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`action` is ``diff``, ``write`` or ``run``; `format` the report's: full, concise or json."""
+
+    settings: Settings
+    action: str
+    diff: bool
+    format: str
+    verbose: int
+    terminal: Terminal
+
+    def go(self, asked: Entries) -> int:
+        """Every entry through the pipeline, its report as soon as it is there; the exit code."""
+        results: list[Result] = []
+        try:
+            entries, stdin = asked.find(self.settings.tape)
+            view = self._view(entries)
+            for result in self._results(entries, stdin):
+                results.append(_written(result) if self.action == "write" and stdin is None else result)
+                self._report(results[-1], view, stdin)
+        except (InterpreterError, SourceError, TapeError, OSError) as problem:
+            if isinstance(problem, BrokenPipeError):
+                raise
+            sentence, detail = str(problem), getattr(problem, "detail", "")
+            if self.format == "json":
+                self.terminal.write(report_json.problem(sentence, detail))
+            self.terminal.error(sentence, detail)
+            return FAILED
+        self._close(results, view, stdin)
+        return self._code(results)
+
+    def _results(self, entries: Sequence[Path], stdin: Source | None) -> Iterator[Result]:
+        text = None if stdin is None else stdin.text
+        with ExitStack() as stack:
+            shared = stack.enter_context(Zygote(self.settings.python)) if len(entries) > 1 else None
+            for entry in entries:
+                with self.terminal.progress(entry.name) as say:
+                    found = list(pipeline.fix(entry, self.settings, text, say, shared))
+                yield from found
+
+    def _report(self, result: Result, view: View, stdin: Source | None) -> None:
+        terminal = self.terminal
+        if self.verbose and result.output:
+            terminal.err.rule("the script printed", style="dim")
+            for line in result.output.rstrip().split("\n"):
+                terminal.err.out(safe(line), highlight=False)
+            terminal.err.rule(style="dim")
+        filtering = self.action == "write" and stdin is not None
+        if self.format != "json":
+            format_ = full if self.format == "full" else concise
+            said = replace(result, lines=()) if terminal.quiet else result
+            terminal.show(format_.render(said, view), terminal.err if filtering else None)
+            if stdin is not None and filtering:
+                new = next((text for _, text in result.files.values()), stdin.text)
+                sys.stdout.flush()
+                sys.stdout.buffer.write(stdin.encode(new))
+        if result.problem:
+            terminal.error(result.problem.message, result.problem.detail)
+
+    def _close(self, results: list[Result], view: View, stdin: Source | None) -> None:
+        if self.format == "json":
+            self.terminal.write(report_json.document(results, view))
+            return
+        last = "" if self.terminal.quiet else full.closing(results, view)
+        if last:
+            filtering = self.action == "write" and stdin is not None
+            self.terminal.show([Text(last, style="bold")], self.terminal.err if filtering else None)
+
+    def _code(self, results: list[Result]) -> int:
+        if any(r.problem for r in results):
+            return FAILED
+        asked = [d for r in results for d in (faults(r) if self.action == "run" else shown(r))]
+        done = self.action == "write" and all(d.status == "cured" for d in asked)
+        return NOTHING if done or not asked else FAULTS
+
+    def _view(self, entries: Sequence[Path]) -> View:
+        terminal = self.terminal
+        paths = Paths.of(entries)
+        return View(paths, terminal.out.width, terminal.glyphs, self.verbose, self.action, self.diff)
+
+
+def _written(result: Result) -> Result:
+    """The result with its files on the disk; where that could not be, with the problem and nothing cured."""
+    try:
+        if result.files:
+            write(result.files)
+    except SourceError as problem:
+        left = tuple(replace(d, status="left") if d.status == "cured" else d for d in result.diagnoses)
+        refused = pipeline.Problem(problem.sentence, problem.detail)
+        return replace(result, diagnoses=left, files={}, problem=refused)
+    return result
+
+
+def _trains(path: Path) -> bool:
+    """Whether a file looks like a script that starts a training: a quick look at its bytes."""
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return False
+    return b"torch" in raw and (b"__main__" in raw or b".backward(" in raw)
+
+
+def _nothing_ran(folders: list[str], scripts: list[Path]) -> str:
+    where = " ".join(folders)
+    if not scripts:
+        return (
+            f"{where}: nothing in a directory is run unasked; name the script that trains: gradfix fix SCRIPT"
+        )
+    more = f" and {len(scripts) - 3} more" if len(scripts) > 3 else ""
+    names = ", ".join(str(p) for p in scripts[:3]) + more
+    name = f"name the script that trains (gradfix fix {scripts[0]})"
+    return f"{where}: nothing in a directory is run unasked; {name}, or --prove runs each that may ({names})"

@@ -202,6 +202,7 @@ class Failure(Event):
     type: str
     message: str
     traceback: str = ""
+    autograd: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +342,7 @@ class _Reader:
         self.sites: dict[int, Site] = {}
         self.stacks: dict[int, Stack] = {}
         self.names: dict[int, str] = {}
+        self.sources: dict[str, str] = {}
         self.events: list[tuple[type[Event], dict[str, Any]]] = []
 
     def line(self, value: dict[str, Any]) -> None:
@@ -356,6 +358,8 @@ class _Reader:
             self.stacks[value["stack"]] = tuple(self.sites[s] for s in value["v"])
         elif "name" in value and "e" not in value:
             self.names[value["name"]] = value["v"]
+        elif "source" in value and "e" not in value:
+            self.sources[value["source"]] = value["v"]
         else:
             kind = EVENTS[value.pop("e")]
             value["time"], value["stack"] = int(value.pop("t")), self.stacks[value.pop("s")]
@@ -372,7 +376,7 @@ class _Reader:
             script=str(self.header.get("script", "")),
             torch=str(self.header.get("torch", "")),
             python=str(self.header.get("python", "")),
-            sources=dict(self.header.get("sources", {})),
+            sources=dict(self.header.get("sources", {})) | self.sources,
             complete=any(k is End for k, _ in self.events),
         )
 

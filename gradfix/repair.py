@@ -62,11 +62,10 @@ def repair(
         accept=settings.accept,
     )
     done: list[choose.Round] = []
-    last, final = baseline, files
-    for round_, project, last in choose.rounds(project, baseline, prover, wanted, say):
+    now, last = project, baseline
+    for round_, now, last in choose.rounds(project, baseline, prover, wanted, say):  # noqa: B007
         done.append(round_)
-        final = dict(project.files)
-    return _result(entry, settings, prover, baseline, files, done, started, last, final)
+    return _result(entry, settings, prover, baseline, files, done, started, last, now.files)
 
 
 def project_root(entry: Path) -> Path:
@@ -174,9 +173,10 @@ def _result(
     )
 
 
-def _diagnosis(done: choose.Round, kept: bool) -> Diagnosis:
+def _diagnosis(done: choose.Round, kept: bool, files: Mapping[str, str]) -> Diagnosis:
     cures = tuple(_cure(t.candidate, t.verdict, done.before) for t in done.tried)
-    return Diagnosis(done.conflict, cures, "cured" if done.applied and kept else "left", done.before)
+    moved = {path: text for path, text in done.before.items() if text != files.get(path)}
+    return Diagnosis(done.conflict, cures, "cured" if done.applied and kept else "left", moved)
 
 
 def _problem(entry: Path, first: Baseline, diagnoses: list[Diagnosis]) -> Problem | None:

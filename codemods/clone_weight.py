@@ -1,0 +1,118 @@
+"""See :class:`CloneWeight`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import libcst as cst
+
+from gradfix.blocks import method
+from gradfix.codemod import NONE, Codemod, Example, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Edit, Project, Replace, View
+from gradfix.liveness import dotted
+
+
+class CloneWeight(Codemod):
+    """Use a clone of an embedding's weight beside a lookup that renormalises it.
+
+    Why: `nn.Embedding(max_norm=...)` scales the rows it looks up in place, every time it is called. Where the
+    weight itself was used before (`table.weight @ W.t()`), that use has saved it: `table.weight.clone()`
+    saves a copy, and the gradient still reaches the table. It is what the documentation of nn.Embedding
+    advises.
+
+    When not: where the use can as well come after the lookup and is meant to see the scaled rows.
+    """
+
+    kinds = ("stale-saved-tensor",)
+    examples = (
+        Example(
+            """\
+import torch
+from torch import nn
+
+table = nn.Embedding(3, 4, max_norm=1.0)
+W = torch.ones(2, 4, requires_grad=True)
+a = table.weight @ W.t()
+b = table(torch.tensor([0, 2])) @ W.t()  # conflict: stale-saved-tensor
+(a.sum() + b.sum()).backward()
+""",
+            """\
+import torch
+from torch import nn
+
+table = nn.Embedding(3, 4, max_norm=1.0)
+W = torch.ones(2, 4, requires_grad=True)
+a = table.weight.clone() @ W.t()
+b = table(torch.tensor([0, 2])) @ W.t()  # conflict: stale-saved-tensor
+(a.sum() + b.sum()).backward()
+""",
+        ),
+    )
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        if conflict.pattern != "renormalised":
+            return
+        edits: dict[str, tuple[Edit, ...]] = {}
+        done: list[cst.CSTNode] = []
+        code = ""
+        for one in (conflict, *conflict.also):
+            for site in reversed(one.record.stack) if one.record is not None else ():
+                found = project.node(site)
+                nodes = [n for n in _weights(*found) if not any(n is d for d in done)] if found else []
+                if found and nodes:
+                    view = found[0]
+                    done += nodes
+                    code = code or view.code(nodes[0])
+                    edits[view.path] = (*edits.get(view.path, ()), *(Replace(n, _cloned) for n in nodes))
+                    break
+        if edits:
+            yield Proposal(f"use a clone: `{code}.clone()`", NONE, edits)
+
+
+def _cloned(now: cst.CSTNode) -> cst.CSTNode:
+    return method(cast(cst.BaseExpression, now), "clone")
+
+
+def _weights(view: View, node: cst.CSTNode) -> Iterator[cst.BaseExpression]:
+    """Every ``….weight`` in `node` that is used as a value, else a name that was bound to one."""
+    named = list(_attributes(node))
+    if named:
+        yield from named
+        return
+    for name in _names(node):
+        if _is_weight(view, name.value):
+            yield name
+
+
+def _attributes(node: cst.CSTNode) -> Iterator[cst.Attribute]:
+    if isinstance(node, cst.Attribute) and node.attr.value == "weight":
+        yield node
+        return
+    for child in node.children:
+        yield from _attributes(child)
+
+
+def _names(node: cst.CSTNode) -> Iterator[cst.Name]:
+    if isinstance(node, cst.Name):
+        yield node
+    elif isinstance(node, cst.Attribute):
+        yield from _names(node.value)
+    else:
+        for child in node.children:
+            yield from _names(child)
+
+
+def _is_weight(view: View, name: str) -> bool:
+    found = False
+
+    class Find(cst.CSTVisitor):
+        def visit_Assign(self, node: cst.Assign) -> None:
+            nonlocal found
+            bound = any(dotted(t.target) == name for t in node.targets)
+            found = found or (bound and dotted(node.value).endswith(".weight"))
+
+    view.module.visit(Find())
+    return found

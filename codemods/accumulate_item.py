@@ -43,6 +43,8 @@ class AccumulateItem(Codemod):
             added = _added(unit, name)
             if added is None or loop not in list(view.ancestors(unit.node)):
                 continue
+            if any(name in u.writes and u.node is not unit.node for u in walk(loop.body)):
+                return  # bound anew in the pass: a loss of several terms, no running sum
             yield from _proposals(view, call, unit, name, added)
             return
 

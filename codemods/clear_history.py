@@ -39,8 +39,7 @@ class ClearHistory(Codemod):
             return
         held = {
             (dotted(call.func.value) or "").rpartition(".")[2]
-            for edge in entries(project, backward)
-            for _, call, _ in stored_elements(project, edge.producer)
+            for _, call, _ in stored_elements(project, (e.producer for e in entries(project, backward)))
             if isinstance(call.func, cst.Attribute)
         } - {""}
         if not held:

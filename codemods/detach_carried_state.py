@@ -8,7 +8,7 @@ import libcst as cst
 
 from gradfix.boundary import detach, detached, gather
 from gradfix.calls import backward_call, drop_retain
-from gradfix.carried import Carried, carried, entries, stored_elements
+from gradfix.carried import Carried, carried, entries, made_outside, stored_elements
 from gradfix.codemod import Codemod, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
@@ -38,7 +38,10 @@ class DetachCarriedState(Codemod):
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         if conflict.backward is None:
             return
-        edges = entries(project, conflict.backward)
+        backward = conflict.backward
+        edges = tuple(
+            e for e in entries(project, backward) if not made_outside(project, e.producer, backward)
+        )
         if not edges:
             return
         call = backward_call(project, conflict.backward)
@@ -46,15 +49,11 @@ class DetachCarriedState(Codemod):
         found = carried(project, edges)
         for rank, (summary, parts) in enumerate(_ways(project, found, edges)):
             yield Proposal(summary, ROUND, gather(*parts, *([drop] if drop else [])), rank)
-        done: set[int] = set()
-        for edge in edges:
-            for view, append, element in stored_elements(project, edge.producer):
-                if id(element) not in done:
-                    done.add(id(element))
-                    held = dotted(append.func.value) if isinstance(append.func, cst.Attribute) else None
-                    summary = f"store `{view.code(element).strip()}` detached in `{held or 'the history'}`"
-                    edits = gather((view, [detach(element)]), *([drop] if drop else []))
-                    yield Proposal(summary, ROUND, edits, 0)
+        for view, append, element in stored_elements(project, (e.producer for e in edges)):
+            held = dotted(append.func.value) if isinstance(append.func, cst.Attribute) else None
+            summary = f"store `{view.code(element).strip()}` detached in `{held or 'the history'}`"
+            edits = gather((view, [detach(element)]), *([drop] if drop else []))
+            yield Proposal(summary, ROUND, edits, 0)
 
 
 Part = tuple[View, list[Edit]]
@@ -70,7 +69,8 @@ def _ways(project: Project, found: tuple[Carried, ...], edges: object) -> Iterat
     groups = [*bodies.values(), *([i] for some in bodies.values() if len(some) > 1 for i in some)]
     for group in groups:
         shapes = {i.name: i.shapes(project, consumers) for i in group}
-        for way in (_stored, _read):
+        # another method may read an attribute after it is stored, so it is detached where it is read
+        for way in (_read, _stored) if any("." in i.name for i in group) else (_stored, _read):
             for n in range(max(len(s) for s in shapes.values())):
                 parts: list[Part] = []
                 for item in group:

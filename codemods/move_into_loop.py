@@ -9,7 +9,7 @@ import libcst as cst
 from gradfix.boundary import detach, frame, gather, meeting, owned
 from gradfix.cached import cached
 from gradfix.calls import backward_call, drop_retain
-from gradfix.carried import before_every_pass, entries
+from gradfix.carried import entries, made_outside
 from gradfix.codemod import Codemod, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
@@ -55,7 +55,7 @@ class MoveIntoLoop(Codemod):
         if backward is None:
             return
         made = {e.producer.node: e.producer for e in entries(project, backward)}
-        early = [r for r in made.values() if before_every_pass(project, r, backward)]
+        early = [r for r in made.values() if made_outside(project, r, backward)]
         if not early:
             return
         call = backward_call(project, backward)

@@ -11,7 +11,7 @@ import libcst as cst
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
 from gradfix.graph import Crossing, Graph
 from gradfix.statements import body_of, dotted, names, touches, walk
-from gradfix.tape import Backward, Event, Ref, Stack, Step, Zero
+from gradfix.tape import Backward, Event, Record, Ref, Stack, Step, Zero
 
 LITERALS = (cst.BaseNumber, cst.BaseString, cst.Ellipsis)
 
@@ -119,14 +119,37 @@ class Feed:
 
 
 def feeds(project: Project, crossing: Crossing) -> tuple[Feed, ...]:
-    """The expression at the outermost frame where the crossing value is handed over; several where the
-    source does not say which of them carries it."""
-    consumer, producer = crossing.consumer.stack, crossing.producer.stack
+    """The expression at the outermost frame where the crossing value is handed over; several where the source
+    does not say which of them carries it."""
+    found: dict[tuple[str, int, int, int], Feed] = {}
+    for producer in _handed(project.graph, crossing):
+        found.update((f.key, f) for f in _feeds(project, crossing.consumer, producer))
+    return tuple(found.values())
+
+
+def _handed(graph: Graph, crossing: Crossing) -> Iterator[Record]:
+    """The nodes that made what the consumer's call was given; the call's own reshaping of it is passed
+    over."""
+    seen: set[int] = set()
+    stack = [crossing.producer]
+    while stack:
+        record = stack.pop()
+        if record.stack != crossing.consumer.stack:
+            yield record
+            continue
+        for parent in record.parents:
+            if parent in graph.records and parent not in seen:
+                seen.add(parent)
+                stack.append(graph.records[parent])
+
+
+def _feeds(project: Project, taker: Record, maker: Record) -> tuple[Feed, ...]:
+    consumer, producer = taker.stack, maker.stack
     depth = meeting(consumer, producer)
     if depth < 0:
         return ()
     carried = _carried(project, producer, depth)
-    name = crossing.producer.output.name if crossing.producer.output else ""
+    name = maker.output.name if maker.output else ""
     for k in range(depth, len(consumer)):
         found = frame(project, consumer, k)
         made = frame(project, producer, k) if k == depth else None

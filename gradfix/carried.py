@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from gradfix.boundary import same_place, shape_of
+from gradfix.boundary import frame, meeting, same_place, shape_of
 from gradfix.edit import Project, View
 from gradfix.graph import Crossing
-from gradfix.statements import Unit, body_of, dotted, names, touches, units, walk
+from gradfix.liveness import first_use
+from gradfix.statements import Unit, body_of, dotted, names, stored, touches, units, walk
 from gradfix.tape import Backward, Record, Stack
 
 NUMBERS = ("None", "0", "0.0", "0.", "1", "1.0")
@@ -33,10 +34,15 @@ def entries(project: Project, backward: Backward) -> tuple[Crossing, ...]:
     return tuple(found)
 
 
-def before_every_pass(project: Project, record: Record, backward: Backward) -> bool:
-    """Whether `record` was made before the first execution of the backward, in a frame outside its loop."""
-    first = min(b.time for b in same_place(project.graph, backward))
-    return record.time < first
+def made_outside(project: Project, record: Record, backward: Backward) -> bool:
+    """Whether `record` was made outside the innermost loop around the backward (or around the call that
+    leads to it); without a loop in the source, before the backward ran first."""
+    depth = meeting(record.stack, backward.stack)
+    made, needed = frame(project, record.stack, depth), frame(project, backward.stack, depth)
+    loop = needed[0].loop(needed[1]) if needed else None
+    if made and needed and loop is not None:
+        return made[0] is not needed[0] or loop not in list(made[0].ancestors(made[1]))
+    return record.time < min(b.time for b in same_place(project.graph, backward))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +99,7 @@ class Carried:
 
 
 def carried(project: Project, edges: Sequence[Crossing]) -> tuple[Carried, ...]:
-    """The names through which earlier passes reach this one, outermost frame first."""
+    """The names through which `edges` lead from an earlier pass to this one, outermost frame first."""
     found: dict[tuple[str, str, int], Carried] = {}
     for edge in edges:
         for view, body, node in _bodies(project, edge.consumer.stack):
@@ -137,10 +143,13 @@ def _names_of(
             wanted |= unit.reads
     shared = _outliving(view, body) if not is_loop else frozenset()
     bound = {w for u in walk(body) for w in u.writes} | _attributes_bound(project, producer)
+    local = {w for u in walk(body) for w in u.writes if "." not in w} | _targets(body)
     seen: set[str] = set()
     for unit in top[: here + 1]:
         for name in sorted(bound):
-            exposed = _exposed(unit, name) and name not in seen
+            exposed = name not in seen and _exposed(unit, name)
+            if "." in name and name.split(".")[0] in local:
+                continue  # another object in every pass
             outlives = is_loop or "." in name or name in shared
             if exposed and outlives and touches({name}, wanted) and touches({name}, unit.reads):
                 stores = tuple(u for u in walk(body) if name in u.writes)
@@ -158,8 +167,19 @@ def _counts(node: cst.AugAssign) -> bool:
 
 
 def _exposed(unit: Unit, name: str) -> bool:
-    """Whether the unit reads `name` itself (an attribute of it, too)."""
-    return any(r == name or r.startswith(name + ".") for r in unit.reads)
+    """Whether the unit may read the value that `name` had before it."""
+    return first_use([unit.node], name) == "read"
+
+
+def _targets(body: cst.CSTNode) -> set[str]:
+    """Names that loops below `body` bind."""
+    return {w for n in _below(body) if isinstance(n, cst.For) for w in stored(n.target)}
+
+
+def _below(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    yield node
+    for child in node.children:
+        yield from _below(child)
 
 
 def _outliving(view: View, body: cst.CSTNode) -> frozenset[str]:
@@ -180,25 +200,30 @@ def _attributes_bound(project: Project, stack: Stack) -> set[str]:
 
 
 def stored_elements(
-    project: Project, producer: Record
-) -> Iterator[tuple[View, cst.Call, cst.BaseExpression]]:
-    """``history.append(value)`` among the statements that keep what `producer` made: the call and the
-    element."""
-    for view, node in project.frames(producer.stack):
-        small = view.small_statement(node)
-        if small is None:
-            continue
-        made = set(names(small).writes)
-        for unit in (u for u in walk(body_of(view, node))):
-            call = unit.node.value if isinstance(unit.node, cst.Expr) else None
-            if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Attribute):
-                continue
-            if call.func.attr.value not in ("append", "appendleft", "add", "push", "extend") or not call.args:
-                continue
-            for element in _elements(call.args[-1].value):
-                inside = node is element or element in list(view.ancestors(node))
-                if inside or touches(names(element).reads, made):
-                    yield view, call, element
+    project: Project, producers: Iterable[Record]
+) -> tuple[tuple[View, cst.Call, cst.BaseExpression], ...]:
+    """``history.append(value)`` that keeps what a producer made: the calls and the elements. Elements that
+    hold the producing expression itself go before those that only read what its statement binds."""
+    direct: dict[int, tuple[View, cst.Call, cst.BaseExpression]] = {}
+    named: dict[int, tuple[View, cst.Call, cst.BaseExpression]] = {}
+    for producer in producers:
+        for view, node in project.frames(producer.stack):
+            small = view.small_statement(node)
+            made = names(small).writes if small else frozenset()
+            for call, element in _appended(body_of(view, node)):
+                if node is element or element in list(view.ancestors(node)):
+                    direct[id(element)] = (view, call, element)
+                elif touches(names(element).reads, made):
+                    named[id(element)] = (view, call, element)
+    return tuple((direct or named).values())
+
+
+def _appended(body: cst.CSTNode) -> Iterator[tuple[cst.Call, cst.BaseExpression]]:
+    for unit in walk(body):
+        call = unit.node.value if isinstance(unit.node, cst.Expr) else None
+        if isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute) and call.args:
+            if call.func.attr.value in ("append", "appendleft", "add", "push", "extend"):
+                yield from ((call, element) for element in _elements(call.args[-1].value))
 
 
 def _elements(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:

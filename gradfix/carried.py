@@ -221,9 +221,10 @@ def stored_elements(
 def _appended(body: cst.CSTNode) -> Iterator[tuple[cst.Call, cst.BaseExpression]]:
     for unit in walk(body):
         call = unit.node.value if isinstance(unit.node, cst.Expr) else None
-        if isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute) and call.args:
-            if call.func.attr.value in ("append", "appendleft", "add", "push", "extend"):
-                yield from ((call, element) for element in _elements(call.args[-1].value))
+        if not (isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute) and call.args):
+            continue
+        if call.func.attr.value in ("append", "appendleft", "add", "push", "extend"):
+            yield from ((call, element) for element in _elements(call.args[-1].value))
 
 
 def _elements(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:

@@ -1,4 +1,4 @@
-"""Running the user's script in a child process: recorded (a tape), measured (gradients at every step), or both.
+"""Running the user's script in a child process: recorded (a tape), measured, or both.
 
 with Zygote(python) as zygote:
     outcome = zygote.run(Run(script, ...))
@@ -18,13 +18,14 @@ from gradfix.tape import Failure, Tape
 class Run:
     """One run of a script. Paths are absolute.
 
-    `files` are candidate texts served under the real file's name (absolute path -> text) without touching the disk.
-    `root` is the project that the scratch view covers: the nearest ancestor of the script with a pyproject.toml,
-    setup.py, setup.cfg or .git, else the script's folder; `cwd` the directory the run starts in.
-    `record` asks for a tape, `measure` for a Measurement. `impose` is the effect imposed on the run
-    (see gradfix.prove), a JSON object, or None. `steps` bounds the run (each optimizer), `timeout` in seconds.
+    `files` are candidate texts served under the real file's name (absolute path -> text) without touching the
+    disk. `root` is the project that the scratch view covers: the nearest ancestor of the script with a
+    pyproject.toml, setup.py, setup.cfg or .git, else the script's folder; `cwd` the directory the run starts
+    in. `record` asks for a tape, `measure` for a Measurement. `impose` is the effect imposed on the run (see
+    gradfix.prove), a JSON object, or None. `steps` bounds the run (each optimizer), `timeout` in seconds.
     `memory` bytes of address space above what the child has at the fork; None: most of what is free.
-    `fill_empty`: fresh memory (torch.empty, torch.Tensor(3)) is zero instead of leftovers, so that runs can be compared.
+    `fill_empty`: fresh memory (torch.empty, torch.Tensor(3)) is zero instead of leftovers, so that runs can
+    be compared.
     """
 
     script: Path
@@ -48,7 +49,8 @@ class Outcome:
     ``timeout``, ``killed`` (a signal: see `detail`), ``memory``, ``tampered`` (the channel spoke nonsense).
 
     `measurement` is the raw measurement lines of the child (list of JSON objects), for gradfix.prove to read.
-    `stdout`/`stderr` are the last 64 KiB of each. `wall` names what stood between the run and the owner's files.
+    `stdout`/`stderr` are the last 64 KiB of each. `wall` names what stood between the run and the owner's
+    files.
     """
 
     ended: str
@@ -64,4 +66,4 @@ class Outcome:
 
 
 class InterpreterError(RuntimeError):
-    """The user's interpreter can't be used (missing, no torch, too old). The message is a sentence for the user."""
+    """The user's interpreter can't be used (missing, no torch, too old). The message is for the user."""

@@ -41,6 +41,7 @@ class Conversation:
         self.spoken = 0
         self.out, self.err, self.status = bytearray(), bytearray(), bytearray()
         self.flooded = False
+        self.needs_dynamo = False  # the script made torch._dynamo be imported
 
     def hold(self, send: Callable[[list[int]], None]) -> Outcome:
         """Have the run made by `send`, wait for its end. Raises Refused, Gone."""
@@ -89,7 +90,9 @@ class Conversation:
             "fill_empty": run.fill_empty,
             "wall": self.wall,
         }
-        return self.copy.inward(request) if self.copy is not None else request
+        if self.copy is None:
+            return request
+        return {**self.copy.inward(request), "scratch": str(self.copy.folder)}
 
     # ---- while it runs
 
@@ -111,9 +114,27 @@ class Conversation:
                             deadline = min(deadline, time.monotonic() + DRAIN)
                         continue
                     self._keep(streams[key.fd], data)
+                    if key.fd == status.fileno() and b'"status"' in data:
+                        selector.unregister(key.fd)  # its last word; it need not be waited for
+                        deadline = min(deadline, time.monotonic() + DRAIN)
+                    elif streams[key.fd] is self.said and self._has_said_goodbye():
+                        self._empty(streams)
+                        return
                 if self.flooded:
                     status.shutdown(socket.SHUT_WR)
                     self.flooded = False
+
+    def _has_said_goodbye(self) -> bool:
+        """The executor's last line is in: only the process itself has yet to be taken down."""
+        return self.said.endswith(b"\n") and self.said.rfind(b'x{"x":"end"', -1000) >= 0
+
+    def _empty(self, streams: Mapping[int, bytearray]) -> None:
+        """What was written before the goodbye and has not been read yet."""
+        for fd, stream in streams.items():
+            os.set_blocking(fd, False)
+            with suppress(BlockingIOError):
+                while data := _read(fd):
+                    self._keep(stream, data)
 
     def _keep(self, stream: bytearray, data: bytes) -> None:
         if stream is self.said:
@@ -138,6 +159,7 @@ class Conversation:
             self.said = self.copy.outward_json(self.said)
             self.out, self.err = self.copy.outward(self.out), self.copy.outward(self.err)
         speech = _Speech(self.said)
+        self.needs_dynamo = bool(speech.end and speech.end.get("dynamo"))
         ended, detail = self._ending(keeper, speech)
         return Outcome(
             ended=ended,
@@ -146,10 +168,10 @@ class Conversation:
             failure=speech.failure,
             stdout=_text(self.out),
             stderr=_text(self.err),
-            seconds=keeper.get("seconds", seconds),
+            seconds=seconds,
             wall=self.wall,
             detail=detail,
-            status=_exit_code(keeper.get("status")),
+            status=_exit_code(keeper.get("status")) if speech.end is None else speech.end.get("status"),
         )
 
     def _keeper_words(self) -> dict[str, Any]:
@@ -170,6 +192,8 @@ class Conversation:
         if speech.nonsense:
             return "tampered", f"the run's channel to gradfix carried something else ({speech.nonsense})."
         if why == "timeout":
+            return "timeout", f"the run was not over after {self.run.timeout:g} s."
+        if end is not None and end["how"] == "timeout":
             return "timeout", f"the run was not over after {self.run.timeout:g} s."
         if end is not None:
             if speech.memory and end.get("how") == "failed":

@@ -82,7 +82,7 @@ class Copy:
 
     def outward_json(self, data: bytearray) -> bytearray:
         """The same for lines of JSON."""
-        escaped = [
-            json.dumps(str(path))[1:-1].encode() for path in (self.project, str(self.root).rstrip("/"))
-        ]
-        return data.replace(*escaped)
+        copy, real = (
+            json.dumps(path)[1:-1].encode() for path in (str(self.project), str(self.root).rstrip("/"))
+        )
+        return data.replace(copy, real)

@@ -1,4 +1,4 @@
-"""The host's side of a run: start the user's interpreter once, fork every run from it, read what the run says.
+"""The host's side of runs: the user's interpreter, started once, and every run forked from it.
 
 with Zygote(python) as zygote:
     outcome = zygote.run(Run(...))
@@ -37,14 +37,15 @@ ENVIRONMENT = {
 class Zygote:
     """One warm process of the user's interpreter with torch imported. Thread-safe; several runs at once.
 
-    Making one returns at once: torch is imported meanwhile. Raises InterpreterError, here or from ready() and run(),
-    where `python` is not an interpreter with torch.
+    Making one returns at once: torch is imported meanwhile. Raises InterpreterError, here or from ready() and
+    run(), where `python` is not an interpreter with torch.
     """
 
     def __init__(self, python: str | os.PathLike[str] | None = None) -> None:
         self.python = os.fspath(python) if python is not None else sys.executable
         self._lock = threading.Lock()
         self._hello: Mapping[str, str] | None = None
+        self._has_dynamo = False
         self._wall = "namespaces"
         self._refused = ""
         self._process, self._socket = self._start()
@@ -89,8 +90,11 @@ class Zygote:
         while True:
             wall = self._wall
             with Copy.of(run.root) if wall == "copy" else nullcontext() as copy:
+                conversation = Conversation(run, wall, copy)
                 try:
-                    return Conversation(run, wall, copy).hold(self._send)
+                    outcome = conversation.hold(self._send)
+                    self._load_dynamo(conversation.needs_dynamo)
+                    return outcome
                 except Refused as refused:
                     self._wall, self._refused = "copy", str(refused)
                 except Gone:
@@ -118,7 +122,8 @@ class Zygote:
         except OSError as problem:
             ours.close()
             raise InterpreterError(
-                f"{self.python} can't be started ({problem.strerror}). Name a Python that has torch with --python."
+                f"{self.python} can't be started ({problem.strerror}). "
+                "Name a Python that has torch with --python."
             ) from None
         return process, ours
 
@@ -162,6 +167,14 @@ class Zygote:
             self.close()
             self._process, self._socket = self._start()
             self._hello = self._read_hello()
+            self._has_dynamo = False
+
+    def _load_dynamo(self, needed: bool) -> None:
+        """Have torch._dynamo imported before the fork, once a script has shown that it is wanted."""
+        with self._lock, suppress(OSError):
+            if needed and not self._has_dynamo:
+                self._has_dynamo = True
+                self._socket.sendall(b"d")
 
     def _send(self, descriptors: list[int]) -> None:
         with self._lock:

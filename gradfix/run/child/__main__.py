@@ -27,9 +27,9 @@ def main():  # type: ignore[no-untyped-def]
     import os
 
     if sys.version_info < OLDEST:
-        sys.stderr.write("gradfix-too-old: Python %d.%d\n" % sys.version_info[:2])
+        sys.stderr.write("gradfix-too-old: Python %d.%d\n" % sys.version_info[:2])  # noqa: UP031
         return 3
-    load(os.path.dirname(os.path.abspath(__file__)))
+    load(os.path.dirname(os.path.abspath(__file__)))  # type: ignore[no-untyped-call]
     import importlib
 
     command = sys.argv[1] if len(sys.argv) > 1 else "--help"
@@ -40,4 +40,4 @@ def main():  # type: ignore[no-untyped-def]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main())  # type: ignore[no-untyped-call]

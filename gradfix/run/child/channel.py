@@ -1,4 +1,7 @@
-"""The run's own line to the host: JSON lines, each led by one letter that says whose it is (t tape, m measurement, x executor)."""
+"""The run's own line to the host: JSON lines, each led by a letter that says whose it is.
+
+t the tape's, m the measurement's, x the executor's.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import fcntl
 import json
 import os
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from collections.abc import Callable
+from typing import Any
 
 HIGH = 400  # descriptors below are what scripts dup and close by number
 _BATCH = 200
@@ -16,8 +20,9 @@ _SECONDS = 0.2
 class Channel:
     """``channel(obj)`` sends one JSON object; buffered, so flush() before any way out.
 
-    A descriptor number is all a process holds, and the script may close it and get the number back for a file of its
-    own: before each write the descriptor is compared with the one that was opened. `closed` says that it is lost.
+    A descriptor number is all a process holds, and the script may close it and get the number back for a file
+    of its own: before each write the descriptor is compared with the one that was opened. `closed` says that
+    it is lost.
     """
 
     def __init__(self, fd: int) -> None:
@@ -25,13 +30,13 @@ class Channel:
         os.close(fd)
         self.identity = _identity(self.fd)
         self.pid = os.getpid()
-        self.lines: List[str] = []
+        self.lines: list[str] = []
         self.flushed = time.monotonic()
         self.busy = False
         self.closed = False
-        self.after_write: Optional[Callable[[], None]] = None
+        self.after_write: Callable[[], None] | None = None
 
-    def __call__(self, obj: Dict[str, Any]) -> None:
+    def __call__(self, obj: dict[str, Any]) -> None:
         kind = "x" if "x" in obj else "m" if "m" in obj else "t"
         self.lines.append(
             kind + json.dumps(obj, ensure_ascii=True, separators=(",", ":"), default=_plain) + "\n"
@@ -40,7 +45,7 @@ class Channel:
             self.flush()
 
     def flush(self) -> None:
-        """Send what is held. Silent where there is nobody to send to: a forked child of the script, a lost descriptor."""
+        """Send what is held; nothing in a forked child of the script or where the descriptor is lost."""
         if self.busy:
             return
         self.busy = True
@@ -68,7 +73,7 @@ class Channel:
                 return
 
 
-def _identity(fd: int) -> Optional[Tuple[int, int]]:
+def _identity(fd: int) -> tuple[int, int] | None:
     try:
         status = os.fstat(fd)
     except OSError:

@@ -1,46 +1,47 @@
 """One run of the user's script in this process, as ``python script.py arguments`` would run it.
 
-What distinguishes it from that: random generators are seeded, instruments (recorder, imposer, measurer) may be
-installed, and the run ends once every optimizer has stepped often enough. It is left by ``os._exit`` and nothing else,
-because an exception would be caught by somebody's bare ``except:``.
+What distinguishes it from that: random generators are seeded, instruments (recorder, imposer, measurer) may
+be installed, and the run ends once every optimizer has stepped often enough. It is left by ``os._exit`` and
+nothing else, because an exception would be caught by somebody's bare ``except:``.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
-import linecache
+import importlib.util
 import os
 import random
 import signal
 import sys
 import threading
 import types
-import weakref
-from typing import Any, Callable, Dict, List, NoReturn, Optional
+from collections.abc import Callable
+from typing import Any, NoReturn
 
-from . import failure
-from .channel import Channel
+from . import candidates, dynamo, failure
+from .bound import Bound
 
 EXIT = os._exit  # the real one: the script finds a version of ours that says goodbye first
 LOST = 117  # exit status of a run whose channel the script has closed
 
 
-def run(request: Dict[str, Any], emit: Any) -> NoReturn:
-    """Run the script of `request` and leave the process. See CONTRACTS of the request in gradfix.run.zygote."""
+def run(request: dict[str, Any], emit: Any) -> NoReturn:
+    """Run the script of `request` (the fields of a gradfix.run.Run) and leave the process."""
     _Execution(request, emit).run()
 
 
 class _Execution:
     """The run's state: what is installed, and whether it has ended."""
 
-    def __init__(self, request: Dict[str, Any], emit: Any) -> None:
+    def __init__(self, request: dict[str, Any], emit: Any) -> None:
         self.request = request
         self.emit = emit
         self.pid = os.getpid()
-        self.instruments: List[Any] = []
+        self.instruments: list[Any] = []
         self.over = False
 
     def run(self) -> NoReturn:
@@ -48,7 +49,7 @@ class _Execution:
         self._prepare()
         how, exc, status, detail = "finished", None, 0, ""
         try:
-            code = _compile(script, self.request.get("files") or {})
+            code = candidates.compile_script(script, self.request.get("files") or {})
             self._become_main(script)
             exec(code, sys.modules["__main__"].__dict__)
         except SystemExit as asked:
@@ -61,18 +62,21 @@ class _Execution:
 
     def _prepare(self) -> None:
         request = self.request
+        gc.enable()
         os.chdir(request["cwd"])
         os._exit = self._user_exit
         signal.signal(signal.SIGXCPU, self._time_is_up)
         _seed(request.get("seed", 0))
-        _serve(request.get("files") or {})
+        if request.get("one_thread", True):
+            _one_thread()
+        candidates.serve(request.get("files") or {})
         if request.get("fill_empty"):
             _zero_fresh_memory()
         if request.get("memory"):
             _bound_memory(request["memory"])
         self._instrument()
         if request.get("steps"):
-            _Bound(request["steps"], self._steps_are_done).install()
+            Bound(request["steps"], self._steps_are_done).install()
 
     def _instrument(self) -> None:
         """Only what was asked for is even imported. Each has install() and finish(how, exc)."""
@@ -106,7 +110,7 @@ class _Execution:
 
     # ---- the ways out
 
-    def _leave(self, how: str, exc: Optional[BaseException], status: int, detail: str) -> NoReturn:
+    def _leave(self, how: str, exc: BaseException | None, status: int, detail: str) -> NoReturn:
         """The ordinary end: what the interpreter does after the last line, then out."""
         if exc is not None:
             self._say_failure(exc)
@@ -135,7 +139,7 @@ class _Execution:
         words = str(exc) if isinstance(exc, RuntimeError) else ""
         return isinstance(exc, MemoryError) or "can't allocate memory" in words or "out of memory" in words
 
-    def _end(self, how: str, exc: Optional[BaseException], status: int, detail: str = "") -> NoReturn:
+    def _end(self, how: str, exc: BaseException | None, status: int, detail: str = "") -> NoReturn:
         if not self.over and os.getpid() == self.pid:
             self.over = True
             for instrument in reversed(self.instruments):
@@ -148,7 +152,9 @@ class _Execution:
                     stream.flush()
                 except Exception:  # closed, or replaced by something that has no flush
                     pass
-            self.emit({"x": "end", "how": how, "status": status, "detail": detail})
+            self.emit(
+                {"x": "end", "how": how, "status": status, "detail": detail, "dynamo": dynamo.is_loaded()}
+            )
             self.emit.flush()
             if getattr(self.emit, "closed", False):
                 EXIT(LOST)
@@ -164,7 +170,7 @@ class _Execution:
         self._end("steps", None, 0)
 
     def _time_is_up(self, *_: Any) -> None:
-        """The keeper's warning: what is held gets out now or never. In the middle of a write it goes out after it."""
+        """The keeper's warning: what is held goes out now or never (in the middle of a write: after it)."""
         if os.getpid() != self.pid:
             return
         if getattr(self.emit, "busy", False):
@@ -173,7 +179,7 @@ class _Execution:
         self._end("timeout", None, 0)
 
 
-def _exit_status(asked: SystemExit) -> "tuple[str, int, str]":
+def _exit_status(asked: SystemExit) -> tuple[str, int, str]:
     """(how, status, detail): ``sys.exit()`` and ``sys.exit(0)`` are a script that finished."""
     code = asked.code
     if code is None or code == 0:
@@ -189,8 +195,10 @@ def _seed(seed: int) -> None:
     import torch
 
     random.seed(seed)
-    torch.manual_seed(seed)
-    torch.set_num_threads(1)
+    if any(getattr(torch.version, kind, None) for kind in ("cuda", "hip", "xpu")) or sys.platform != "linux":
+        torch.manual_seed(seed)
+    else:  # the same without a look at devices that this torch does not have
+        torch.default_generator.manual_seed(seed)
 
     def seed_numpy(module: Any) -> None:
         module.seed(seed % 2**32)
@@ -199,6 +207,12 @@ def _seed(seed: int) -> None:
         seed_numpy(sys.modules["numpy.random"])
     else:
         sys.meta_path.insert(0, _AfterImport("numpy.random", seed_numpy))
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -225,7 +239,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _zero_fresh_memory() -> None:
-    """Uninitialised memory differs from run to run: have glibc clear what it hands out (M_PERTURB; others: no effect)."""
+    """Uninitialised memory differs from run to run: have glibc clear what it hands out (M_PERTURB)."""
     import ctypes
 
     try:
@@ -242,111 +256,3 @@ def _bound_memory(extra: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = held + extra
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
-
-
-# ---- candidate texts that could not be written into the scratch view
-
-
-def _compile(script: str, files: Dict[str, str]) -> types.CodeType:
-    if script in files:
-        return compile(files[script], script, "exec", dont_inherit=True)
-    with open(script, "rb") as stream:
-        return compile(stream.read(), script, "exec", dont_inherit=True)
-
-
-def _serve(files: Dict[str, str]) -> None:
-    """Serve `files` to imports, inspect and tracebacks under their real names."""
-    if not files:
-        return
-    for path, text in files.items():
-        linecache.cache[path] = (len(text), None, text.splitlines(True), path)
-    sys.meta_path.insert(0, _Candidates(files))
-
-
-class _Candidates(importlib.abc.MetaPathFinder):
-    """Finds modules as usual; those whose file has a candidate text get that text."""
-
-    def __init__(self, files: Dict[str, str]) -> None:
-        self.files = files
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is None or spec.origin is None:
-            return None
-        origin = os.path.abspath(spec.origin)
-        if origin not in self.files:
-            return None
-        spec.loader = _CandidateLoader(name, origin, self.files[origin])
-        return spec
-
-
-class _CandidateLoader(importlib.machinery.SourceFileLoader):
-    def __init__(self, name: str, path: str, text: str) -> None:
-        super().__init__(name, path)
-        self.text = text
-
-    def get_code(self, fullname: str) -> types.CodeType:
-        return compile(self.text, self.path, "exec", dont_inherit=True)
-
-    def get_source(self, fullname: str) -> str:
-        return self.text
-
-
-# ---- the bound
-
-
-class _Bound:
-    """Calls `done` when every optimizer that exists has stepped `steps` times.
-
-    An optimizer that has not stepped yet keeps the run going: one real script fails at its 101st step, after a hundred
-    of pre-training with another optimizer. One that is made anew in every iteration inherits the count of the dead one
-    that was made on the same line.
-    """
-
-    def __init__(self, steps: int, done: Callable[[], None]) -> None:
-        self.steps, self.done = steps, done
-        self.pid = os.getpid()
-        self.counts: Dict[int, int] = {}
-        self.living: Dict[int, Any] = {}
-        self.inherited: Dict[Any, int] = {}
-
-    def install(self) -> None:
-        from torch.optim import optimizer as module
-
-        make, bound = module.Optimizer.__init__, self
-
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            make(self, *args, **kwargs)
-            bound.born(self, _caller())
-
-        __init__.__wrapped__ = make  # type: ignore[attr-defined]
-        module.Optimizer.__init__ = __init__  # type: ignore[method-assign]
-        # Global post hooks run in the order of their registration: instruments, installed before, see the last step.
-        module.register_optimizer_step_post_hook(self._stepped)
-
-    def born(self, optimizer: Any, line: Any) -> None:
-        key = id(optimizer)
-
-        def died(_: Any) -> None:
-            self.inherited[line] = max(self.inherited.get(line, 0), self.counts.pop(key, 0))
-            self.living.pop(key, None)
-
-        if key not in self.living:
-            self.living[key] = weakref.ref(optimizer, died)
-            self.counts[key] = self.inherited.get(line, 0)
-
-    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.born(optimizer, None)  # one that was copied or unpickled was never made
-        self.counts[id(optimizer)] += 1
-        if min(self.counts.values()) >= self.steps and os.getpid() == self.pid:
-            self.done()
-
-
-def _caller() -> Any:
-    """File and line of the nearest frame of the user's."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if failure.is_user_file(frame.f_code.co_filename):
-            return frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
-    return None

@@ -6,13 +6,14 @@ import linecache
 import os
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def describe(exc: BaseException) -> Dict[str, Any]:
+def describe(exc: BaseException) -> dict[str, Any]:
     """The JSON form of a tape.Failure, with the frames of this package cut away."""
     kind = type(exc)
     module = "" if kind.__module__ in ("builtins", "__main__") else kind.__module__ + "."
@@ -38,7 +39,7 @@ def text(exc: BaseException) -> str:
         return f"{type(exc).__name__} (its traceback can't be printed: {type(problem).__name__})\n"
 
 
-def cut(picture: Optional[traceback.TracebackException], seen: Set[int]) -> None:
+def cut(picture: traceback.TracebackException | None, seen: set[int]) -> None:
     """Take this package's frames out of `picture` and out of its causes."""
     if picture is None or id(picture) in seen:
         return
@@ -49,7 +50,7 @@ def cut(picture: Optional[traceback.TracebackException], seen: Set[int]) -> None
     cut(picture.__context__, seen)
 
 
-def _frames(trace: Optional[TracebackType]) -> Iterator[Tuple[Any, int, int]]:
+def _frames(trace: TracebackType | None) -> Iterator[tuple[Any, int, int]]:
     while trace is not None:
         yield trace.tb_frame.f_code, trace.tb_lineno, trace.tb_lasti
         trace = trace.tb_next
@@ -64,12 +65,12 @@ def is_user_file(filename: str) -> bool:
     return not any(filename.startswith(folder) for folder in _libraries())
 
 
-def _libraries() -> List[str]:
+def _libraries() -> list[str]:
     return [os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")]
 
 
-def _site(code: Any, line: int, at: int) -> Optional[List[Any]]:
-    """[file, line, column, end_line, end_column, function] of a frame of the user's; columns in code points."""
+def _site(code: Any, line: int, at: int) -> list[Any] | None:
+    """[file, line, column, end_line, end_column, function] , or None for a frame not of the user's."""
     if not is_user_file(code.co_filename):
         return None
     name = getattr(code, "co_qualname", code.co_name)
@@ -84,7 +85,7 @@ def _site(code: Any, line: int, at: int) -> Optional[List[Any]]:
             _column(code.co_filename, last, end), name]  # fmt: skip
 
 
-def _column(filename: str, line: Optional[int], offset: Optional[int]) -> int:
+def _column(filename: str, line: int | None, offset: int | None) -> int:
     """Code points before the UTF-8 byte `offset` of a line."""
     source = linecache.getline(filename, line or 0)
     return len(source.encode("utf-8", "surrogatepass")[: offset or 0].decode("utf-8", "replace"))

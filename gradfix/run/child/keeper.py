@@ -1,11 +1,13 @@
-"""The process between the zygote and one run: makes the scratch view, watches, and takes everything down at the end.
+"""The process between the zygote and one run: makes the scratch view, watches, takes everything down.
 
-In a namespace of its own it is process 1, so that its end is the end of whatever the script has started; elsewhere it
-adopts orphans and kills them. The host hangs up on the status socket to stop a run, and a host that dies does too.
+It is forked before its run is asked for, so that the view is ready by then. In a namespace of its own it is
+process 1, and its end is the end of whatever the script has started; elsewhere it adopts orphans and kills
+them. The host hangs up on the status socket to stop a run, and a host that dies does too.
 """
 
 from __future__ import annotations
 
+import array
 import json
 import os
 import resource
@@ -14,46 +16,77 @@ import signal
 import socket
 import struct
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, NoReturn
 
 from . import channel as channels
-from . import execute, linux, view
+from . import execute, guard, linux, view
 
 GRACE = 0.5  # seconds between the warning and the kill, for what the recorder holds back
 PAUSE = 0.05  # seconds between looks at memory and processes
 PROCESSES = 512
+DESCRIPTORS = 4  # of a run: channel, status, stdout, stderr
 
 
 class Means(NamedTuple):
-    """What this process may do: mount, with rights `granted` by a user namespace, as process 1 of a PID namespace."""
+    """What this process may do: mount (or why not), `granted` by a user namespace; be process 1."""
 
     mounts: bool
+    refused: str
     granted: bool
     is_init: bool
 
 
-def keep(descriptors: List[int], means: Means) -> None:
-    """Run the request that waits on the channel, report on the status socket, never return."""
-    channel, status, out, err = descriptors
+def main(host: socket.socket, report: int, means: Means) -> NoReturn:
+    """Wait for a run on `host`, keep it, leave. The zygote hears on `report` of the letter that came:
+    ``r`` a run, ``d`` import torch._dynamo; ``n`` and a reason: no view can be made here."""
     os.setsid()
     linux.die_with_parent()
     linux.adopt_orphans()
+    scratch, own_proc = None, False
+    if means.mounts:
+        try:
+            scratch = view.View()
+        except view.NoView as refused:
+            os.write(report, b"n" + str(refused).encode())
+            os._exit(0)
+        own_proc = means.is_init and view.mount_processes()
+    word, descriptors = _receive(host)
+    os.write(report, word)
+    host.close()
+    os.close(report)
+    if word == b"r" and len(descriptors) == DESCRIPTORS:
+        _keep(descriptors, means, scratch, own_proc)
+    os._exit(0)
+
+
+def _receive(host: socket.socket) -> tuple[bytes, list[int]]:
+    """The next word and its descriptors; no word when the host is gone."""
+    descriptors = array.array("i")
+    try:
+        word, ancillary, _, _ = host.recvmsg(1, socket.CMSG_SPACE(DESCRIPTORS * descriptors.itemsize))
+    except OSError:
+        return b"", []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return word, list(descriptors)
+
+
+def _keep(descriptors: list[int], means: Means, scratch: view.View | None, own_proc: bool) -> None:
+    channel, status, out, err = descriptors
     host = socket.socket(fileno=status)
     request = _read_request(channel)
     if request is None:
-        os._exit(0)
-    wall = request["wall"]
-    if wall == "namespaces":
+        return
+    if request["wall"] == "namespaces":
         try:
-            if not means.mounts:
-                raise view.NoView("user namespaces are not available")
-            view.enter([request["root"], request["cwd"]])
+            if scratch is None:
+                raise view.NoView(means.refused)
+            scratch.include([request["root"], request["cwd"]])
         except view.NoView as refused:
             _tell(host, {"refused": str(refused)})
-            os._exit(0)
-    own_proc = means.is_init and wall == "namespaces" and view.mount_processes()
+            return
     wakeup = _wake_on_child()
-    _tell(host, {"wall": wall})
     child = os.fork()
     if child == 0:
         signal.set_wakeup_fd(-1)
@@ -63,16 +96,17 @@ def keep(descriptors: List[int], means: Means) -> None:
         for fd in wakeup:
             os.close(fd)
         _become_run(request, channel, out, err, means)
+    _tell(host, {"started": True})
     for fd in (channel, out, err):
         os.close(fd)
     watch = _Watch(child, request, own_proc)
     code = watch.until_end(host, wakeup[0])
-    _kill_all(means.is_init)
+    if not means.is_init:
+        _kill_adopted()
     _tell(host, {"status": code, "why": watch.why})
-    os._exit(0)
 
 
-def _read_request(channel: int) -> Optional[Dict[str, Any]]:
+def _read_request(channel: int) -> dict[str, Any] | None:
     size = _read(channel, 8)
     data = _read(channel, struct.unpack("!Q", size)[0]) if len(size) == 8 else b""
     return json.loads(data) if data else None
@@ -88,14 +122,14 @@ def _read(fd: int, size: int) -> bytes:
     return found
 
 
-def _tell(host: socket.socket, obj: Dict[str, Any]) -> None:
+def _tell(host: socket.socket, obj: dict[str, Any]) -> None:
     try:
         host.sendall(json.dumps(obj).encode() + b"\n")
     except OSError:  # the host is gone: nobody to tell
         pass
 
 
-def _wake_on_child() -> Tuple[int, int]:
+def _wake_on_child() -> tuple[int, int]:
     read, write = os.pipe()
     os.set_blocking(write, False)
     os.set_blocking(read, False)
@@ -104,26 +138,39 @@ def _wake_on_child() -> Tuple[int, int]:
     return read, write
 
 
-def _become_run(request: Dict[str, Any], channel: int, out: int, err: int, means: Means) -> None:
+def _become_run(request: dict[str, Any], channel: int, out: int, err: int, means: Means) -> NoReturn:
     """In the process that becomes the script's."""
     linux.die_with_parent()
     os.setpgid(0, 0)
+    _be_first_to_go()
     line = channels.Channel(channel)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for fd, standard in ((out, 1), (err, 2)):
         os.dup2(fd, standard)
         os.close(fd)
     os.closerange(3, channels.HIGH)
-    request["files"] = view.write_texts(request["files"]) if request["wall"] != "none" else request["files"]
+    if request["wall"] != "none":
+        request["files"] = view.write_texts(request["files"])
     if means.granted:
         linux.drop_privileges()
+    if request["wall"] == "copy":
+        guard.install([request["scratch"]])
     execute.run(request, line)
 
 
-class _Watch:
-    """Waits for the run's process; ends it when the host hangs up, time is out, or memory or processes run over."""
+def _be_first_to_go() -> None:
+    """When the machine runs out of memory, the kernel shall choose the run and nothing of the owner's."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
+    except OSError:
+        pass
 
-    def __init__(self, child: int, request: Dict[str, Any], own_proc: bool) -> None:
+
+class _Watch:
+    """Waits for the run's process; ends it when the host hangs up or time, memory or processes run out."""
+
+    def __init__(self, child: int, request: dict[str, Any], own_proc: bool) -> None:
         self.child = child
         self.why = ""
         self.own_proc = own_proc
@@ -148,7 +195,7 @@ class _Watch:
                 poll.unregister(host)
             self._look()
 
-    def _reap(self) -> Optional[int]:
+    def _reap(self) -> int | None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -181,7 +228,7 @@ class _Watch:
             os.kill(self.child, signal.SIGKILL)
 
 
-def _usage() -> Tuple[int, int]:
+def _usage() -> tuple[int, int]:
     """Private resident bytes and number of all processes in this PID namespace."""
     pages = number = 0
     for name in os.listdir("/proc"):
@@ -196,11 +243,9 @@ def _usage() -> Tuple[int, int]:
     return pages * resource.getpagesize(), number
 
 
-def _kill_all(in_namespace: bool) -> None:
-    """Everything the run has started. Process 1 of a namespace need only leave."""
-    if in_namespace:
-        return
-    for _ in range(100):
+def _kill_adopted() -> None:
+    """Everything the run has started, for a keeper that is not process 1 of a namespace."""
+    for _ in range(200):
         children = _children()
         if not children:
             return
@@ -217,7 +262,7 @@ def _kill_all(in_namespace: bool) -> None:
         time.sleep(0.002)
 
 
-def _children() -> List[int]:
+def _children() -> list[int]:
     """This process's children, orphans it has adopted among them."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as stream:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from typing import Optional
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
-MS_RDONLY, MS_REMOUNT, MS_NOSUID, MS_NODEV = 1, 32, 2, 4
-MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 4096, 16384, 1 << 18, 1 << 19
+MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 1 << 14, 1 << 18
 _PDEATHSIG, _SUBREAPER, _NO_NEW_PRIVS = 1, 36, 38
 _MOUNT_SETATTR, _CAPSET = 442, {"x86_64": 126, "aarch64": 91}
 _AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = -100, 0x8000, 1
 
-_libc: Optional[ctypes.CDLL] = None
+# write to files; remove and make directories, files, sockets, fifos, devices, links
+_LANDLOCK_CREATE, _LANDLOCK_WRITES = 444, 1 << 1 | sum(1 << bit for bit in range(4, 13))
+_LANDLOCK_TRUNCATE = 1 << 14  # since version 3
+
+_libc: ctypes.CDLL | None = None
 
 
 def libc() -> ctypes.CDLL:
@@ -39,20 +41,38 @@ def setns(fd: int, kind: int) -> None:
     _check(libc().setns(fd, kind), "setns")
 
 
-def mount(source: str, target: str, kind: Optional[str], flags: int, data: str = "") -> None:
+def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
     words = [None if w is None else os.fsencode(w) for w in (source, target, kind)]
     _check(libc().mount(*words, ctypes.c_ulong(flags), os.fsencode(data) or None), f"mount {target}")
 
 
-def read_only(path: str, on: bool, recursive: bool) -> None:
-    """mount_setattr(2), Linux 5.12."""
-    attributes = struct.pack("QQQQ", _ATTR_RDONLY if on else 0, 0 if on else _ATTR_RDONLY, 0, 0)
-    flags = _AT_RECURSIVE if recursive else 0
-    call = libc().syscall
-    _check(
-        call(_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), flags, attributes, len(attributes)),
-        "mount_setattr",
-    )
+def read_only(path: str) -> None:
+    """Make every mount from `path` down read-only (mount_setattr(2), Linux 5.12)."""
+    attributes = struct.pack("QQQQ", _ATTR_RDONLY, 0, 0, 0)
+    arguments = (_AT_FDCWD, os.fsencode(path), _AT_RECURSIVE, attributes, len(attributes))
+    _check(libc().syscall(_MOUNT_SETATTR, *arguments), "mount_setattr")
+
+
+def landlock(folders: list[str]) -> bool:
+    """Let this process and its children write only below `folders`. False: the kernel has no Landlock."""
+    version = libc().syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
+    if version < 1:
+        return False
+    rights = _LANDLOCK_WRITES | (_LANDLOCK_TRUNCATE if version >= 3 else 0)
+    rules = libc().syscall(_LANDLOCK_CREATE, struct.pack("Q", rights), ctypes.c_size_t(8), 0)
+    if rules < 0:
+        return False
+    for folder in folders:
+        fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        _check(
+            libc().syscall(_LANDLOCK_CREATE + 1, rules, 1, struct.pack("=Qi", rights, fd), 0),
+            "landlock_add_rule",
+        )
+        os.close(fd)
+    _prctl(_NO_NEW_PRIVS, 1)
+    _check(libc().syscall(_LANDLOCK_CREATE + 2, rules, 0), "landlock_restrict_self")
+    os.close(rules)
+    return True
 
 
 def die_with_parent() -> None:

@@ -1,42 +1,81 @@
 """The zygote: torch imported, one thread, no op run; every run is forked from here.
 
-It knows nothing of runs: the host sends four descriptors (channel, status, stdout, stderr), the zygote forks, and the
-keeper (:mod:`.keeper`) in the new process reads the request from the channel.
+It knows nothing of runs: it keeps one forked keeper (:mod:`.keeper`) waiting on the host's socket, and forks
+the next when that one has got its run.
 """
 
 from __future__ import annotations
 
-import array
 import gc
 import json
 import os
 import platform
+import select
 import signal
 import socket
 import sys
-from typing import List, Optional
+import time
+import weakref
 
-from . import keeper, linux
+from . import dynamo, keeper, linux
 
-DESCRIPTORS = 4
+PATIENCE = 20  # keepers that may die without a word, one after the other
 
 
-def main(words: List[str]) -> None:
+def main(words: list[str]) -> None:
     """``serve FD``: the zygote over the socket FD."""
+    gc.disable()  # torch's import makes no garbage worth looking for
     host = socket.socket(fileno=int(words[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     world = _World()
-    _import_torch(host)
+    hello = _import_torch()
+    _forget_finalizers()
+    gc.freeze()  # the collector would touch, and so copy, every page in every run
+    host.sendall(json.dumps(hello).encode() + b"\n")
+    if hello["problem"]:
+        sys.exit(4)
     signal.signal(
         signal.SIGCHLD, signal.SIG_IGN
     )  # nobody asks for the keepers' exit: they report to the host
-    gc.collect()
-    gc.freeze()  # the collector would touch, and so copy, every page in every run
-    while True:
-        descriptors = _receive(host)
-        if descriptors is None:
+    silent = 0
+    while silent < PATIENCE:
+        word = _keep_one_waiting(host, world)
+        if word is None:
             return
-        _fork(host, world, descriptors)
+        silent = 0 if word else silent + 1
+        if word == b"d":
+            dynamo.load()
+            gc.freeze()
+        elif word.startswith(b"n"):
+            world.mounts, world.refused = False, word[1:].decode()
+
+
+def _keep_one_waiting(host: socket.socket, world: _World) -> bytes | None:
+    """Fork a keeper and wait until it has something to do. Its word, b"" if it died, None: the host is gone."""
+    read, write = os.pipe()
+    try:
+        is_init = world.next_child_is_init()
+        child = os.fork()
+    except OSError:  # too many processes just now
+        time.sleep(0.1)
+        return b""
+    if child == 0:
+        try:
+            os.close(read)
+            world.close()
+            keeper.main(host, write, keeper.Means(world.mounts, world.refused, world.granted, is_init))
+        finally:
+            os._exit(70)
+    os.close(write)
+    if is_init:
+        world.back()
+    poll = select.poll()
+    poll.register(host, 0)  # tells of a hang-up; what is written there is for the keeper
+    poll.register(read, select.POLLIN)
+    ready = [fd for fd, _ in poll.poll()]
+    word = os.read(read, 512) if read in ready else None
+    os.close(read)
+    return word
 
 
 class _World:
@@ -44,10 +83,9 @@ class _World:
 
     def __init__(self) -> None:
         self.mounts = False
-        self.granted = (
-            False  # our rights over mounts come from a user namespace, and the script shall not have them
-        )
-        self.processes: Optional[int] = None
+        self.refused = "there are no namespaces on this system"
+        self.granted = False  # by a user namespace, and so not the script's to have
+        self.processes: int | None = None
         if not sys.platform.startswith("linux"):
             return
         try:
@@ -56,8 +94,8 @@ class _World:
                 self.granted = True
             self.processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             self.mounts = True
-        except OSError:
-            pass
+        except OSError as refused:
+            self.refused = str(refused)
 
     def next_child_is_init(self) -> bool:
         """Have the next fork start a PID namespace, whose end ends everything the run has started."""
@@ -68,6 +106,10 @@ class _World:
         except OSError:
             return False
         return True
+
+    def close(self) -> None:
+        if self.processes is not None:
+            os.close(self.processes)
 
     def back(self) -> None:
         if self.processes is not None:
@@ -95,55 +137,21 @@ def _enter_user_namespace() -> None:
             stream.write(text)
 
 
-def _import_torch(host: socket.socket) -> None:
-    """Say hello, or why not, and leave."""
-    problem = ""
+def _import_torch() -> dict[str, str]:
+    """What to say to the host: versions, or the problem."""
+    hello = {"problem": "", "python": platform.python_version(), "executable": sys.executable}
     try:
         import torch
-        import torch._dynamo  # the first optimizer imports it
         import torch.optim
-    except ImportError as missing:
-        problem = f"{type(missing).__name__}: {missing}"
-    except OSError as broken:  # a shared library that does not load
-        problem = f"OSError: {broken}"
-    hello = {"problem": problem, "python": platform.python_version(), "executable": sys.executable}
-    if not problem:
+
+        dynamo.stand_in()
         hello["torch"] = str(torch.__version__)
-    host.sendall(json.dumps(hello).encode() + b"\n")
-    if problem:
-        sys.exit(4)
+    except (ImportError, OSError) as problem:  # OSError: a shared library that does not load
+        hello["problem"] = f"{type(problem).__name__}: {problem}"
+    return hello
 
 
-def _receive(host: socket.socket) -> Optional[List[int]]:
-    """The next run's descriptors, or None when the host is gone."""
-    descriptors = array.array("i")
-    try:
-        word, ancillary, _, _ = host.recvmsg(1, socket.CMSG_SPACE(DESCRIPTORS * descriptors.itemsize))
-    except OSError:
-        return None
-    if not word:
-        return None
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    return list(descriptors)
-
-
-def _fork(host: socket.socket, world: _World, descriptors: List[int]) -> None:
-    own_processes = world.next_child_is_init()
-    try:
-        child = os.fork()
-    except OSError:
-        child = -1
-    if child == 0:
-        host.close()
-        if world.processes is not None:
-            os.close(world.processes)
-        try:
-            keeper.keep(descriptors, keeper.Means(world.mounts, world.granted, own_processes))
-        finally:
-            os._exit(70)
-    if own_processes:
-        world.back()
-    for descriptor in descriptors:
-        os.close(descriptor)
+def _forget_finalizers() -> None:
+    """torch.library undoes its thousands of registrations at exit: 25 ms of every run, for nothing."""
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False

@@ -1,8 +1,8 @@
 """The scratch view: the run sees the machine's files as they are, writes where it likes, and nothing arrives.
 
-With namespaces (Linux): every folder that people keep files in is overlaid with a memory file system that only this
-run's mount namespace knows and that vanishes with its last process; the rest is mounted read-only. Paths stay what
-they are. Otherwise: a copy of the project (see gradfix.run.scratch, which makes it) and :func:`guard`.
+With namespaces (Linux), every folder that people keep files in is overlaid with a memory file system that
+only this run's mount namespace knows and that vanishes with its last process; the rest is mounted read-only.
+Paths stay what they are. Elsewhere a run gets a copy of the project (gradfix.run.scratch) and :mod:`.guard`.
 """
 
 from __future__ import annotations
@@ -10,137 +10,136 @@ from __future__ import annotations
 import io
 import os
 import tokenize
-from typing import Dict, Iterator, List
+from collections.abc import Iterator
 
 from . import linux
 
-# Nobody's training script keeps its files here; left out of the overlays, and so read-only.
-SYSTEM = frozenset("bin boot dev etc lib lib32 lib64 libx32 lost+found proc run sbin sys usr".split())
-SHARED = "/dev/shm"
-# What can't be a lower layer, or has nothing to protect.
-PSEUDO = frozenset(
-    "proc sysfs devtmpfs devpts cgroup cgroup2 mqueue debugfs tracefs securityfs bpf pstore autofs".split()
+# Nobody's training script keeps its files here: no overlay, and so read-only.
+SYSTEM = frozenset(
+    (
+        "bin",
+        "boot",
+        "dev",
+        "etc",
+        "lib",
+        "lib32",
+        "lib64",
+        "libx32",
+        "lost+found",
+        "proc",
+        "run",
+        "sbin",
+        "sys",
+        "usr",
+    )
 )
+# Not a lower layer, and nothing in it to protect.
+PSEUDO = frozenset(
+    (
+        "autofs",
+        "bpf",
+        "cgroup",
+        "cgroup2",
+        "debugfs",
+        "devpts",
+        "devtmpfs",
+        "mqueue",
+        "proc",
+        "sysfs",
+        "tracefs",
+    )
+)
+SHARED = "/dev/shm"
+SAFE = linux.MS_NOSUID | linux.MS_NODEV
 
 
 class NoView(Exception):
     """This machine does not let us make the view; the message says what refused."""
 
 
-def enter(folders: List[str]) -> None:
-    """Make the view in this process, which must be in a user or root namespace that may mount.
+class View:
+    """The view of this process and its children. Making one needs the right to mount; raises NoView.
 
-    `folders` are those that must be writable whatever the machine looks like: the project's root and the working
-    directory. Raises NoView and leaves the process unfit for a run.
+    A process in which it could not be made is unfit for a run: part of its file systems may be read-only.
     """
-    try:
-        linux.unshare(linux.CLONE_NEWNS)
-        linux.mount("none", "/", None, linux.MS_REC | linux.MS_SLAVE)
-        _cover(_targets(folders))
-    except OSError as refused:
-        raise NoView(refused.strerror or str(refused)) from None
 
+    def __init__(self) -> None:
+        self.covered: list[str] = []
+        try:
+            linux.unshare(linux.CLONE_NEWNS)
+            linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+            self.mounts = _mounts()
+            targets = self._usual()
+            lower = {target: _open(target) for target in targets}
+            linux.read_only("/")
+            self.shared = _open(SHARED) if os.path.isdir(SHARED) else None
+            self._cover(lower)
+        except OSError as refused:
+            raise NoView(refused.strerror or str(refused)) from None
 
-def _cover(targets: List[str]) -> None:
-    lower = {target: os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for target in targets}
-    linux.read_only("/", on=True, recursive=True)
-    place = SHARED if os.path.isdir(SHARED) else "/tmp"  # holds the layers, and is covered in the end
-    linux.mount("gradfix", place, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=755")
-    layers = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    held = f"/proc/self/fd/{layers}"
-    for number, target in enumerate(sorted(targets, key=lambda folder: folder == place)):
-        base = f"{held}/{number}"
-        for part in ("", "/upper", "/work"):
-            os.mkdir(base + part)
-        _copy_status(lower[target], base + "/upper")
-        _overlay(target, f"/proc/self/fd/{lower[target]}", base)
-        os.close(lower[target])
-    os.close(layers)
-    if place not in targets:
-        linux.mount("gradfix", place, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=1777")
+    def include(self, folders: list[str]) -> None:
+        """See to it that `folders` can be written, wherever they are. Raises NoView."""
+        try:
+            for folder in map(os.path.realpath, folders):
+                if folder == "/" or self._is_covered(folder):
+                    continue
+                if _is_within(folder, SHARED) and self.shared is not None:
+                    self._cover({SHARED: self.shared})
+                else:
+                    self._cover({target: _open(target) for target in _split(folder, self.mounts)})
+        except OSError as refused:
+            raise NoView(refused.strerror or str(refused)) from None
 
+    def _is_covered(self, folder: str) -> bool:
+        """Under an overlay; none has a file system of its own inside (see _split)."""
+        return any(_is_within(folder, target) for target in self.covered)
 
-def _copy_status(fd: int, folder: str) -> None:
-    status = os.fstat(fd)
-    os.chmod(folder, status.st_mode & 0o7777)
-    try:
-        os.chown(folder, status.st_uid, status.st_gid)
-    except OSError:  # an owner that this user namespace does not know
-        pass
+    def _usual(self) -> list[str]:
+        """The top-level folders and mounted file systems where people keep files, none inside another."""
+        with os.scandir("/") as entries:
+            folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        found = [
+            t for folder in [*folders, *self.mounts] if _is_ours(folder) for t in _split(folder, self.mounts)
+        ]
+        kept: list[str] = []
+        for folder in sorted(set(found)):
+            if not (kept and _is_within(folder, kept[-1])):
+                kept.append(folder)
+        return kept
 
+    def _cover(self, lower: dict[str, int]) -> None:
+        """Overlay each folder of `lower` (path -> descriptor of what is there now); closes the descriptors.
 
-def _overlay(target: str, lower: str, base: str) -> None:
-    options = f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work"
-    try:
-        linux.mount("overlay", target, "overlay", linux.MS_NOSUID | linux.MS_NODEV, options + ",userxattr")
-    except OSError:
-        linux.mount("overlay", target, "overlay", linux.MS_NOSUID | linux.MS_NODEV, options)
+        The layers lie in a memory file system that is hidden in the end by a fresh one on top of it.
+        """
+        place = SHARED if self.shared is not None else "/tmp"
+        linux.mount("gradfix", place, "tmpfs", SAFE, "mode=755")
+        layers = _open(place)
+        for number, target in enumerate(sorted(lower, key=lambda folder: folder == place)):
+            base = f"/proc/self/fd/{layers}/{number}"
+            for part in ("", "/upper", "/work"):
+                os.mkdir(base + part)
+            _copy_status(lower[target], base + "/upper")
+            _overlay(target, f"/proc/self/fd/{lower[target]}", base)
+            os.close(lower[target])
+            self.covered.append(target)
+        os.close(layers)
+        if place not in lower:
+            linux.mount("gradfix", place, "tmpfs", SAFE, "mode=1777")
 
 
 def mount_processes() -> bool:
-    """Give a new PID namespace its own /proc. False where the machine forbids it (masked /proc of a container)."""
+    """Give a new PID namespace its own /proc. False where a container's masked /proc forbids it."""
     try:
-        linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV)
+        linux.mount("proc", "/proc", "proc", SAFE)
     except OSError:
         return False
     return True
 
 
-def _targets(folders: List[str]) -> List[str]:
-    """The folders to overlay, none inside another."""
-    mounts = _mounts()
-    wanted = [os.path.realpath(folder) for folder in folders]
-    wanted += ["/" + name for name in _top_level()]
-    wanted += [point for point in mounts if point.strip("/").split("/")[0] not in SYSTEM]
-    if any(os.path.join(folder, "").startswith(SHARED + "/") for folder in wanted):
-        wanted.append(SHARED)
-    found: List[str] = []
-    for folder in sorted(set(wanted)):
-        found.extend(_split(folder, mounts))
-    kept: List[str] = []
-    for folder in sorted(set(found)):
-        if not any(folder.startswith(os.path.join(other, "")) for other in kept):
-            kept.append(folder)
-    return kept
-
-
-def _top_level() -> Iterator[str]:
-    with os.scandir("/") as entries:
-        for entry in entries:
-            if entry.name not in SYSTEM and entry.is_dir(follow_symlinks=False):
-                yield entry.name
-
-
-def _split(folder: str, mounts: Dict[str, str]) -> Iterator[str]:
-    """`folder`, or what is in it where file systems are mounted inside: the kernel refuses those as a lower layer."""
-    inside = [m for m in mounts if m.startswith(os.path.join(folder, ""))]
-    if not inside:
-        if mounts.get(folder) not in PSEUDO:
-            yield folder
-        return
-    try:
-        children = [e.path for e in os.scandir(folder) if e.is_dir(follow_symlinks=False)]
-    except OSError:
-        return
-    for child in children:
-        if folder != "/" or os.path.basename(child) not in SYSTEM:
-            yield from _split(child, mounts)
-
-
-def _mounts() -> Dict[str, str]:
-    """Mount point -> file system type of the topmost mount there."""
-    found: Dict[str, str] = {}
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        for line in lines:
-            fields = line.split(" ")
-            point = fields[4].encode("utf-8", "surrogateescape").decode("unicode_escape").encode("latin-1")
-            found[os.fsdecode(point)] = fields[fields.index("-") + 1]
-    return found
-
-
-def write_texts(files: Dict[str, str]) -> Dict[str, str]:
+def write_texts(files: dict[str, str]) -> dict[str, str]:
     """Write candidate texts into the view. Gives those that would not go, to be served by an import hook."""
-    left: Dict[str, str] = {}
+    left: dict[str, str] = {}
     for path, text in files.items():
         try:
             with open(path, "wb") as stream:
@@ -152,5 +151,63 @@ def write_texts(files: Dict[str, str]) -> Dict[str, str]:
 
 def _encode(text: str) -> bytes:
     """In the encoding that the text itself declares (PEP 263)."""
-    encoding, _ = tokenize.detect_encoding(io.BytesIO(text.encode("utf-8", "surrogatepass")).readline)
-    return text.encode("utf-8" if encoding == "utf-8-sig" else encoding)
+    data = text.encode("utf-8", "surrogatepass")
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data if encoding == "utf-8-sig" else text.encode(encoding)
+    except (SyntaxError, UnicodeEncodeError):  # the interpreter will say so when it gets there
+        return data
+
+
+def _open(folder: str) -> int:
+    return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _overlay(target: str, lower: str, base: str) -> None:
+    options = f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work"
+    try:
+        linux.mount("overlay", target, "overlay", SAFE, options + ",userxattr")
+    except OSError:  # before Linux 5.11, or no such attributes there
+        linux.mount("overlay", target, "overlay", SAFE, options)
+
+
+def _copy_status(fd: int, folder: str) -> None:
+    status = os.fstat(fd)
+    os.chmod(folder, status.st_mode & 0o7777)
+    try:
+        os.chown(folder, status.st_uid, status.st_gid)
+    except OSError:  # an owner that this user namespace does not know
+        pass
+
+
+def _is_within(folder: str, other: str) -> bool:
+    return folder == other or folder.startswith(other + "/")
+
+
+def _is_ours(folder: str) -> bool:
+    first = folder.split("/")[1]
+    return bool(first) and first not in SYSTEM
+
+
+def _split(folder: str, mounts: dict[str, str]) -> Iterator[str]:
+    """`folder`, or what is in it where file systems are mounted inside: no lower layer may have those."""
+    if mounts.get(folder) in PSEUDO or not os.access(folder, os.X_OK | os.R_OK) or not os.path.isdir(folder):
+        return
+    if not any(_is_within(point, folder) and point != folder for point in mounts):
+        yield folder
+        return
+    with os.scandir(folder) as entries:
+        children = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for child in children:
+        yield from _split(child, mounts)
+
+
+def _mounts() -> dict[str, str]:
+    """Mount point -> file system type of the topmost mount there."""
+    found: dict[str, str] = {}
+    with open("/proc/self/mountinfo", "rb") as lines:
+        for line in lines:
+            fields = line.decode("latin-1").split(" ")
+            point = fields[4].encode("latin-1").decode("unicode_escape").encode("latin-1")
+            found[os.fsdecode(point)] = fields[fields.index("-") + 1]
+    return found

@@ -1,0 +1,79 @@
+"""Where there are no namespaces: refuse writes outside of the run's own copy.
+
+Landlock (Linux 5.13) holds for every kind of write and for what the script starts; where it is missing, an
+audit hook sees what goes through Python, and torch.save, which writes past Python, is asked first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from typing import Any
+
+from . import linux
+
+# Audit event -> which of its arguments are paths that it writes to.
+WRITES = {
+    "os.remove": (0,),
+    "os.rename": (0, 1),
+    "os.rmdir": (0,),
+    "os.mkdir": (0,),
+    "os.link": (1,),
+    "os.symlink": (1,),
+    "os.truncate": (0,),
+    "os.chmod": (0,),
+    "os.chown": (0,),
+    "os.utime": (0,),
+    "shutil.rmtree": (0,),
+}
+DEVICES = ("/dev/", "/proc/self/")
+
+
+def install(folders: list[str]) -> None:
+    """From here on this process and its children write only below `folders` and to devices."""
+    allowed = [os.path.realpath(folder) for folder in folders]
+    os.environ["TMPDIR"] = tempfile.tempdir = allowed[0]
+    if not linux.landlock([*allowed, "/dev"]):
+        _audit(allowed)
+
+
+def _audit(allowed: list[str]) -> None:
+    def check(path: Any, descriptor: Any = None) -> None:
+        if isinstance(path, int) or path is None:
+            return
+        real = os.path.realpath(os.fsdecode(path))
+        if real.startswith(DEVICES) or any(real == a or real.startswith(a + os.sep) for a in allowed):
+            return
+        raise PermissionError(13, "this run may only write inside of its scratch copy", os.fsdecode(path))
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND):
+                check(path)
+        else:
+            for index in WRITES.get(event, ()):
+                check(arguments[index])
+
+    sys.addaudithook(hook)
+    _ask_torch_save(check)
+
+
+def _ask_torch_save(check: Any) -> None:
+    from torch import serialization
+
+    for name in ("_open_zipfile_writer", "_open_file_like"):
+        opener = getattr(serialization, name, None)
+        if opener is not None:
+            setattr(serialization, name, _checked(opener, check))
+
+
+def _checked(opener: Any, check: Any) -> Any:
+    def checked(name_or_buffer: Any, *rest: Any) -> Any:
+        writes = not rest or "w" in str(rest[0])
+        if writes and isinstance(name_or_buffer, (str, os.PathLike)):
+            check(name_or_buffer)
+        return opener(name_or_buffer, *rest)
+
+    return checked

@@ -164,9 +164,10 @@ class _Finder:
 
     def _assigned(self, scope: cst.CSTNode, name: str) -> Iterator[cst.BaseExpression]:
         for small in small_statements(scope):
-            if (isinstance(small, cst.Assign) and any(dotted(t.target) == name for t in small.targets)) or (
-                isinstance(small, cst.AnnAssign) and small.value is not None and dotted(small.target) == name
-            ):
+            if isinstance(small, cst.AnnAssign):
+                if small.value is not None and dotted(small.target) == name:
+                    yield small.value
+            elif isinstance(small, cst.Assign) and any(dotted(t.target) == name for t in small.targets):
                 yield small.value
             elif isinstance(small, cst.Assign) and isinstance(small.value, cst.Tuple):
                 for target in small.targets:

@@ -27,9 +27,7 @@ for step in range(3):
     lossG.backward()
 """
 CURED = GAN.replace("    lossG = d\n", "    lossG = loss(g)\n")
-SHARED = (
-    "one of the variables needed for gradient computation has been modified by an inplace operation: [torch."
-)
+RAISED = "one of the variables needed has been modified by an inplace operation: [x]. Hint: look"
 
 
 def site(path: Path, text: str, token: str, function: str = "<module>", end: str = "") -> Site:
@@ -37,7 +35,8 @@ def site(path: Path, text: str, token: str, function: str = "<module>", end: str
     start = text.index(token)
     stop = text.index(end, start) + len(end) if end else start + len(token)
     line, end_line = text.count("\n", 0, start), text.count("\n", 0, stop)
-    column, end_column = start - (text.rfind("\n", 0, start) + 1), stop - (text.rfind("\n", 0, stop) + 1)
+    column = start - (text.rfind("\n", 0, start) + 1)
+    end_column = stop - (text.rfind("\n", 0, stop) + 1)
     return Site(str(path), line + 1, column, end_line + 1, end_column, function)
 
 
@@ -54,7 +53,7 @@ def stale(path: Path, text: str = GAN) -> Conflict:
             Label("needed", (site(path, text, "lossG.backward()"),), "needed here"),
         ),
         primary=1,
-        backward=Backward(9, (site(path, text, "lossG.backward()"),), (1,), (1,), refused=SHARED),
+        backward=Backward(9, (site(path, text, "lossG.backward()"),), (1,), (1,), refused=RAISED),
     )
 
 

@@ -6,12 +6,13 @@ import stat
 
 import libcst as cst
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradfix import source
 from gradfix.source import Source, SourceError, discover, split_lines, write
 
+calm = settings(deadline=None, max_examples=60)
 LINES = st.lists(
     st.text(alphabet="abé=1 #\tß日\u0301😀'\f\u2028", max_size=12).map(lambda x: x.rstrip("\f")), max_size=12
 )
@@ -24,6 +25,7 @@ def files(draw):
     return draw(st.sampled_from([b"", codecs.BOM_UTF8])) + text.encode()
 
 
+@calm
 @given(files())
 def test_unchanged_text_gives_the_same_bytes(raw):
     read = Source.decode("a.py", raw)
@@ -31,6 +33,7 @@ def test_unchanged_text_gives_the_same_bytes(raw):
     assert "\r" not in read.text
 
 
+@calm
 @given(files(), st.integers(0, 20))
 def test_an_inserted_line_changes_nothing_else(raw, where):
     read = Source.decode("a.py", raw)
@@ -46,6 +49,7 @@ def test_an_inserted_line_changes_nothing_else(raw, where):
     assert ending.decode() in raw.decode() or ending == b"\n"
 
 
+@calm
 @given(files())
 def test_a_trip_through_libcst_keeps_every_byte(raw):
     read = Source.decode("a.py", raw)

@@ -57,7 +57,11 @@ def closing(results: Iterable[Result], view: View) -> str:
     found = [d for r in results for d in faults(r)]
     asked = [d for r in results for d in shown(r) if d.conflict.severity == "note"]
     hidden = sum(d.status == "note" for r in results for d in r.diagnoses)
-    more = f" {_count(hidden, 'note')} not shown: --notes shows and cures them." if hidden else ""
+    more = (
+        f" {_count(hidden, 'note')} not shown: --notes shows and cures {'it' if hidden == 1 else 'them'}."
+        if hidden
+        else ""
+    )
     if not found and not asked:
         if any(r.problem for r in results):
             return ""

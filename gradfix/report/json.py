@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
-from gradfix.report import View, shown
+from gradfix.report import View
 from gradfix.report.diff import unified
-from gradfix.report.places import Place, place
+from gradfix.report.places import Place, called_at, place
 from gradfix.source import split_lines
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ def document(results: Iterable[Result], view: View) -> str:
     """The JSON text of all results."""
     results = list(results)
     value: dict[str, Any] = {
-        "diagnostics": [_diagnostic(d, r, view) for r in results for d in shown(r)],
+        "diagnostics": [_diagnostic(d, r, view) for r in results for d in r.diagnoses],
+        "changes": [_change(r, path, view) for r in results for path in sorted(r.files)],
         "problems": [_problem(r, view) for r in results if r.problem],
     }
     return json.dumps(value, ensure_ascii=False, indent=2)
@@ -28,7 +29,11 @@ def document(results: Iterable[Result], view: View) -> str:
 
 def problem(message: str, detail: str = "", path: str | None = None) -> str:
     """A document that says why there is none."""
-    value = {"diagnostics": [], "problems": [{"path": path, "message": message, "detail": detail}]}
+    value = {
+        "diagnostics": [],
+        "changes": [],
+        "problems": [{"path": path, "message": message, "detail": detail}],
+    }
     return json.dumps(value, ensure_ascii=False, indent=2)
 
 
@@ -44,9 +49,11 @@ def _diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, A
     at = place(primary.at, diagnosis, result)
     related = []
     for label in conflict.labels:
-        p = place(label.at, diagnosis, result)
-        spot = {"path": view.paths.show(p.path), "cell": None, "range": _range(p)}
-        related.append({"role": label.role, **spot, "message": label.text})
+        related.append(_related(label.role, label.text, place(label.at, diagnosis, result), view))
+        caller = called_at(label.stack, primary.stack)
+        if caller is not None:
+            words = f"called here: {label.text}"
+            related.append(_related("call", words, place(caller, diagnosis, result), view))
     return {
         "kind": conflict.kind,
         "severity": conflict.severity,
@@ -58,6 +65,25 @@ def _diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, A
         "cures": [_cure(c, view) for c in diagnosis.cures],
         "status": diagnosis.status,
     }
+
+
+def _related(role: str, message: str, at: Place, view: View) -> dict[str, Any]:
+    return {
+        "role": role,
+        "path": view.paths.show(at.path),
+        "cell": None,
+        "range": _range(at),
+        "message": message,
+    }
+
+
+def _change(result: Result, path: str, view: View) -> dict[str, Any]:
+    """The whole change of one file, all cures together."""
+    old, new = result.files[path]
+    name = view.paths.show(path)
+    diff = "".join(f"{line}\n" for line in unified({path: (old, new)}, view.paths))
+    verdict = result.verdict.status if result.verdict else None
+    return {"path": name, "verdict": verdict, "edits": _edits(name, old, new), "diff": diff}
 
 
 def _cure(cure: Cure, view: View) -> dict[str, Any]:

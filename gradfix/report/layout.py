@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
@@ -96,19 +97,22 @@ class Row:
 
 def row(line: str) -> Row:
     """Lay out one source line (no ending)."""
-    line = safe(line)
     cells: list[tuple[str, int]] = []
     offsets: list[int] = []
     at = 0
-    spans = [(i, i + 1, 1) for i in range(len(line))] if line.isascii() else split_graphemes(line)[0]
-    for start, end, width in spans:
-        text = line[start:end]
-        if "\t" in text:
+    for piece in re.split(r"(\t)", safe(line)):  # split_graphemes would join a tab to what stands before it
+        if piece == "\t":
             width = TAB - at % TAB
-            text = " " * width
-        cells.append((text, width))
-        offsets += [at] * (end - start)
-        at += width
+            cells.append((" " * width, width))
+            offsets.append(at)
+            at += width
+            continue
+        plain = piece.isascii()
+        spans = [(i, i + 1, 1) for i in range(len(piece))] if plain else split_graphemes(piece)[0]
+        for start, end, width in spans:
+            cells.append((piece[start:end], width))
+            offsets += [at] * (end - start)
+            at += width
     return Row(tuple(cells), (*offsets, at))
 
 

@@ -156,9 +156,10 @@ class _Pen:
 
     def gap(self, number: int) -> Text:
         """The sign that lines were left out before `number`."""
-        return Text.assemble(
-            (f"{'':>{self.margin}} {self.glyphs.gap} ", GUTTER), self._lanes(number, inside=True)
-        )
+        sign = (f"{'':>{self.margin}} {self.glyphs.gap} ", GUTTER)
+        out = Text.assemble(sign, self._lanes(number, inside=True))
+        out.rstrip()
+        return out
 
     def closings(self, number: int) -> Iterator[Text]:
         """The ends of the brackets that close at `number`, with their texts."""

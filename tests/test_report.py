@@ -1,0 +1,404 @@
+"""Reports: what a person sees, what a program reads."""
+
+import json
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import made
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from gradfix.detect import KINDS
+from gradfix.explain import PAGES, page, why
+from gradfix.report import View, concise, full
+from gradfix.report import json as report_json
+from gradfix.report.diff import unified
+from gradfix.report.layout import ASCII, BOXES, fold, row, safe
+from gradfix.report.places import Paths, called_at, origins, place
+from gradfix.report.snippet import Span, draw
+from gradfix.source import split_lines
+from gradfix.tape import Site
+from gradfix.verdict import EffectKind
+
+calm = settings(deadline=None, max_examples=60)
+SCHEMA = json.loads((Path(full.__file__).parent / "schema.json").read_text(encoding="utf-8"))
+
+
+def drawn(text: str, spans: list[Span], width: int = 80, glyphs=BOXES) -> list[str]:
+    return [r.plain for r in draw(text.split("\n"), spans, width, 2, glyphs)]
+
+
+def span(text: str, token: str, label: str, primary: bool = False, end: str = "") -> Span:
+    s = made.site(Path("a.py"), text, token, end=end)
+    return Span(s.line, s.column, s.end_line, s.end_column, label, "", primary)
+
+
+def view(tmp_path: Path, **more: object) -> View:
+    return View(Paths(tmp_path), **more)
+
+
+# -- drawing
+
+
+def test_spans_of_different_weight_gaps_and_texts():
+    text = "d = D(g)\n\n\n\noptimD.step()\nx = 1\nlossG.backward()\n"
+    spans = [
+        span(text, "D(g)", "saved here, version 1"),
+        span(text, "optimD.step()", "overwritten here, version 2", True),
+        span(text, "lossG.backward()", "needed here"),
+    ]
+    assert drawn(text, spans) == [
+        " 1 │ d = D(g)",
+        "   │     ──── saved here, version 1",
+        "   ┆",
+        " 5 │ optimD.step()",
+        "   │ ━━━━━━━━━━━━━ overwritten here, version 2",
+        " 6 │ x = 1",
+        " 7 │ lossG.backward()",
+        "   │ ──────────────── needed here",
+    ]
+
+
+def test_several_spans_on_a_line():
+    text = "optim.step(); d = d * 2; y.mul_(y)\n"
+    spans = [
+        span(text, "optim.step()", "overwritten", True),
+        span(text, "d * 2", "read"),
+        span(text, "y.mul_(y)", "written"),
+        span(text, "y.mul_(y)", "and saved"),
+    ]
+    assert drawn(text, spans) == [
+        " 1 │ optim.step(); d = d * 2; y.mul_(y)",
+        "   │ ━━━━━━━━━━━━      ─────  ───────── written",
+        "   │ │                 │                and saved",
+        "   │ │                 ╰ read",
+        "   │ ╰ overwritten",
+    ]
+
+
+def test_a_span_over_several_lines():
+    text = "loss = criterion(\n    D(g),\n    ones,\n)\n"
+    whole = span(text, "loss", "made here", end="\n)")
+    assert drawn(text, [whole]) == [
+        " 1 │ ╭ loss = criterion(",
+        " 2 │ │     D(g),",
+        " 3 │ │     ones,",
+        " 4 │ │ )",
+        "   │ ╰── made here",
+    ]
+    inside = span(text, "criterion(", "made here", end="\n)")
+    assert drawn(text, [inside])[:2] == [" 1 │ ╭ loss = criterion(", "   │ │        ──────────"]
+
+
+def test_a_long_span_shows_its_ends():
+    text = "f(\n" + "".join(f"    a{i},\n" for i in range(20)) + ")\n"
+    rows = drawn(text, [span(text, "f(", "called", end="\n)")])
+    assert [r[:2] for r in rows] == [" 1", " 2", " 3", "  ", "21", "22", "  "]
+
+
+def test_without_box_characters():
+    text = "x = 1\ny = (2,\n     3)\n"
+    rows = drawn(text, [span(text, "x", "one", True), span(text, "y", "two", end="3)")], glyphs=ASCII)
+    assert rows == [
+        " 1 |   x = 1",
+        "   |   ^ one",
+        " 2 | / y = (2,",
+        " 3 | |      3)",
+        "   | \\-- two",
+    ]
+
+
+def test_a_long_line_is_cut_around_its_span():
+    text = "x = [" + "1, " * 100 + "here, " + "2, " * 100 + "]\n"
+    for r in drawn(text, [span(text, "here", "look")], 60):
+        assert cell_len(r) <= 60
+    line, under = drawn(text, [span(text, "here", "look")], 60)
+    assert line[under.index("─") : under.index("─") + 4] == "here"
+    assert line.count("…") == 2
+
+
+def test_nothing_in_a_source_line_can_steer_the_terminal():
+    text = "x = '\x1b[31m\u202e\udc80\x07'\n"
+    rows = "".join(drawn(text, [span(text, "x", "here")]))
+    assert not re.search("[\x00-\x1f\u202e\udc80]", rows)
+    assert safe("日本\tok") == "日本\tok"
+
+
+# graphemes whose width terminals agree on
+CLUSTERS = st.lists(
+    st.sampled_from(["a", "_", " ", "\t", "é", "e\u0301", "日", "本", "ﾊ", "😀", "ß", "Ω", "한", "\x0c"]),
+    max_size=40,
+)
+
+
+@calm
+@given(CLUSTERS, CLUSTERS, CLUSTERS)
+def test_underlines_align(before, marked, after):
+    line = "".join(before) + "[" + "".join(marked) + "]" + "".join(after)
+    start, end = len("".join(before)), len("".join(before)) + len("".join(marked)) + 2
+    source_row, under = drawn(line, [Span(1, start, 1, end, "", "", True)], 2000)
+    source_row, under = source_row[5:], under[5:]
+    left = len(under) - len(under.lstrip(" "))
+    shown_before = source_row[: source_row.index("[")]
+    assert left == cell_len(shown_before)
+    shown = source_row[source_row.index("[") : source_row.rindex("]") + 1]
+    assert under.strip() == "━" * cell_len(shown)
+
+
+@calm
+@given(CLUSTERS)
+def test_tabs_reach_the_next_stop(clusters):
+    line = "".join(clusters).replace("\x0c", "")
+    at = 0
+    for char, offset in zip(line, row(line).offsets, strict=False):
+        if char == "\t":
+            assert offset == at
+            at = (at // 4 + 1) * 4
+        else:
+            at += cell_len(char)
+    assert row(line).width == at
+
+
+LINES = st.lists(st.text("ab 日\t(), ", max_size=90), min_size=1, max_size=8)
+
+
+@calm
+@given(LINES, st.data(), st.integers(40, 120))
+def test_no_row_is_wider_than_the_terminal_and_every_text_is_whole(lines, data, width):
+    spans = []
+    for i in range(data.draw(st.integers(1, 4))):
+        a, b = sorted(data.draw(st.tuples(*[st.integers(0, len(lines) - 1)] * 2)))
+        first = data.draw(st.integers(0, len(lines[a])))
+        last = data.draw(st.integers(first if a == b else 0, max(len(lines[b]), first if a == b else 0)))
+        text = data.draw(st.sampled_from(["here", "D.weight saved here, version 1", "needed"])) + f" <{i}>"
+        spans.append(Span(a + 1, first, b + 1, last, text, "", i == 0))
+    rows = drawn("\n".join(lines), spans, width)
+    assert max(cell_len(r) for r in rows) <= width
+    for i in range(len(spans)):
+        assert sum(r.count(f"<{i}>") for r in rows) == 1
+
+
+@calm
+@given(st.text("ab 日é-", max_size=200), st.integers(8, 60))
+def test_folding_loses_no_word(text, width):
+    lines = fold(text, width)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert max(map(cell_len, lines)) <= width
+
+
+# -- the full report
+
+
+def plain(result, v: View) -> str:
+    return "\n".join(getattr(x, "plain", None) or getattr(x, "text", "") for x in full.render(result, v))
+
+
+def test_full_report(tmp_path):
+    path = tmp_path / "gan.py"
+    text = plain(made.cured(path), view(tmp_path, width=100))
+    assert text.startswith("error[stale-saved-tensor]: `D.weight` is overwritten by `optimD.step()`")
+    for expected in [
+        "┌─ gan.py:14:5",
+        "──── `D.weight` (1×2) saved here, version 1, called at line 10",
+        "━━━━━━━━━━━━━ overwritten here, version 2",
+        "= PyTorch: one of the variables needed has been modified by an inplace operation: [x]",
+        "= why: Autograd saved this tensor",
+        "= cure: recompute-after-step (intended): take `lossG` from D",
+        "G's gradient cosine 0.9998 to the exact",
+        "= also tried: detach-score (rejected)",
+        "--- a/gan.py\n+++ b/gan.py\n",
+        "-    lossG = d\n+    lossG = loss(g)\n",
+    ]:
+        assert expected in text
+
+
+@pytest.mark.parametrize("width", [48, 60, 80, 120])
+def test_the_report_fits_the_terminal(tmp_path, width):
+    for result in (made.cured(tmp_path / "gan.py"), made.left(tmp_path / "gan.py")):
+        lines = list(full.render(result, view(tmp_path, width=width, diff=False, verbose=1)))
+        assert all(cell_len(x.plain) <= width for x in lines[1:])  # a headline is the terminal's to wrap
+
+
+def test_why_is_said_once_a_kind(tmp_path):
+    result = made.left(tmp_path / "gan.py")
+    twice = replace(result, diagnoses=(result.diagnoses[0],) * 2)
+    assert plain(twice, view(tmp_path)).count("= why: ") == 1
+
+
+def test_a_span_in_another_file(tmp_path):
+    conflict = made.stale(tmp_path / "gan.py")
+    model = "class D:\n    def forward(self, x):\n        return self.net(x)\n"
+    inner = made.site(tmp_path / "model.py", model, "self.net(x)", "D.forward")
+    outer = conflict.labels[0].stack[0]
+    labels = (replace(conflict.labels[0], stack=(outer, inner)), *conflict.labels[1:])
+    result = made.left(tmp_path / "gan.py")
+    diagnosis = replace(result.diagnoses[0], conflict=replace(conflict, labels=labels))
+    sources = {**result.sources, str(tmp_path / "model.py"): model}
+    text = plain(replace(result, diagnoses=(diagnosis,), sources=sources), view(tmp_path))
+    assert "┌─ gan.py:14:5" in text
+    assert "├─ model.py:3:16" in text
+    assert "called at gan.py:10" in " ".join(text.replace("│", " ").split())
+
+
+def test_only_the_line_is_known(tmp_path):
+    conflict = made.stale(tmp_path / "gan.py")
+    bare = Site(str(tmp_path / "gan.py"), 14)
+    labels = tuple(replace(x, stack=(bare,)) if x.role == "overwritten" else x for x in conflict.labels)
+    diagnosis = replace(
+        made.left(tmp_path / "gan.py").diagnoses[0], conflict=replace(conflict, labels=labels)
+    )
+    text = plain(replace(made.left(tmp_path / "gan.py"), diagnoses=(diagnosis,)), view(tmp_path))
+    assert "14 │     optimD.step()\n   │     ━━━━━━━━━━━━━ overwritten" in text
+
+
+def test_lines_of_a_later_round_are_led_back(tmp_path):
+    path = tmp_path / "gan.py"
+    later = made.GAN.replace("import torch\n", "import torch\nimport extra\nimport more\n")
+    conflict = made.stale(path, later)
+    result = made.left(path)
+    diagnosis = replace(result.diagnoses[0], conflict=conflict, sources={str(path): later})
+    assert conflict.at.line == 16
+    assert place(conflict.at, diagnosis, result).line == 14
+
+
+@calm
+@given(st.lists(st.sampled_from("abcd"), max_size=12), st.integers(0, 12))
+def test_origins_of_an_insertion(lines, where):
+    where = min(where, len(lines))
+    new = [*lines[:where], "NEW", *lines[where:]]
+    came = origins("\n".join(lines), "\n".join(new))
+    old = split_lines("\n".join(lines))
+    for text, (line, same) in zip(split_lines("\n".join(new)), came, strict=True):
+        assert 1 <= line <= len(old)
+        assert not same or old[line - 1] == text
+
+
+def test_the_call_that_led_into_a_function():
+    main, a, b, inner = (Site("a.py", n) for n in (50, 10, 14, 5))
+    assert called_at((main, a, inner), (main, b)) == a
+    assert called_at((main, b), (main, a)) is None
+    assert called_at((main, a, inner), (main, a, b)) is None
+
+
+@pytest.mark.parametrize(
+    ("results", "more", "expected"),
+    [
+        (["cured"], {}, "Found 1 fault; 1 cured (intended). Write it with --write."),
+        (["cured"], {"action": "write"}, "Found 1 fault; 1 cured (intended) and written."),
+        (
+            ["cured", "left"],
+            {},
+            "Found 2 faults; 1 cured (intended), 1 left. Write it with --write. 1 note not shown",
+        ),
+        (
+            ["left"],
+            {"action": "run"},
+            "Found 1 fault. 1 note not shown: --notes shows and cures it. To look for cures:",
+        ),
+        (["clean"], {}, "No faults found in the first steps of every optimizer."),
+    ],
+    ids=["cured", "written", "one_left", "run", "clean"],
+)
+def test_closing_line(tmp_path, results, more, expected):
+    made_results = [getattr(made, r)(tmp_path / "gan.py") for r in results]
+    assert full.closing(made_results, view(tmp_path, **more)).startswith(expected)
+
+
+def test_concise(tmp_path):
+    lines = [x.text for x in concise.render(made.cured(tmp_path / "gan.py"), view(tmp_path))]
+    message = "`D.weight` is overwritten by `optimD.step()` before `lossG.backward()` needs it"
+    assert lines == [f"gan.py:14:5: stale-saved-tensor error: {message} [recompute-after-step intended]"]
+
+
+# -- diffs and JSON
+
+TEXTS = st.lists(st.sampled_from(["a\n", "b\n", "\n", "日\n", "\x0c\n"]), max_size=8).map("".join)
+
+
+@calm
+@given(TEXTS, TEXTS, st.sampled_from(["", "end"]), st.sampled_from(["", "end", "other"]))
+def test_edits_make_the_new_text(old, new, old_end, new_end):
+    old, new = old + old_end, new + new_end
+    text = old
+    for edit in report_json._edits("a.py", old, new):
+        starts = [0]
+        for line in split_lines(text)[:-1]:
+            starts.append(starts[-1] + len(line) + 1)
+        a, b = (edit["range"][k] for k in ("start", "end"))
+        i, j = (starts[p["line"] - 1] + p["column"] - 1 for p in (a, b))
+        text = text[:i] + edit["text"] + text[j:]
+    assert text == new
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("a\nb\n", "a\nc\n"), ("a\nb", "a\nb\n"), ("a\nb\n", "a\nb"), ("a\nb", "a\nc"), ("a\n", "a\n\tb\n")],
+    ids=["plain", "newline_added", "newline_lost", "no_newline", "tab"],
+)
+def test_git_applies_the_diff(tmp_path, old, new):
+    file = tmp_path / "a.py"
+    file.write_text(old)
+    patch = "".join(f"{line}\n" for line in unified({str(file): (old, new)}, Paths(tmp_path)))
+    subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
+    assert file.read_text() == new
+
+
+def test_json_follows_its_schema(tmp_path):
+    path = tmp_path / "gan.py"
+    measured = made.cure(path, "rejected", cosine=float("nan"), losses=[1.0, float("inf")], steps={"G": 3})
+    odd = replace(made.cured(path), diagnoses=(replace(made.cured(path).diagnoses[0], cures=(measured,)),))
+    failed = replace(made.clean(path), problem=made.Result(path).problem)
+    text = report_json.document([made.cured(path), made.left(path), odd, failed], view(tmp_path))
+    value = json.loads(text, parse_constant=lambda x: pytest.fail(f"{x} is no JSON"))
+    jsonschema.validate(value, SCHEMA)
+    jsonschema.validate(json.loads(report_json.problem("no", "why")), SCHEMA)
+    first = value["diagnostics"][0]
+    assert first["path"] == "gan.py"
+    assert first["range"] == {"start": {"line": 14, "column": 5}, "end": {"line": 14, "column": 18}}
+    assert [r["role"] for r in first["related"]] == ["saved", "call", "overwritten", "needed"]
+    assert {d["status"] for d in value["diagnostics"]} == {"cured", "left", "note"}
+    assert value["changes"][0]["diff"].startswith("--- a/gan.py\n+++ b/gan.py\n")
+
+
+def test_the_schema_knows_what_the_code_knows():
+    defs = SCHEMA["$defs"]
+    assert set(defs["kind"]["enum"]) == set(KINDS)
+    effects = defs["cure"]["properties"]["effect"]["properties"]["kind"]["enum"]
+    assert set(effects) == set(EffectKind.__args__)
+
+
+def test_paths_are_as_they_were_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    paths = Paths.of(["sub/../a.py", str(tmp_path / "b.py")])
+    assert paths.show(str(tmp_path / "a.py")) == "sub/../a.py"
+    assert paths.show(str(tmp_path / "b.py")) == str(tmp_path / "b.py")
+    assert paths.show(str(tmp_path / "sub" / "c.py")) == "sub/c.py"
+    assert paths.show("/elsewhere/d.py") == "/elsewhere/d.py"
+
+
+# -- pages
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_a_page(kind):
+    text = page(kind)
+    assert text.startswith(f"# {kind} ({KINDS[kind]})\n")
+    for section in (
+        "PyTorch ",
+        "```python",
+        "## Cured",
+        "## When it is harmless",
+        "## Codemods that answer it",
+    ):
+        assert section in text
+    assert why(kind).endswith(".")
+
+
+def test_there_is_no_page_of_an_unknown_kind():
+    assert {p.stem for p in PAGES.glob("*.md")} == set(KINDS)

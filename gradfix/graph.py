@@ -17,6 +17,21 @@ from gradfix.tape import Backward, Event, Free, Mutate, Optimizer, Record, Ref, 
 
 Leaf = Backward | Zero | Step  # what can happen to a leaf's gradient: filled, cleared, used
 
+# ops that give a tensor another shape or type
+VIEWS = {
+    "t",
+    "transpose",
+    "permute",
+    "view",
+    "unsafe_view",
+    "reshape",
+    "expand",
+    "squeeze",
+    "unsqueeze",
+    "to_copy",
+    "alias",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
@@ -366,7 +381,7 @@ class Graph:
 
     def boundary(self, backward: Backward, own: int, other: int) -> tuple[Crossing, ...]:
         """Edges of `backward`'s walk from a node that reaches leaves of the mask `own` to one that reaches
-        leaves of the mask `other` and none of `own`. Highest consumer first."""
+        leaves of the mask `other` and none of `own`; a mere view of a parameter is no value. Highest consumer first."""
         found = []
         walk = self.walk(backward)
         for node in sorted(walk, reverse=True):
@@ -375,9 +390,21 @@ class Graph:
                 continue
             for parent in dict.fromkeys(record.parents):
                 mask = self.reach_mask(parent)
-                if parent in walk and mask & other and not mask & own and parent in self.records:
+                if parent not in walk or not mask & other or mask & own or self._is_parameter(parent):
+                    continue
+                if parent in self.records:
                     found.append(Crossing(record, self.records[parent]))
         return tuple(found)
+
+    def _is_parameter(self, node: int) -> bool:
+        """Whether `node` is no more than a parameter seen another way: transposed, cast, weight-normalised."""
+        while (record := self.records.get(node)) is not None:
+            if "weight_norm" in record.op:
+                return True
+            if plain_op(record) not in VIEWS or len(record.parents) != 1:
+                return False
+            node = record.parents[0]
+        return node < 0
 
     def entries(
         self, backward: Backward, old: Callable[[int], bool], into: Collection[int]
@@ -451,6 +478,12 @@ class Graph:
                 if not isinstance(events[i], Step):
                     found[events[i].time] = events[i]
         return tuple(found[t] for t in sorted(found))
+
+
+def plain_op(event: Record | Mutate) -> str:
+    """The op without namespace, overload, underscores: ``aten._to_copy`` is ``to_copy``, ``aten.add_.Tensor`` ``add``."""
+    parts = event.op.split(".")
+    return (parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[0]).strip("_")
 
 
 def _time(event: Event) -> int:

@@ -6,10 +6,11 @@ source.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from gradfix.detect.conflict import Conflict, Label
-from gradfix.tape import Optimizer, Ref, Site, Stack
+from gradfix.tape import Ref, Site, Stack
 
 LONGEST = 60  # characters of source quoted inside a sentence
 
@@ -23,7 +24,8 @@ def describe(conflict: Conflict, sources: Mapping[str, str]) -> str:
     for label in conflict.labels:
         text = quote(label.at, sources)
         if text:
-            sentence = sentence.replace(place(label), f"`{text}`")
+            words = f"the value of `{text}`" if label.role == "made" else f"`{text}`"
+            sentence = re.sub(re.escape(place(label)) + r"(?!\d)", lambda _: words, sentence)
     return sentence
 
 
@@ -37,9 +39,12 @@ def at(role: str, stack: Stack) -> str:
     words = {
         "needed": "the backward",
         "freed": "the backward",
-        "step": "the optimizer step",
+        "step": "the step",
         "zero": "the zero_grad",
         "overwritten": "the write",
+        "saved": "the op",
+        "made": "the value made",
+        "cut": "the cut",
     }
     return (
         f"{words.get(role, 'the statement')} in line {stack[-1].line}" if stack else "code outside the script"
@@ -74,13 +79,6 @@ def shaped(ref: Ref) -> str:
     """A tensor as a label speaks of it: ``D.weight (2×2)``."""
     size = "×".join(map(str, ref.shape)) if ref.shape else ""
     return f"{ref.name or 'tensor'} ({size})" if size else ref.name or "tensor"
-
-
-def optimizer_name(optimizer: Optimizer | None) -> str:
-    """The optimizer's name in backticks, or its class."""
-    if optimizer is None:
-        return "the optimizer"
-    return f"`{optimizer.name}`" if optimizer.name else f"the {optimizer.kind} optimizer"
 
 
 def listed(names: list[str], most: int = 3) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+from tapes import FILE, Optim, Script, Tensor
 
 from gradfix.detect import KINDS, PATTERNS, Conflict, detect
 from gradfix.tape import Tape
 from gradfix.wording import describe
-from tapes import FILE, Optim, Script, Tensor
 
 LEAF = "a leaf Variable that requires grad is being used in an in-place operation."
 VIEW = "a view of a leaf Variable that requires grad is being used in an in-place operation."

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tapes import Optim, Script, Tensor
+
 from gradfix.graph import Graph
 from gradfix.tape import Backward, Record, Step
-from tapes import Optim, Script, Tensor
 
 
 class Pair:

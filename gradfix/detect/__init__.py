@@ -37,7 +37,11 @@ def _told(note: Conflict, fault: Conflict) -> bool:
     if note.severity != "note" or fault.severity == "note":
         return False
     if note.kind == "wasted-backward" and fault.kind == "freed-graph":
-        return note.backward is not None and fault.earlier is not None and note.backward.stack == fault.earlier.stack
+        return (
+            note.backward is not None
+            and fault.earlier is not None
+            and note.backward.stack == fault.earlier.stack
+        )
     if note.kind == "data-attribute":
         return any(x.at.file == note.at.file and x.at.line == note.at.line for x in fault.labels)
     return False

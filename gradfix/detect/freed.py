@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
-from gradfix.graph import Entry, Graph
-from gradfix.tape import Backward, Mutate, Record, Stack
+from gradfix.graph import Entry, Graph, plain_op
+from gradfix.tape import Backward, Record, Stack
 
 SECOND_TIME = "a second time"  # in PyTorch's own words
 
@@ -122,13 +122,6 @@ def _summed(graph: Graph, roots: list[int] | tuple[int, ...]) -> set[int]:
     return found
 
 
-def plain_op(record: Record | Mutate) -> str:
-    """The op without namespace, overload and underscores: ``aten._to_copy`` is ``to_copy``,
-    ``aten.add_.Tensor`` ``add``."""
-    parts = record.op.split(".")
-    return (parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[0]).strip("_")
-
-
 def _conflict(graph: Graph, group: Group) -> Conflict | None:
     backward, freeing = group.backward, group.freeing
     entries = group.entries
@@ -141,7 +134,9 @@ def _conflict(graph: Graph, group: Group) -> Conflict | None:
         )
     if group.pattern == "two-losses":
         for consumer in _taken(graph, freeing, group):
-            labels.append(("crossing", consumer.stack, f"{value or 'it'} enters the first of the two losses here"))
+            labels.append(
+                ("crossing", consumer.stack, f"{value or 'it'} enters the first of the two losses here")
+            )
     labels.append(("freed", freeing.stack, "this backward frees its graph"))
     for e in entries:
         if e.consumer is not None:
@@ -182,7 +177,7 @@ def _made(pattern: str, value: str) -> str:
 def _message(group: Group, value: str, made: Stack) -> str:
     first = wording.at("freed", group.freeing.stack)
     again = wording.at("needed", group.backward.stack)
-    what = value or (f"the value made in line {made[-1].line}" if made else "a value made outside the script")
+    what = value or wording.at("made", made)
     if group.pattern == "two-losses":
         return f"{again} needs the graph of {what}, which {first} has freed"
     if group.pattern == "before-loop":

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
-from gradfix.detect.freed import Torn, plain_op
+from gradfix.detect.freed import Torn
 from gradfix.detect.refused import refusal_key
-from gradfix.graph import Graph
+from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Mutate, Record, Ref, Stack, Step
 
+UNCOUNTED = {"data", "set_data", "numpy"}  # routes by which the tensor's version counter never moves
 WRONG = 1e-6  # relative difference of the gradients from which a silent overwrite counts
 
 
@@ -81,9 +82,11 @@ def _hits(graph: Graph, backward: Backward, writes: dict[int, list[Mutate | Step
             after = writes.get(ref.storage)
             if not after:
                 continue
+            assert record is not None
             at = bisect_right(after, ref.version, key=lambda w: _version(w, ref.storage))
+            while at < len(after) and after[at].time < record.time:
+                at += 1  # what was written before the op can't have spoilt what it saved
             if at < len(after) and after[at].time < backward.time:
-                assert record is not None
                 yield Hit(record, ref, after[at], backward)
 
 
@@ -94,7 +97,7 @@ def _version(write: Mutate | Step, storage: int) -> int:
 
 
 def _counted(write: Mutate | Step) -> bool:
-    return not isinstance(write, Mutate) or write.counted
+    return not isinstance(write, Mutate) or (write.counted and write.how not in UNCOUNTED)
 
 
 def _statistics(write: Mutate | Step) -> bool:
@@ -231,8 +234,7 @@ def _writer(graph: Graph, write: Mutate | Step, by_step: bool) -> str:
 
 
 def _unnamed(hit: Hit) -> str:
-    own = hit.record.output is not None and hit.record.output.storage == hit.ref.storage
-    return f"{'the result' if own else 'an input'} of {plain_op(hit.record)}"
+    return f"a tensor that {wording.at('saved', hit.record.stack)} saved"
 
 
 def _percent(ratio: float) -> str:

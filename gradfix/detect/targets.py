@@ -12,25 +12,12 @@ from collections.abc import Iterable, Iterator
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
-from gradfix.detect.freed import plain_op
-from gradfix.graph import Graph
+from gradfix.graph import VIEWS, Graph, plain_op
 from gradfix.tape import Backward, Cut, Record, Stack
 
 REGRESSIONS = {"mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss", "pow", "square", "abs"}
 # ops that keep a value the same value: shapes, signs, types
-SHAPES = {
-    "view",
-    "squeeze",
-    "unsqueeze",
-    "reshape",
-    "unsafe_view",
-    "expand",
-    "neg",
-    "to_copy",
-    "clone",
-    "alias",
-    "t",
-}
+SHAPES = VIEWS | {"neg", "clone"}
 PICKS = {"gather", "max", "amax", "select", "index", "min", "slice", "squeeze", "mean"}
 LOG_SOFTMAX = {"log_softmax", "logsumexp"}
 

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
-from gradfix.detect.freed import plain_op
 from gradfix.detect.refused import CUT_WORDS
-from gradfix.graph import Graph, Leaf
+from gradfix.graph import Graph, Leaf, plain_op
 from gradfix.tape import Backward, Cut, End, Event, Mutate, Optimizer, Record, Ref, Stack, Step, Zero
 
 CONVERSIONS = {
@@ -51,6 +50,14 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
 
 
 Found = Iterator[tuple[object, Event, Conflict | None]]
+
+
+def _optimizer(graph: Graph, number: int) -> str:
+    """The optimizer's name in backticks, or words that tell it by the place of its step."""
+    optimizer, steps = graph.optimizers.get(number), graph.steps_of(number)
+    if optimizer is not None and optimizer.name:
+        return f"`{optimizer.name}`"
+    return f"the optimizer of {wording.at('step', steps[0].stack)}" if steps else "an optimizer"
 
 
 # -- parameters without a gradient -------------------------------------------------------------------
@@ -98,7 +105,7 @@ def dead_parameters(graph: Graph) -> Found:
             make(
                 "cut-graph",
                 "dead-parameter",
-                f"no parameter of {wording.optimizer_name(optimizer)} ever gets a gradient: "
+                f"no parameter of {_optimizer(graph, number)} ever gets a gradient: "
                 f"{wording.at('cut', cut.stack)} cuts the graph between them and the loss",
                 labels,
                 "cut",
@@ -196,7 +203,7 @@ def stray_optimizers(graph: Graph) -> Found:
             make(
                 "stray-optimizer",
                 "replaced",
-                f"{wording.optimizer_name(optimizer)} steps tensors that are no longer the model's: "
+                f"{_optimizer(graph, number)} steps tensors that are no longer the model's: "
                 f"{wording.listed(names) if names else 'its parameters'} get gradients and are never updated",
                 [
                     ("made", optimizer.stack, "made with the parameters as they were here"),
@@ -279,7 +286,7 @@ def _never_cleared(graph: Graph, number: int, optimizer: Optimizer, steps: list[
     before = [b for b in graph.before_step(first) if isinstance(b, Backward)]
     if not again or not before:
         return
-    name = wording.optimizer_name(optimizer)
+    name = _optimizer(graph, number)
     yield (
         ("never-cleared", number),
         again[-1],
@@ -317,7 +324,7 @@ def _cleared_early(
             make(
                 "unreset-grad",
                 "cleared-before-step",
-                f"the gradients of {wording.optimizer_name(optimizer)} are cleared before its step can use them",
+                f"the gradients of {_optimizer(graph, number)} are cleared before its step can use them",
                 [
                     ("needed", backward.stack, "computes the gradients"),
                     ("zero", zero.stack, "clears them"),
@@ -401,7 +408,7 @@ def _mixed(
     used: Step | None,
     own: int = 0,
 ) -> tuple[object, Event, Conflict | None]:
-    name = wording.optimizer_name(graph.optimizers.get(step.optimizer))
+    name = _optimizer(graph, step.optimizer)
     labels: list[tuple[str, Stack, str]] = []
     record = None
     if pattern == "flows-on":
@@ -448,7 +455,7 @@ def discarded(graph: Graph) -> Found:
             crossings = graph.boundary(backward, graph.owned_mask(serves), theirs)
             if not crossings:
                 continue
-            name = wording.optimizer_name(graph.optimizers[other])
+            name = _optimizer(graph, other)
             value = crossings[0].producer
             labels: list[tuple[str, Stack, str]] = []
             for crossing in crossings:
@@ -461,7 +468,7 @@ def discarded(graph: Graph) -> Found:
                 make(
                     "wasted-backward",
                     "discarded",
-                    f"{wording.at('needed', backward.stack)} also computes the gradients of {name}'s parameters, and they "
+                    f"{wording.at('needed', backward.stack)} also computes gradients for {name}, and they "
                     "are thrown away",
                     labels,
                     "needed",

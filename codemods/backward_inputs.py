@@ -176,7 +176,7 @@ def _proposal(
         else:
             edits.append(with_arguments(p.call, put, ("retain_graph",)))
     for unit in early:
-        edits += take_away(unit)
+        edits += take_away(unit, view)
     edits.append(put_after(end, *(lifted(u) for u in early)))
     steps = ", ".join(f"`{view.code(u.node).strip()}`" for u in early)
     yield Proposal(

@@ -59,7 +59,7 @@ class DetachBoundary(Codemod):
                 key = tuple(sorted(f.key for f in found))
                 if key not in seen:
                     seen.add(key)
-                    yield from _proposals(project, backward, own, found)
+                    yield from _proposals(project, backward, own, found, conflict.pattern == "before-loop")
             yield from _separated(project, backward, [c for c in edges if c not in own])
 
 
@@ -85,7 +85,7 @@ def _choices(project: Project, edges: Sequence[Crossing]) -> Iterator[tuple[Feed
 
 
 def _proposals(
-    project: Project, backward: Backward, edges: Sequence[Crossing], found: tuple[Feed, ...]
+    project: Project, backward: Backward, edges: Sequence[Crossing], found: tuple[Feed, ...], once: bool
 ) -> Iterator[Proposal]:
     graph = project.graph
     storages = set().union(*(graph.reaches(c.producer.node) for c in edges))
@@ -97,8 +97,10 @@ def _proposals(
     call = backward_call(project, backward)
     drop = drop_retain(call[1]) if call else None
     if call and drop:
-        yield Proposal(f"{summary}; drop the idle retain_graph", effect, gather(*cuts, (call[0], [drop])), 0)
-    yield Proposal(summary, effect, gather(*cuts), 1 if drop else 0)
+        yield Proposal(
+            f"{summary}; drop the idle retain_graph", effect, gather(*cuts, (call[0], [drop])), int(once)
+        )
+    yield Proposal(summary, effect, gather(*cuts), int(once) + bool(drop))
 
 
 def _takers(found: Iterable[Feed]) -> str:

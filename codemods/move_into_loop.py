@@ -13,7 +13,7 @@ from gradfix.carried import entries, made_outside
 from gradfix.codemod import Codemod, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
-from gradfix.rerun import draws
+from gradfix.rerun import called_names, draws, views
 from gradfix.statements import (
     Block,
     Unit,
@@ -113,14 +113,14 @@ def _moved(
     if any(isinstance(s.node, cst.BaseCompoundStatement) or not s.writes for s in statements):
         return
     first = units(loop.body)
-    if not first:
+    if not first or (trains and any(_constructs(project, s.node) for s in statements)):
         return
     chain = _chain(view, loop, statements)
     random = any(draws(project, view, u.node) for u in (chain or statements))
     effect = DRAW if random else LATER if trains else NONE
     said = ", ".join(f"`{w}`" for u in statements for w in sorted(u.writes))
     if chain is not None:
-        edits: list[Edit | None] = [e for u in chain for e in take_away(u)]
+        edits: list[Edit | None] = [e for u in chain for e in take_away(u, view)]
         edits.append(put_before(first[0], *(lifted(u) for u in chain)))
         yield Proposal(
             f"compute {said} in each pass", effect, gather((view, edits), *drop), 0 if trains else 3
@@ -130,6 +130,16 @@ def _moved(
         yield Proposal(
             f"compute {said} again in each pass", effect, gather((view, again), *drop), 0 if trains else 3
         )
+
+
+def _constructs(project: Project, node: cst.CSTNode) -> bool:
+    """Whether a statement makes an object of one of the project's classes: made anew it would forget its
+    training."""
+    return any(
+        isinstance(n, cst.ClassDef) and n.name.value in called_names(node)
+        for v in views(project)
+        for n in v.parents
+    )
 
 
 def _loop_around(view: View, node: cst.CSTNode, outside: list[cst.CSTNode]) -> cst.For | cst.While | None:

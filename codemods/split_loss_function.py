@@ -55,11 +55,17 @@ class SplitLossFunction(Codemod):
             return
         effect = DRAW if found.draws() else LATER
         drops = [(v, [e]) for v, e in found.drops()]
+        cuts = [(v, [e]) for v, e in found.cuts()]
         split = _split(project, found, function)
         if split is not None:
             summary = f"split `{function.name.value}` into {' and '.join(f'`{n}`' for n in split.names)}"
             yield Proposal(summary, effect, gather(*split.edits, *drops), 0)
+            if drops:
+                yield Proposal(summary, effect, gather(*split.edits), 1)
         summary = f"call `{function.name.value}` again for the later loss"
+        if cuts:
+            whole = gather((found.view, found.edits()), *cuts, *drops)
+            yield Proposal(f"{summary}, and detach what the earlier takes", effect, whole, 1)
         yield Proposal(summary, effect, gather((found.view, found.edits()), *drops), 1)
         if drops:
             yield Proposal(summary, effect, gather((found.view, found.edits())), 2)
@@ -103,7 +109,7 @@ def _split(project: Project, found: Plan, function: cst.FunctionDef) -> _Split |
     first, second = (p for p in parts if p is not None)
     blank = [cst.EmptyLine(indent=False)] * (1 if inner else 2)
     second = second.with_changes(leading_lines=blank)
-    callers = _callers(project, function, found, groups, new)
+    callers = _callers(project, function, found, groups, new, cuts)
     after = first.with_changes(leading_lines=blank)
 
     def both(n: cst.CSTNode) -> cst.FlattenSentinel[cst.CSTNode]:
@@ -156,7 +162,8 @@ def _boundary(project: Project, found: Plan, function: cst.FunctionDef) -> dict[
     for earlier in found.earlier():
         for crossing in crossings(project.graph, earlier):
             for feed in feeds(project, crossing):
-                if function in feed.view.ancestors(feed.value):
+                inside = list(feed.view.ancestors(feed.value))
+                if function in inside or found.kept[0].node in inside:
                     cuts[id(feed.value)] = cut
     return cuts
 
@@ -169,11 +176,12 @@ def _part(
     elements = [last.value.elements[n] for n in group]
     wanted: set[str] = set().union(*(names(e.value).reads for e in elements))
     gone: set[int] = set()
-    _unneeded(function.body, last, wanted, gone)
+    thinned: dict[int, Build] = {}
+    _unneeded(function.body, last, wanted, gone, thinned)
     value: cst.BaseExpression = elements[0].value
     if len(elements) > 1:
         value = last.value.with_changes(elements=elements)
-    builds = dict(cuts) | {id(last): lambda n: n.with_changes(value=value)}
+    builds = dict(cuts) | thinned | {id(last): lambda n: n.with_changes(value=value)}
     part = function.visit(_Cutter(gone, builds))
     assert isinstance(part, cst.FunctionDef)
     return part.with_changes(
@@ -181,7 +189,9 @@ def _part(
     )
 
 
-def _unneeded(block: cst.CSTNode, last: cst.Return, wanted: set[str], gone: set[int]) -> None:
+def _unneeded(
+    block: cst.CSTNode, last: cst.Return, wanted: set[str], gone: set[int], thinned: dict[int, Build]
+) -> None:
     """Collect into `gone` the statements of a body that bind nothing `wanted`; `wanted` grows by what the
     others read. What binds nothing at all (a docstring, an assertion, a print) stays."""
     for unit in reversed(units(block)):
@@ -192,9 +202,48 @@ def _unneeded(block: cst.CSTNode, last: cst.Return, wanted: set[str], gone: set[
             continue
         if isinstance(unit.node, cst.With):
             wanted |= set().union(*(names(i).reads for i in unit.node.items))
-            _unneeded(unit.node.body, last, wanted, gone)
+            _unneeded(unit.node.body, last, wanted, gone, thinned)
+        elif pairs := _parallel(unit.node, wanted):
+            wanted |= set().union(*(names(value).reads for _, value in pairs))
+            thinned[id(unit.node)] = _thin(pairs)
         else:
             wanted |= unit.reads
+
+
+Pairs = list[tuple[cst.BaseExpression, cst.BaseExpression]]
+
+
+def _parallel(node: cst.CSTNode, wanted: set[str]) -> Pairs:
+    """The wanted pairs of ``a, b = x, y``, if some but not all of them are."""
+    if not (isinstance(node, cst.Assign) and len(node.targets) == 1 and isinstance(node.value, cst.Tuple)):
+        return []
+    target = node.targets[0].target
+    if not isinstance(target, cst.Tuple) or len(target.elements) != len(node.value.elements):
+        return []
+    if any(isinstance(e, cst.StarredElement) for e in (*target.elements, *node.value.elements)):
+        return []
+    every = [(t.value, v.value) for t, v in zip(target.elements, node.value.elements, strict=True)]
+    kept = [pair for pair in every if touches(stored(pair[0]), wanted)]
+    return kept if len(kept) < len(every) else []
+
+
+def _thin(pairs: Pairs) -> Build:
+    def build(node: cst.CSTNode) -> cst.CSTNode:
+        assert isinstance(node, cst.Assign)
+        # cuts inside the values are made on the node that is visited, so they are looked up there
+        target, value = node.targets[0].target, node.value
+        assert isinstance(target, cst.Tuple)
+        assert isinstance(value, cst.Tuple)
+        wanted = {cst.Module([]).code_for_node(t) for t, _ in pairs}
+        kept = [n for n, e in enumerate(target.elements) if cst.Module([]).code_for_node(e.value) in wanted]
+        if len(kept) == 1:
+            only, held = target.elements[kept[0]].value, value.elements[kept[0]].value
+        else:
+            only = target.with_changes(elements=[target.elements[n] for n in kept])
+            held = value.with_changes(elements=[value.elements[n] for n in kept])
+        return node.with_changes(targets=[node.targets[0].with_changes(target=only)], value=held)
+
+    return build
 
 
 def _alone(unit: Unit) -> bool:
@@ -264,7 +313,7 @@ def _callers(
             if not (isinstance(call, cst.Call) and call.func is named and isinstance(small, cst.Assign)):
                 keep = True
                 continue
-            rewritten = _rewritten(view, small, call, found, groups, new)
+            rewritten = _rewritten(view, small, call, found, groups, new, cuts)
             if rewritten is None:
                 keep = True
             else:
@@ -289,6 +338,7 @@ def _rewritten(
     found: Plan,
     groups: Sequence[Sequence[int]],
     new: Sequence[str],
+    cuts: Mapping[int, Build],
 ) -> tuple[Edit, ...] | None:
     """One caller's ``a, b = f(x)`` as ``a = f_d(x)`` and ``b = f_g(x)``, the latter behind the step where
     it is the caller at fault."""
@@ -313,7 +363,7 @@ def _rewritten(
         assert isinstance(bound, cst.BaseAssignTargetExpression)
         calls.append(
             small.with_changes(
-                targets=[small.targets[0].with_changes(target=bound)], value=call.with_changes(func=func)
+                targets=[small.targets[0].with_changes(target=bound)], value=given.with_changes(func=func)
             )
         )
     if not calls:

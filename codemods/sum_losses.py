@@ -72,10 +72,18 @@ def _summed(view: View, first: cst.Call, second: cst.Call) -> Iterator[Proposal]
     if view.code(left) == view.code(right):
         kept = gather((view, [retain(first)]))
         yield Proposal("keep the graph: the gradient counts twice, as written", NONE, kept, 0)
-        yield Proposal("take the second backward away", TWICE, gather((view, take_away(body[two]))), 1)
+        yield Proposal(
+            "take the second backward away",
+            TWICE,
+            gather((view, take_away(body[two], view, comments=True))),
+            1,
+        )
         return
     total = cst.BinaryOperation(_plus(left), cst.Add(), _plus(right))
-    edits: list[Edit] = [*take_away(body[one]), Replace(right, lambda _: parenthesized(total))]
+    edits: list[Edit] = [
+        *take_away(body[one], view, comments=True),
+        Replace(right, lambda _: parenthesized(total)),
+    ]
     said = view.code(total).strip()
     yield Proposal(f"run one backward on `{said}`", NONE, gather((view, edits)), 0)
 

@@ -162,7 +162,8 @@ def _feeds(project: Project, taker: Record, maker: Record) -> tuple[Feed, ...]:
         holding = [o for o in options if made and any(x is made[1] for x in _below(o))]
         named = [o for o in options if name and name in names(o).reads]
         reading = holding or named or [o for o in options if _reads(o, carried)]
-        if not reading and isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        if not reading and isinstance(node, cst.Call) and _tensor_method(project, node):
+            assert isinstance(node.func, cst.Attribute)
             receiver = node.func.value
             inside = made is not None and any(x is made[1] for x in _below(receiver))
             reading = [receiver] if inside or dotted(receiver) in carried else []
@@ -171,6 +172,14 @@ def _feeds(project: Project, taker: Record, maker: Record) -> tuple[Feed, ...]:
         if reading:
             return tuple(Feed(view, o, node) for o in reading)
     return ()
+
+
+def _tensor_method(project: Project, call: cst.Call) -> bool:
+    """Whether a call looks like a method of a tensor's: none that the project defines."""
+    if not isinstance(call.func, cst.Attribute):
+        return False
+    named = call.func.attr.value
+    return not any(functions(v, named) for v in map(project.view, project.files) if v is not None)
 
 
 def _carried(project: Project, producer: Stack, depth: int) -> frozenset[str]:

@@ -68,7 +68,7 @@ class Cached:
                 function = self.view.function(node)
                 if function is not method and not (function is own and _target(self.view, node)):
                     return ()
-        return (*self.again(), *take_away(self.source))
+        return (*self.again(), *take_away(self.source, self.view))
 
 
 def _target(view: View, node: cst.CSTNode) -> bool:

@@ -93,9 +93,9 @@ class Plan:
     def edits(self, inline: bool = False) -> tuple[Edit, ...]:
         """Put what must be made again after the step. `inline` puts the one kept expression where it is
         read."""
-        moved = [e for unit in self.moved for e in take_away(unit)]
+        moved = [e for unit in self.moved for e in take_away(unit, self.view)]
         if self.around and all(u in self.moved for u in units(self.around.body)):
-            moved = list(take_away(Unit(self.around, self.around, names(self.around))))
+            moved = list(take_away(Unit(self.around, self.around, names(self.around)), self.view))
         if inline:
             return (*moved, *self._inlined())
         lines = [lifted(u) if u in self.moved else line_of(self._quiet(u)) for u in self.again]

@@ -276,15 +276,50 @@ def _put(unit: Unit, lines: Sequence[cst.BaseStatement], last: bool) -> Edit:
     return Insert(unit.line, after=tuple(lines)) if last else Insert(unit.line, before=tuple(lines))
 
 
-def take_away(unit: Unit) -> tuple[Edit, ...]:
-    """Remove the unit, with its line where it is alone there."""
+def take_away(unit: Unit, view: View, comments: bool = False) -> tuple[Edit, ...]:
+    """Remove the unit, with its line where it is alone there. Blank lines above it go to the statement
+    behind it, and with `comments` its comments too (leave them out where the unit is put elsewhere with
+    `lifted`)."""
     line = unit.line
     if not isinstance(line, cst.SimpleStatementLine) or len(line.body) == 1:
-        return (Replace(line, lambda _: cst.RemoveFromParent()),)
+        gone: Edit = Replace(line, lambda _: cst.RemoveFromParent())
+        behind = _behind(view, line)
+        above = _left_behind(line, comments)
+        if behind is None or not above:
+            return (gone,)
+        return (gone, Replace(behind, lambda n: _with_above(n, above)))
     edits: list[Edit] = [Replace(unit.node, lambda _: cst.RemoveFromParent())]
     if unit.node is line.body[-1]:
-        edits.append(Replace(line.body[-2], lambda n: n.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)))
+        edits.append(Replace(line.body[-2], _last_of_line))
     return tuple(edits)
+
+
+def _last_of_line(node: cst.CSTNode) -> cst.CSTNode:
+    plain = isinstance(node, cst.BaseSmallStatement)
+    return node.with_changes(semicolon=cst.MaybeSentinel.DEFAULT) if plain else node
+
+
+def _behind(view: View, line: cst.CSTNode) -> cst.CSTNode | None:
+    body = cast(Sequence[cst.CSTNode], getattr(view.parents.get(line), "body", ()))
+    at = next((n for n, x in enumerate(body) if x is line), len(body))
+    return body[at + 1] if at + 1 < len(body) else None
+
+
+def _left_behind(line: cst.CSTNode, comments: bool) -> tuple[cst.EmptyLine, ...]:
+    leading = cast(Sequence[cst.EmptyLine], getattr(line, "leading_lines", ()))
+    kept = [x for x in leading if comments or not x.comment]
+    if comments and isinstance(line, cst.SimpleStatementLine) and line.trailing_whitespace.comment:
+        kept.append(cst.EmptyLine(comment=line.trailing_whitespace.comment))
+    return tuple(kept)
+
+
+def _with_above(node: cst.CSTNode, above: Sequence[cst.EmptyLine]) -> cst.CSTNode:
+    if not isinstance(node, (cst.SimpleStatementLine, cst.BaseCompoundStatement)):
+        return node  # taken away itself
+    own = list(node.leading_lines)
+    if own and not own[0].comment:
+        above = [x for x in above if x.comment]  # there is a blank line already
+    return node.with_changes(leading_lines=[*above, *own])
 
 
 def lifted(unit: Unit) -> cst.BaseStatement:

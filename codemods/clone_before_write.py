@@ -12,18 +12,10 @@ from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View
 from gradfix.liveness import scope_of, shared_with, sharing
+from gradfix.syntax import function_of, undone_data
 from gradfix.tape import Cut
-from gradfix.writes import (
-    Write,
-    detached_alias,
-    element_of,
-    function_of,
-    is_leaf,
-    may_rebind,
-    of_container,
-    undone_data,
-    write_of,
-)
+from gradfix.tensors import detached_alias, element_of, is_leaf, of_container
+from gradfix.writes import Write, may_rebind, write_of
 
 FLOWS = Effect("adds-gradient", "the write is part of the graph and the gradient flows through it")
 
@@ -75,7 +67,12 @@ h.sum().backward()
             return
         if write.name and (alias := detached_alias(write.view, write.node, write.name)) is not None:
             yield _at_alias(write, alias)
-        saved = _what_was_saved(conflict, project, write) if conflict.record is not None else ()
+        # a new value behind autograd's back: what is cloned and then overwritten keeps no part in the graph
+        if write.form == "data" or (write.hidden and "copy_" in conflict.write.op):
+            return
+        saved: tuple[cst.BaseExpression, ...] = ()
+        if conflict.record is not None and not write.hidden:
+            saved = _what_was_saved(conflict, project, write)
         buffer = bool(saved) and any(isinstance(n, cst.Subscript) for n in saved)
         rank = 1 if buffer or (write.form in ("operator", "method", "function") and write.whole) else 0
         if (edits := _before(write, conflict, project)) is not None:

@@ -12,6 +12,7 @@ from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.liveness import dotted
+from gradfix.tensors import is_renormalised
 
 
 class CloneWeight(Codemod):
@@ -53,7 +54,7 @@ b = table(torch.tensor([0, 2])) @ W.t()  # conflict: stale-saved-tensor
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
-        if conflict.pattern != "renormalised":
+        if not is_renormalised(conflict):
             return
         edits: dict[str, tuple[Edit, ...]] = {}
         done: list[cst.CSTNode] = []

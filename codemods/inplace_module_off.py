@@ -11,7 +11,9 @@ from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.liveness import dotted
-from gradfix.writes import function_of, inplace_argument, small_statements, without_arguments, write_of
+from gradfix.syntax import function_of, inplace_argument, small_statements, without_arguments
+from gradfix.tensors import is_renormalised
+from gradfix.writes import write_of
 
 # Where `inplace` stands among the positional arguments of torch.nn's constructors.
 _POSITION = {
@@ -96,9 +98,9 @@ net(torch.ones(1, 2)).sum().backward()
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         if conflict.write is None or conflict.write.optimizer is not None:
             return
-        if not conflict.write.module or write_of(conflict, project) is not None:
+        if not conflict.write.module or is_renormalised(conflict) or write_of(conflict, project) is not None:
             return
-        finder = _Finder(project, conflict.write.op.removeprefix("aten.").partition(".")[0])
+        finder = _Finder(project, conflict.write.op)
         places = finder.constructors(conflict.write.module)
         for rank, place in enumerate(places[:_SEVERAL]):
             edit = Replace(place.call, _constant(_off(place.call)))
@@ -139,7 +141,7 @@ class _Finder:
 
     def __init__(self, project: Project, op: str) -> None:
         self.views = [v for path in project.files if (v := project.view(path)) is not None]
-        self.classes = _OPS.get(op, ())
+        self.classes = _OPS.get(op.removeprefix("aten.").partition(".")[0].rstrip("_") + "_", ())
         self.exact = False
 
     def constructors(self, name: str) -> list[Place]:

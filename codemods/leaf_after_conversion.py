@@ -11,9 +11,9 @@ from gradfix.blocks import as_receiver, method
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
-from gradfix.liveness import dotted, statement_before
+from gradfix.liveness import dotted, reads, statement_before
+from gradfix.syntax import drop_keyword, function_of, without_arguments
 from gradfix.tape import GradRead
-from gradfix.writes import drop_keyword, function_of, without_arguments
 
 LEAF = Effect("adds-gradient", "the converted tensor is the leaf and gets the gradient")
 
@@ -85,6 +85,8 @@ def _conversions(conflict: Conflict, project: Project) -> Iterator[tuple[View, c
             yield found[0], small.value
         elif found and isinstance(found[1], cst.BaseExpression):
             yield found[0], found[1]
+    if conflict.record is None and conflict.pattern == "parameter":
+        yield from _given(conflict, project)
     if isinstance(conflict.event, GradRead) and conflict.event.stack:
         found = project.node(conflict.event.stack[-1])
         node = found[1] if found else None
@@ -93,6 +95,19 @@ def _conversions(conflict: Conflict, project: Project) -> Iterator[tuple[View, c
             for small in made.body if isinstance(made, cst.SimpleStatementLine) else ():
                 if isinstance(small, cst.Assign):
                     yield found[0], small.value
+
+
+def _given(conflict: Conflict, project: Project) -> Iterator[tuple[View, cst.BaseExpression]]:
+    """What the names were bound to that stand in the call of the optimizer."""
+    found = project.node(conflict.at)
+    if found is None:
+        return
+    view, node = found
+    for name in sorted(reads(node)):
+        made = statement_before(view, node, name)
+        for small in made.body if isinstance(made, cst.SimpleStatementLine) else ():
+            if isinstance(small, cst.Assign) and any(dotted(t.target) == name for t in small.targets):
+                yield view, small.value
 
 
 def _leaves(view: View, value: cst.BaseExpression) -> Iterator[tuple[cst.BaseExpression, tuple[Edit, ...]]]:

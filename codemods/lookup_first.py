@@ -10,6 +10,7 @@ from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Insert, Project, Replace
 from gradfix.statements import Names, block_of, names, touches
+from gradfix.tensors import is_renormalised
 
 
 class LookupFirst(Codemod):
@@ -52,7 +53,7 @@ a = table.weight @ W.t()
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
-        if conflict.pattern != "renormalised" or conflict.record is None or conflict.write is None:
+        if not is_renormalised(conflict):
             return
         for used, lookup in _frames(conflict, project):
             view, use = used

@@ -13,17 +13,16 @@ from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View
 from gradfix.liveness import dotted, first_use, reads, scope_of, target_names
-from gradfix.tape import Mutate
-from gradfix.writes import (
-    accumulates,
+from gradfix.syntax import (
     drop_keyword,
     is_inplace_call,
     small_statements,
     undone_data_everywhere,
     without_grad,
-    write_at,
-    write_of,
 )
+from gradfix.tape import Mutate
+from gradfix.tensors import accumulates
+from gradfix.writes import write_at, write_of
 
 
 class NoGradWrite(Codemod):

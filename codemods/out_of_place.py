@@ -12,24 +12,19 @@ from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace
 from gradfix.liveness import dotted, live_after
-from gradfix.writes import (
-    Write,
+from gradfix.syntax import (
     chain,
     chain_root,
-    detached_alias,
     drop_keyword,
     function_of,
     inplace_argument,
     is_inplace_call,
-    is_leaf,
-    is_mask,
-    may_rebind,
-    of_container,
     peeled,
     undone_data,
     without_arguments,
-    write_of,
 )
+from gradfix.tensors import detached_alias, is_leaf, is_list, is_mask, of_container
+from gradfix.writes import Write, may_rebind, write_of
 
 FLOWS = Effect("adds-gradient", "the write is part of the graph and the gradient flows through it")
 
@@ -108,9 +103,12 @@ y.sum().backward()
         effect = FLOWS if write.hidden else NONE
         if write.hidden and (statement := _straight_through(write)) and _rebinds(write, conflict, project):
             yield _proposal(write, statement, NONE, rank, (), "keep its gradient")
-            rank += 1
+            return
         for statement, edits in _statements(write, conflict, project):
             yield _proposal(write, statement, effect, rank, edits)
+        if (built := _rebuilt(write)) is not None and not leaf:
+            code = _short(write.view.module.code_for_node(built[1]))
+            yield Proposal(f"out of place: `{code}`", effect, {write.view.path: (built[0],)}, rank)
         if (edit := _dropped(write, conflict, project)) is not None:
             old = write.view.code(edit.node)
             yield Proposal(f"`{_short(old)}` out of place", NONE, {write.view.path: (edit,)}, rank)
@@ -319,6 +317,54 @@ def _straight_through(write: Write) -> cst.BaseSmallStatement | None:
         rpar=[cst.RightParen()],
     )
     return assignment(root, cst.BinaryOperation(copy(root), cst.Add(), method(change, "detach")))
+
+
+def _rebuilt(write: Write) -> tuple[Replace, cst.BaseStatement] | None:
+    """``ps = [p - g for p, g in zip(ps, gs)]`` for a loop that only writes into the elements of a list."""
+    view, small = write.view, write.small
+    line = view.parents.get(small) if small is not None else None
+    loop = view.loop(write.node)
+    block = view.parents.get(line) if line is not None else None
+    alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
+    if not isinstance(loop, cst.For) or loop.body is not block or len(loop.body.body) != 1 or not alone:
+        return None
+    if not write.whole or loop.orelse or (isinstance(block, cst.IndentedBlock) and block.header.comment):
+        return None
+    value = _value(write)
+    source = _iterated(loop, write.name)
+    if value is None or source is None or not is_list(view, loop, dotted(source)):
+        return None
+    built = cst.ListComp(value, cst.CompFor(loop.target, loop.iter))
+    assert isinstance(line, cst.SimpleStatementLine)
+    new = cst.SimpleStatementLine(
+        [assignment(cast(cst.BaseAssignTargetExpression, source), built)],
+        leading_lines=(*loop.leading_lines, *line.leading_lines),
+        trailing_whitespace=line.trailing_whitespace,
+    )
+    return Replace(loop, lambda _: new), new
+
+
+def _value(write: Write) -> cst.BaseExpression | None:
+    """What the write computes, out of place."""
+    if isinstance(write.node, cst.AugAssign):
+        return _binary(write.root, _BINARY[type(write.node.operator)](), write.node.value)
+    if write.form != "method" or not write.alone:
+        return None
+    statements = list(_rebound_call(write, cast(cst.BaseAssignTargetExpression, write.root)))
+    return cast(cst.Assign, statements[0][0]).value if statements and not statements[0][1] else None
+
+
+def _iterated(loop: cst.For, name: str) -> cst.BaseExpression | None:
+    """The list that gives the loop variable `name` its values: ``ps`` of ``for p in ps``, ``for p, g in
+    zip(ps, gs)``."""
+    if dotted(loop.target) == name:
+        return loop.iter if dotted(loop.iter) else None
+    call = loop.iter
+    if not isinstance(loop.target, cst.Tuple) or not isinstance(call, cst.Call) or dotted(call.func) != "zip":
+        return None
+    pairs = zip(loop.target.elements, [a for a in call.args if a.keyword is None], strict=False)
+    found = [arg.value for element, arg in pairs if dotted(element.value) == name]
+    return found[0] if found and dotted(found[0]) else None
 
 
 def _dropped(write: Write, conflict: Conflict, project: Project) -> Replace | None:

@@ -10,7 +10,9 @@ from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.liveness import dotted
-from gradfix.writes import accumulates, drop_keyword, small_statements, write_of
+from gradfix.syntax import drop_keyword, small_statements
+from gradfix.tensors import accumulates
+from gradfix.writes import write_of
 
 
 class PlainAccumulator(Codemod):

@@ -11,8 +11,8 @@ from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, View
 from gradfix.liveness import binds, dotted, reads, scope_of
+from gradfix.syntax import function_of, small_statements
 from gradfix.tape import GradRead, Stack
-from gradfix.writes import function_of, small_statements
 
 
 class RetainGrad(Codemod):

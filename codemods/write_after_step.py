@@ -22,7 +22,7 @@ from gradfix.statements import (
     units,
 )
 from gradfix.tape import Site, Stack, Step
-from gradfix.writes import is_leaf
+from gradfix.tensors import is_leaf
 
 
 class WriteAfterStep(Codemod):
@@ -75,7 +75,7 @@ for _ in range(3):
         write, backward, record = conflict.write, conflict.backward, conflict.record
         if write is None or backward is None or write.optimizer is not None:
             return
-        if not is_leaf(project, write.ref.storage):
+        if write.how == "module" or not is_leaf(project, write.ref.storage):
             return
         found = _parting(project, write.stack, backward.stack)
         if found is None:
@@ -147,7 +147,7 @@ def _moved(view: View, writing: cst.CSTNode, goal: cst.CSTNode, after: bool) -> 
         if touches(moved.reads, unit.writes & binds(unit.node)) or touches(own, unit.reads | unit.writes):
             return ()
     put = put_after(every[j], lifted(moved)) if after else put_before(every[j], lifted(moved))
-    return (*take_away(moved), put)
+    return (*take_away(moved, view), put)
 
 
 def _written_in_place(node: cst.CSTNode) -> frozenset[str]:

@@ -359,3 +359,15 @@ def test_an_update_that_rebinds_the_leaf_changes_it_in_place() -> None:
         "import torch\nfor e in range(3):\n    f(w, b).backward()\n"
         "    with torch.no_grad():\n        w -= lr * w.grad\n        b -= lr * b.grad\n"
     )
+
+
+def test_a_list_that_is_written_element_by_element_is_built_anew() -> None:
+    source = (
+        "fast = [p.clone() for p in meta]\n# inner step\nfor p, g in zip(fast, grads):\n"
+        "    p.sub_(lr * g)  # sgd\nuse(fast)\n"
+    )
+    (_, text), *_ = answers(OutOfPlace, stale(source, "p.sub_(lr * g)"))
+    assert changed(source, text) == "fast = [p.sub(lr * g) for p, g in zip(fast, grads)]  # sgd"
+    source = source.replace("p.sub_(lr * g)", "p -= lr * g")
+    (_, text), *_ = answers(OutOfPlace, stale(source, "p -= lr * g"))
+    assert changed(source, text) == "fast = [p - lr * g for p, g in zip(fast, grads)]  # sgd"

@@ -356,6 +356,8 @@ class _Reader:
             self.sites[value["site"]] = Site(*value["v"])
         elif "stack" in value:
             self.stacks[value["stack"]] = tuple(self.sites[s] for s in value["v"])
+        elif "source" in value:
+            self.sources[value["source"]] = value["v"]
         elif "name" in value and "e" not in value:
             self.names[value["name"]] = value["v"]
         elif "source" in value and "e" not in value:

@@ -121,6 +121,16 @@ class Sites:
     def text(self, file: str) -> str:
         return "".join(self.lines(file))
 
+    def bytes(self, file: str) -> bytes:
+        """The bytes of `file` as they ran; its text where the file is gone."""
+        if file not in self._texts:
+            try:
+                with open(file, "rb") as stream:
+                    return stream.read()
+            except OSError:
+                pass
+        return self._texts.get(file, self.text(file)).encode("utf-8", "surrogatepass")
+
     def lines(self, file: str) -> List[str]:
         """The lines of `file` as it runs, with their ends; no lines where there is no text."""
         if file not in self._lines:

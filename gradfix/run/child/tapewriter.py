@@ -92,8 +92,7 @@ class TapeWriter:
         return number
 
     def _source(self, file: str) -> None:
-        """The digest of the text that ran, the first time a file is spoken of."""
+        """The digest of the bytes that ran, the first time a file is spoken of."""
         if file not in self._sources:
             self._sources[file] = True
-            digest = hashlib.sha256(self._sites.text(file).encode("utf-8", "surrogatepass")).hexdigest()
-            self._emit({"source": file, "v": digest})
+            self._emit({"source": file, "v": hashlib.sha256(self._sites.bytes(file)).hexdigest()})

@@ -56,7 +56,7 @@ def _restricted(conflict: Conflict, project: Project) -> Iterator[Proposal]:
         parts = []
         for b in some:
             place = backward_call(project, b)
-            inputs = _inputs(project, b, place[0], place[1]) if place else None
+            inputs = _inputs(project, b, place[0], place[1], group) if place else None
             if place is None or inputs is None or says(place[1], "inputs"):
                 continue
             parts.append((place[0], [with_arguments(place[1], {"inputs": inputs})]))
@@ -64,9 +64,17 @@ def _restricted(conflict: Conflict, project: Project) -> Iterator[Proposal]:
             yield Proposal("restrict each backward to the parameters it trains", OWN, gather(*parts), rank)
 
 
-def _inputs(project: Project, backward: Backward, view: View, call: cst.Call) -> cst.BaseExpression | None:
+def _inputs(
+    project: Project, backward: Backward, view: View, call: cst.Call, group: Sequence[Backward]
+) -> cst.BaseExpression | None:
+    """What the backward trains, as an expression; of several optimizers that step behind it, not those
+    that another backward of the pass is there for."""
+    graph = project.graph
+    serves = graph.serves(backward)
+    taken = [graph.serves(b) for b in group if b.time != backward.time]
+    own = serves.difference(*(t for t in taken if t < serves)) or serves
     found: list[cst.BaseExpression] = []
-    for optimizer in sorted(project.graph.serves(backward)):
+    for optimizer in sorted(own):
         expression = parameters_of(project, optimizer, view, call)
         if expression is None:
             return None
@@ -165,7 +173,7 @@ def _proposal(
 ) -> Iterator[Proposal]:
     edits: list[Edit] = []
     for n, p in enumerate(placed):
-        inputs = _inputs(project, p.event, view, p.call)
+        inputs = _inputs(project, p.event, view, p.call, [x.event for x in placed])
         if inputs is None:
             return
         put: dict[str, cst.BaseExpression] = {} if says(p.call, "inputs") else {"inputs": inputs}

@@ -291,6 +291,7 @@ def _callers(
     found: Plan,
     groups: Sequence[Sequence[int]],
     new: Sequence[str],
+    cuts: Mapping[int, Build],
 ) -> _Callers:
     old = function.name.value
     edits: list[tuple[View, tuple[Edit, ...]]] = []
@@ -355,6 +356,8 @@ def _rewritten(
             bound = target.with_changes(elements=elements)
         elif dotted(bound) == "_":
             continue
+        given = call.visit(_Cutter(set(), cuts)) if name == new[0] else call
+        assert isinstance(given, cst.Call)
         func = (
             call.func.with_changes(attr=cst.Name(name))
             if isinstance(call.func, cst.Attribute)

@@ -10,7 +10,7 @@ import libcst as cst
 
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
 from gradfix.graph import Crossing, Graph
-from gradfix.statements import body_of, dotted, names, touches, walk
+from gradfix.statements import body_of, dotted, names, stored, touches, walk
 from gradfix.tape import Backward, Event, Record, Ref, Stack, Step, Zero
 
 LITERALS = (cst.BaseNumber, cst.BaseString, cst.Ellipsis)
@@ -148,7 +148,7 @@ def _feeds(project: Project, taker: Record, maker: Record) -> tuple[Feed, ...]:
     depth = meeting(consumer, producer)
     if depth < 0:
         return ()
-    carried = _carried(project, producer, depth)
+    direct, carried = _carried(project, producer, depth)
     name = maker.output.name if maker.output else ""
     for k in range(depth, len(consumer)):
         found = frame(project, consumer, k)
@@ -161,7 +161,8 @@ def _feeds(project: Project, taker: Record, maker: Record) -> tuple[Feed, ...]:
         options = list(operands(node))
         holding = [o for o in options if made and any(x is made[1] for x in _below(o))]
         named = [o for o in options if name and name in names(o).reads]
-        reading = holding or named or [o for o in options if _reads(o, carried)]
+        reading = holding or named or [o for o in options if _reads(o, direct)]
+        reading = reading or [o for o in options if _reads(o, carried)]
         if not reading and isinstance(node, cst.Call) and _tensor_method(project, node):
             assert isinstance(node.func, cst.Attribute)
             receiver = node.func.value
@@ -182,9 +183,11 @@ def _tensor_method(project: Project, call: cst.Call) -> bool:
     return not any(functions(v, named) for v in map(project.view, project.files) if v is not None)
 
 
-def _carried(project: Project, producer: Stack, depth: int) -> frozenset[str]:
-    """Names that hold what the producer made: those its statements bind, and those bound from them."""
+def _carried(project: Project, producer: Stack, depth: int) -> tuple[frozenset[str], frozenset[str]]:
+    """Names that hold what the producer made: those its statements bind; and with those that later
+    statements bind from them."""
     found: set[str] = set()
+    after: set[str] = set()
     for k in range(depth, len(producer)):
         place = frame(project, producer, k)
         if place is None:
@@ -193,13 +196,26 @@ def _carried(project: Project, producer: Stack, depth: int) -> frozenset[str]:
         small = view.small_statement(node)
         if small is None:
             continue
-        found |= {w for w in names(small).writes if k == depth or "." in w}
+        found |= {w for w in _bound(view, small, node) if k == depth or "." in w}
         if k == depth:
-            for _ in range(2):
-                for unit in walk(body_of(view, node)):
-                    if touches(unit.reads, found):
-                        found |= unit.writes
-    return frozenset(found)
+            after |= found
+            line = view.span(small).start.line
+            for unit in walk(body_of(view, node)):
+                if view.span(unit.node).start.line >= line and touches(unit.reads, after):
+                    after |= unit.writes
+    return frozenset(found), frozenset(found | after)
+
+
+def _bound(view: View, small: cst.CSTNode, node: cst.CSTNode) -> frozenset[str]:
+    """The names that `small` binds to what holds `node`: of ``a, b = f(x), g(x)`` only one."""
+    if isinstance(small, cst.Assign) and isinstance(small.value, cst.Tuple) and len(small.targets) == 1:
+        target, value = small.targets[0].target, small.value
+        if isinstance(target, cst.Tuple) and len(target.elements) == len(value.elements):
+            above = {id(x) for x in (node, *view.ancestors(node))}
+            for t, v in zip(target.elements, value.elements, strict=True):
+                if id(v.value) in above:
+                    return stored(t.value)
+    return names(small).writes
 
 
 def _reads(node: cst.CSTNode, carried: frozenset[str]) -> bool:

@@ -11,8 +11,8 @@ from gradfix.blocks import method
 from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace
+from gradfix.syntax import writes_data
 from gradfix.tape import Cut, Site
-from gradfix.writes import write_at
 
 
 class DataToDetach(Codemod):
@@ -65,7 +65,8 @@ print(loss.detach())  # conflict: data-attribute
             else:
                 found = list(_data(node)) if node is not None else []
             nodes += [n for n in found if not any(n is x for x in nodes)]
-        if not nodes or any(_written(view.parents[n], n) for n in nodes) or write_at(project, conflict.at):
+        smalls = [view.small_statement(n) for n in nodes]
+        if not nodes or any(s is not None and writes_data(s) for s in smalls):
             return
         edits: tuple[Edit, ...] = tuple(Replace(n, _detached) for n in nodes)
         code = view.code(nodes[0].value)
@@ -85,8 +86,3 @@ def _data(node: cst.CSTNode) -> Iterator[cst.Attribute]:
         yield node
     for child in node.children:
         yield from _data(child)
-
-
-def _written(parent: cst.CSTNode, node: cst.Attribute) -> bool:
-    """Whether ``node`` (an ``x.data``) is assigned to."""
-    return isinstance(parent, cst.AssignTarget | cst.AugAssign) and parent.target is node

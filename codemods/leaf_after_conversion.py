@@ -12,7 +12,7 @@ from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.liveness import dotted, reads, statement_before
-from gradfix.syntax import drop_keyword, function_of, without_arguments
+from gradfix.syntax import drop_keyword, function_of, small_statements, without_arguments
 from gradfix.tape import GradRead
 
 LEAF = Effect("adds-gradient", "the converted tensor is the leaf and gets the gradient")
@@ -116,7 +116,8 @@ def _leaves(view: View, value: cst.BaseExpression) -> Iterator[tuple[cst.BaseExp
     if core is None:
         return
     if isinstance(core, cst.Name | cst.Attribute):
-        yield from _named(view, value, core)
+        if _only_converts(view, value, core):
+            yield from _named(view, value, core)
         return
     call = cast(cst.Call, core)
     name = function_of(call)
@@ -136,6 +137,17 @@ def _leaves(view: View, value: cst.BaseExpression) -> Iterator[tuple[cst.BaseExp
         if (typed := _with_keyword(value, call)) is not None:
             yield typed, ()
         yield method(_put(value, core, plain), "requires_grad_"), ()
+
+
+def _only_converts(view: View, value: cst.BaseExpression, core: cst.Name | cst.Attribute) -> bool:
+    """Whether the assignment takes the name's place (``w = w.to(device)``), or is the only one to read it."""
+    name = dotted(core)
+    if f"{name}.grad" in reads(value):
+        return False  # an update by hand
+    small = view.small_statement(value)
+    if isinstance(small, cst.Assign) and any(dotted(t.target) == name for t in small.targets):
+        return True
+    return sum(name in reads(s) for s in small_statements(view.module)) == 1
 
 
 def _core(value: cst.BaseExpression) -> Iterator[cst.BaseExpression]:

@@ -15,10 +15,12 @@ from gradfix.edit import Edit, Insert, Project, Replace, View
 from gradfix.liveness import dotted, first_use, reads, scope_of, target_names
 from gradfix.syntax import (
     drop_keyword,
+    fills,
     is_inplace_call,
     small_statements,
     undone_data_everywhere,
     without_grad,
+    writes_data,
 )
 from gradfix.tape import Mutate
 from gradfix.tensors import accumulates
@@ -254,47 +256,20 @@ def _data(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     if small is None:
         return
     view = cast(View, project.view(conflict.at.file))
-    if not _hidden_write(small):
+    if not writes_data(small):
         return
     if _harmless(small):  # torch.nn.init is under no_grad already, a gradient has no graph
         edits: tuple[Edit, ...] = (Replace(small, undone_data_everywhere),)
         yield Proposal(f"without .data: `{view.code(small)}`", NONE, {view.path: edits})
         return
-    run = _run(view, small, lambda s: _hidden_write(s) and not _harmless(s))
+    run = _run(view, small, lambda s: writes_data(s) and not _harmless(s))
     edits = (*(Replace(s, _plain) for s in run), *_wrapped(view, run))
     yield Proposal(_summary(view, run), NONE, {view.path: edits})
 
 
-def _hidden_write(small: cst.CSTNode) -> bool:
-    """``p.data.clamp_(…)``, ``p.data -= …``, ``p.data[i] = …``, ``p.data = …``, ``init.normal_(p.data)``."""
-    if isinstance(small, cst.AugAssign):
-        return _through_data(small.target)
-    if isinstance(small, cst.Assign):
-        return any(_through_data(t.target) for t in small.targets)
-    if isinstance(small, cst.Expr) and isinstance(small.value, cst.Call):
-        call: cst.BaseExpression = small.value
-        if is_inplace_call(call):
-            while is_inplace_call(call):
-                call = cast(cst.Attribute, cast(cst.Call, call).func).value
-            if _through_data(call):
-                return True
-        return _init(small.value) and any(_through_data(a.value) for a in small.value.args)
-    return False
-
-
-def _through_data(node: cst.CSTNode) -> bool:
-    while isinstance(node, cst.Subscript):
-        node = node.value
-    return isinstance(node, cst.Attribute) and node.attr.value == "data" and dotted(node) != "self.data"
-
-
-def _init(call: cst.Call) -> bool:
-    return "init." in dotted(call.func)
-
-
 def _harmless(small: cst.CSTNode) -> bool:
     if isinstance(small, cst.Expr) and isinstance(small.value, cst.Call):
-        if _init(small.value):
+        if fills(small.value):
             return True
         root: cst.BaseExpression = small.value
         while is_inplace_call(root):

@@ -11,7 +11,7 @@ from gradfix.blocks import as_receiver, assignment, copy, in_parentheses, method
 from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace
-from gradfix.liveness import dotted, live_after
+from gradfix.liveness import dotted, live_after, reads
 from gradfix.syntax import (
     chain,
     chain_root,
@@ -105,6 +105,8 @@ y.sum().backward()
             yield _proposal(write, statement, NONE, rank, (), "keep its gradient")
             return
         for statement, edits in _statements(write, conflict, project):
+            if leaf and _cuts(cast(cst.Assign, statement).value, write.name):
+                continue  # what is bound anew would not require grad
             yield _proposal(write, statement, effect, rank, edits)
         if (built := _rebuilt(write)) is not None and not leaf:
             code = _short(write.view.module.code_for_node(built[1]))
@@ -112,6 +114,11 @@ y.sum().backward()
         if (edit := _dropped(write, conflict, project)) is not None:
             old = write.view.code(edit.node)
             yield Proposal(f"`{_short(old)}` out of place", NONE, {write.view.path: (edit,)}, rank)
+
+
+def _cuts(value: cst.BaseExpression, name: str) -> bool:
+    made = function_of(value) if isinstance(value, cst.Call) else ""
+    return made.endswith("_like") or name not in reads(value)
 
 
 def _optimized(conflict: Conflict, project: Project) -> bool:

@@ -198,3 +198,31 @@ def undone_data_everywhere(node: cst.CSTNode) -> cst.CSTNode:
             return updated_node.value if hit else updated_node
 
     return cast(cst.CSTNode, node.visit(Undo()))
+
+
+def writes_data(small: cst.CSTNode) -> bool:
+    """``p.data.clamp_(…)``, ``p.data -= …``, ``p.data[i] = …``, ``p.data = …``, ``init.normal_(p.data)``."""
+    if isinstance(small, cst.AugAssign):
+        return _through_data(small.target)
+    if isinstance(small, cst.Assign):
+        return any(_through_data(t.target) for t in small.targets)
+    if isinstance(small, cst.Expr) and isinstance(small.value, cst.Call):
+        call: cst.BaseExpression = small.value
+        if is_inplace_call(call):
+            while is_inplace_call(call):
+                call = cast(cst.Attribute, cast(cst.Call, call).func).value
+            if _through_data(call):
+                return True
+        return fills(small.value) and any(_through_data(a.value) for a in small.value.args)
+    return False
+
+
+def _through_data(node: cst.CSTNode) -> bool:
+    while isinstance(node, cst.Subscript):
+        node = node.value
+    return isinstance(node, cst.Attribute) and node.attr.value == "data" and dotted(node) != "self.data"
+
+
+def fills(call: cst.Call) -> bool:
+    """Whether this is a function of torch.nn.init."""
+    return "init." in dotted(call.func)

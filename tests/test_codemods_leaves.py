@@ -48,10 +48,7 @@ def test_the_one_before_it_is_the_alternative() -> None:
 @pytest.mark.parametrize(
     ("made", "name"),
     [
-        (
-            "class Net(nn.Module):\n    def __init__(self):\n        self.act = nn.ReLU(True)\nnet = Net().to(d)\n",
-            "net.act",
-        ),
+        ("class N(Module):\n  def __init__(self):\n    self.a = nn.ReLU(True)\nnet = N().to(d)\n", "net.a"),
         ("def block():\n    return nn.Sequential(nn.Sigmoid(), nn.ReLU(True))\nnet = block()\n", "net.1"),
         ("net = nn.Sequential(OrderedDict([('s', nn.Sigmoid()), ('r', nn.ReLU(True))]))\n", "net.r"),
         (

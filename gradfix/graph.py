@@ -276,9 +276,12 @@ class Graph:
             if step.optimizer in filled:
                 served.add(step.optimizer)
         served -= self.discards(backward)
-        return frozenset(served) or frozenset(
-            number for number in filled - self.discards(backward) if self._step_of(number, backward.time)
-        )
+        return frozenset(served) or self.uses(backward)
+
+    def uses(self, backward: Backward) -> frozenset[int]:
+        """The optimizers that step, sooner or later, with a gradient of `backward`."""
+        kept = self.filled(backward) - self.discards(backward)
+        return frozenset(number for number in kept if self._step_of(number, backward.time))
 
     def discards(self, backward: Backward) -> frozenset[int]:
         """The optimizers none of whose gradients from `backward` survive until their next step: all were

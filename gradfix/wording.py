@@ -24,8 +24,8 @@ def describe(conflict: Conflict, sources: Mapping[str, str]) -> str:
     for label in conflict.labels:
         text = quote(label.at, sources)
         if text:
-            words = f"the value of `{text}`" if label.role == "made" else f"`{text}`"
-            sentence = re.sub(re.escape(place(label)) + r"(?!\d)", lambda _: words, sentence)
+            words = f"the value of `{text}`" if label.role in ("made", "target") else f"`{text}`"
+            sentence = words.join(re.split(re.escape(place(label)) + r"(?!\d)", sentence))
     return sentence
 
 
@@ -44,6 +44,7 @@ def at(role: str, stack: Stack) -> str:
         "overwritten": "the write",
         "saved": "the op",
         "made": "the value made",
+        "target": "the value made",
         "cut": "the cut",
     }
     return (

@@ -20,6 +20,7 @@ from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Mutate, Record, Ref, Stack, Step
 
 UNCOUNTED = {"data", "set_data", "numpy"}  # routes by which the tensor's version counter never moves
+ONE_CALL = 4  # ticks within which an op records its node and its write
 WRONG = 1e-6  # relative difference of the gradients from which a silent overwrite counts
 
 
@@ -86,8 +87,17 @@ def _hits(graph: Graph, backward: Backward, writes: dict[int, list[Mutate | Step
             at = bisect_right(after, ref.version, key=lambda w: _version(w, ref.storage))
             while at < len(after) and after[at].time < record.time:
                 at += 1  # what was written before the op can't have spoilt what it saved
+            if at < len(after) and _made(record, ref, after[at]):
+                at += 1
             if at < len(after) and after[at].time < backward.time:
                 yield Hit(record, ref, after[at], backward)
+
+
+def _made(record: Record, ref: Ref, write: Mutate | Step) -> bool:
+    """Whether `write` is how the op of `record` made the very result that it saved (``relu_``)."""
+    made = record.output
+    own = made is not None and (made.storage, made.version) == (ref.storage, ref.version)
+    return own and write.stack == record.stack and 0 < write.time - record.time <= ONE_CALL
 
 
 def _version(write: Mutate | Step, storage: int) -> int:
@@ -199,19 +209,19 @@ def _pattern(hit: Hit) -> str:
     write, record = hit.write, hit.record
     if not isinstance(write, Mutate) or write.optimizer is not None:
         return "optimizer-step"
-    if "renorm" in write.op:
+    if "embedding" in write.op or "renorm" in write.op:
         return "renormalised"
     if write.how == "module":
         return "module"
-    own = record.output is not None and record.output.storage == write.ref.storage
-    if own and write.stack == record.stack and plain_op(write) == plain_op(record) and _in_place(record):
+    if write.stack == record.stack and write.time - record.time <= ONE_CALL and _same_op(write, record):
         return "self-write"
     return "write"
 
 
-def _in_place(record: Record) -> bool:
-    parts = record.op.split(".")
-    return (parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[0]).endswith("_")
+def _same_op(write: Mutate, record: Record) -> bool:
+    """Whether the node is the in-place op's own: ``aten.mul`` for ``aten.mul_`` as for ``__imul__``."""
+    made, wrote = plain_op(record), plain_op(write)
+    return made in (wrote, wrote.removeprefix("i"))
 
 
 def _step(graph: Graph, write: Mutate | Step) -> Step | None:

@@ -33,7 +33,7 @@ def attached_targets(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     for backward in graph.backwards:
         if backward.inputs or backward.create or not graph.filled(backward):
             continue
-        owned = graph.owned_mask(graph.optimizers)
+        owned = graph.owned_mask(graph.uses(backward))  # what is cleared before it is used does no harm
         for node in sorted(graph.walk(backward), reverse=True):
             record = graph.records.get(node)
             if record is None or len(record.parents) != (
@@ -175,7 +175,7 @@ def _bootstrapped(
     target: Record, loss: Record, backward: Backward, detached: dict[int, Cut]
 ) -> Conflict | None:
     cut = detached.get(target.node)
-    name = wording.name(target.output, "the value of the next state")
+    name = wording.name(target.output, wording.at("target", target.stack))
     labels: list[tuple[str, Stack, str]] = [("target", target.stack, "the target's value, with its graph")]
     if cut is not None:
         labels.append(
@@ -197,7 +197,7 @@ def _bootstrapped(
 
 
 def _weighted(weight: Record, product: Record, backward: Backward) -> Conflict | None:
-    name = wording.name(weight.output, "the weight of the log-probability")
+    name = wording.name(weight.output, wording.at("target", weight.stack))
     return make(
         "attached-target",
         "advantage",

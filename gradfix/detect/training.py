@@ -14,9 +14,22 @@ from collections.abc import Iterable, Iterator
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
-from gradfix.detect.refused import CUT_WORDS
+from gradfix.detect.refused import CUT_WORDS, NO_GRAPH
 from gradfix.graph import Graph, Leaf, plain_op
-from gradfix.tape import Backward, Cut, End, Event, Mutate, Optimizer, Record, Ref, Stack, Step, Zero
+from gradfix.tape import (
+    Backward,
+    Cut,
+    End,
+    Event,
+    Mutate,
+    Optimizer,
+    Record,
+    Ref,
+    Site,
+    Stack,
+    Step,
+    Zero,
+)
 
 CONVERSIONS = {
     "to_copy",
@@ -83,16 +96,14 @@ def dead_parameters(graph: Graph) -> Found:
         first = steps[0]
         before = max((b.time for b in graph.backwards if b.time < first.time), default=first.time)
         cut = next(
-            (
-                c
-                for c in reversed(_cuts(graph))
-                if c.time < before and c.stack and c.node is not None and graph.reach_mask(c.node) & mine
-            ),
+            (c for c in reversed(_cuts(graph)) if c.time < before and c.stack and _reached(graph, c) & mine),
             None,
         )
         if cut is None:
             continue  # frozen on purpose, or used nowhere: nothing shows that a gradient was meant
         backward = next((b for b in reversed(graph.backwards) if cut.time < b.time < first.time), None)
+        if backward is not None and NO_GRAPH in backward.refused:
+            continue  # said already: that loss has no graph at all
         labels: list[tuple[str, Stack, str]] = [
             ("cut", cut.stack, CUT_WORDS.get(cut.how, "the graph is left here"))
         ]
@@ -114,6 +125,11 @@ def dead_parameters(graph: Graph) -> Found:
                 event=cut,
             ),
         )
+
+
+def _reached(graph: Graph, cut: Cut) -> int:
+    """The leaves behind a cut, as a bit mask; under no_grad the tensor may be a leaf itself."""
+    return graph.reach_mask(cut.node) if cut.node is not None else graph.mask([cut.ref.storage])
 
 
 def rewrapped(graph: Graph) -> Found:
@@ -338,6 +354,11 @@ def _cleared_early(
         return
 
 
+def _ever_cleared(graph: Graph, optimizer: int) -> bool:
+    """Whether anything clears the gradients of `optimizer` between its steps; where not, that is the fault."""
+    return any(isinstance(e, Zero) for s in graph.steps_of(optimizer)[1:] for e in graph.before_step(s))
+
+
 def left_over(graph: Graph) -> Found:
     """A backward made for the step of one model's optimizer leaves gradients in the model that the loss went
     through, and that one's optimizer steps with them."""
@@ -353,6 +374,8 @@ def left_over(graph: Graph) -> Found:
                 if foreign.time < s.time < meant.time and s.optimizer in graph.filled(foreign)
             ]
             if not used or step.optimizer in {s.optimizer for s in used}:
+                continue
+            if not _ever_cleared(graph, step.optimizer):
                 continue
             other = graph.owned_mask({used[0].optimizer}) & ~mine
             if (
@@ -487,18 +510,20 @@ def idle_retain(graph: Graph) -> Found:
         for node in graph.walk(backward):
             last_walk[node] = backward.time
     finished = any(isinstance(e, End) and e.how == "finished" for e in graph.tape.events)
-    seen: set[int] = set()
+    statements: dict[tuple[Site, ...], list[Backward]] = {}
     for backward in graph.backwards:
-        number = graph.stack_number(backward.stack)
-        if number in seen or not backward.retain or backward.create:
-            continue
-        seen.add(number)
-        passes = graph.passes(backward)
+        statements.setdefault(backward.stack[-1:], []).append(
+            backward
+        )  # a helper's one statement may serve many losses
+    for where, passes in statements.items():
+        backward = passes[0]
         judged = passes if finished else passes[:-1]  # a run that was cut short says nothing of its last pass
-        if not judged or any(not b.retain or _walked_later(graph, b, last_walk) for b in passes):
+        if not where or not judged or any(not b.retain or b.create for b in passes):
+            continue
+        if any(_walked_later(graph, b, last_walk) for b in passes):
             continue
         yield (
-            ("idle-retain", number),
+            ("idle-retain", where),
             backward,
             make(
                 "wasted-backward",

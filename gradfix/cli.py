@@ -390,6 +390,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # let `with` end the children
     try:
         code = app(args=ours, prog_name="gradfix", standalone_mode=False, obj=theirs) or NOTHING
+        if code == INTERRUPTED:  # newer releases of typer make Ctrl-C this exit code themselves
+            raise KeyboardInterrupt
         sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):
         _say("interrupted")

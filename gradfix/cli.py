@@ -247,7 +247,8 @@ def record(
     """Record one run into a file, to be read elsewhere with [bold]fix --tape[/bold]."""
     from gradfix.repair import project_root
     from gradfix.report.terminal import Terminal
-    from gradfix.run import InterpreterError, Run, Zygote
+    from gradfix.run import InterpreterError, Run
+    from gradfix.run.zygote import Zygote
     from gradfix.source import Source, SourceError
     from gradfix.tape import write_tape
 

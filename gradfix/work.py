@@ -17,7 +17,8 @@ from gradfix.report import json as report_json
 from gradfix.report.layout import safe
 from gradfix.report.places import Paths
 from gradfix.report.terminal import Terminal
-from gradfix.run import InterpreterError, Zygote
+from gradfix.run import InterpreterError
+from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError, discover, write
 from gradfix.tape import TapeError, read_tape
 

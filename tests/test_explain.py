@@ -216,7 +216,8 @@ Traceback (most recent call last):
     Variable._execution_engine.run_backward(  # Calls into the C++ engine to run the backward pass
 RuntimeError: one of the variables needed for gradient computation has been modified by an inplace \
 operation: [torch.FloatTensor [8, 1]], which is output 0 of AsStridedBackward0, is at version 3; \
-expected version 1 instead. Hint: the backtrace further above shows the operation that failed to compute its gradient.
+expected version 1 instead. \
+Hint: the backtrace further above shows the operation that failed to compute its gradient.
 """
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 
@@ -34,13 +34,14 @@ def no_graph(index: int) -> str:
 class Walk:
     """What the engine will execute: `nodes` in topological order of discovery, ids of `leaves` and their tensors."""
 
-    __slots__ = ("accumulated", "nodes", "parents", "roots")
+    __slots__ = ("accumulated", "nodes", "parents", "roots", "tensors")
 
     def __init__(self, roots: Tuple[int, ...]) -> None:
         self.roots = roots
         self.nodes: List[Tuple[int, Any]] = []
         self.parents: Dict[int, Tuple[int, ...]] = {}
         self.accumulated: List[Any] = []
+        self.tensors: List[Any] = []  # the root tensors
 
 
 class Engine:
@@ -53,6 +54,7 @@ class Engine:
         self._thread = threading.get_ident()
         self._depth = 0
         self._inner: Optional[Walk] = None
+        self._freed: Set[int] = set()  # freed nodes that saved numbers only: these pass no hook
         self._passes: Dict[Any, List[Any]] = {}
         self._batches: List[Tuple[int, List[Any]]] = []
         self._held = 0
@@ -104,6 +106,8 @@ class Engine:
         refused, wrong, new = "", 0.0, len(used) not in seen[2]
         seen[2].add(len(used))
         refused = self._refusal(used)
+        if not refused and walk is not None and self._freed and not self._freed.isdisjoint(walk.parents):
+            refused = FREED
         if self._overwritten_unseen(used, time, stack):
             wrong = self._difference(outputs, grads, inputs, more, kwargs, walk or self._walk(outputs, inputs, accumulate))
         if walk is None and (refused or wrong or new):
@@ -111,6 +115,7 @@ class Engine:
         if walk is not None:
             self._emit(stack, time, walk, inner, retain, create, inputs, accumulate, refused, wrong, frame)
             if not retain:
+                self._freed.update(r.bare.intersection(walk.parents))
                 r.tape.event("Free", free_time, stack, nodes=[n for n, _ in walk.nodes if n >= 0])
         else:
             r.flood()
@@ -153,6 +158,10 @@ class Engine:
 
     # ---- the walk
 
+    def tell(self, tensor: Any) -> None:
+        """Write the Records of the graph behind `tensor`, which no backward may ever walk: what a cut cuts off."""
+        self.r.record(self._walk((tensor,), (), True))
+
     def _walk(self, outputs: Any, inputs: Any, accumulate: bool) -> Walk:
         roots = []
         for output in outputs:
@@ -173,6 +182,7 @@ class Engine:
             follow = children[node] = [n for n, _ in node.next_functions if n is not None]
             todo.extend(follow)
         walk = Walk(tuple(ids[n] for n in roots if n is not None))
+        walk.tensors += [t for t in outputs if isinstance(t, torch.Tensor)]
         needed = self._needed(inputs, order, children, accumulate) if inputs else None
         for node in order:
             number = ids[node]
@@ -269,7 +279,7 @@ class Engine:
                 continue
             batch.append(weakref.ref(entry))
             address = address_of(entry.tensor)
-            if address not in addresses and not (entry.output is None and entry.tensor.is_leaf):
+            if address not in addresses and (entry.output or not entry.tensor.is_leaf):
                 addresses.add(address)
                 size += entry.tensor.nbytes
         self._batches.append((size, batch))
@@ -302,9 +312,7 @@ class Engine:
         r.names.look(frame)
         walk.nodes += inner.nodes
         walk.parents.update(inner.parents)
-        for number, node in walk.nodes:
-            if node is not None:
-                r.record(number, node, walk.parents[number])
+        r.record(walk)
         leaves = {id(t): t for t in (*walk.accumulated, *inner.accumulated)}
         fields: Dict[str, Any] = _flags(retain, create, inputs)
         if leaves:
@@ -328,7 +336,7 @@ def _accumulator(leaf: Any) -> Any:
 
 
 def _modified(entry: Entry) -> str:
-    tensor = entry.tensor if entry.output is None else (entry.output() if entry.output() is not None else entry.tensor)
+    tensor = entry.tensor
     maker = tensor.grad_fn
     made = f", which is output {tensor.output_nr} of {maker.name()}," if maker is not None else ""
     shape = list(tensor.shape)

@@ -17,12 +17,12 @@ import sys
 import time as clock_time
 import weakref
 from bisect import bisect_right
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 
 from . import failure
-from .engine import FREED, Engine
+from .engine import FREED, Engine, Walk
 from .names import Names
 from .optimizers import Optimizers
 from .regions import Regions
@@ -71,6 +71,7 @@ class Recorder:
         self._notes: set = set()  # type: ignore[type-arg]
         self._grads: Dict[int, Any] = {}
         self._cloned_freed = 0
+        self.bare: Set[int] = set()  # nodes that saved numbers only
         self.quiet = False
         self.stepping: Optional[int] = None
         self.met_freed = False
@@ -188,25 +189,40 @@ class Recorder:
 
     # ---- events
 
-    def record(self, number: int, node: Any, parents: Tuple[int, ...]) -> None:
-        """The Record of a node, the first time a backward walks it."""
-        if number in self._emitted:
-            return
-        self._emitted.add(number)
+    def record(self, walk: Walk) -> None:
+        """The Records of the nodes that no backward has walked before."""
+        new = []
+        for number, node in walk.nodes:
+            if node is not None and number not in self._emitted:
+                self._emitted.add(number)
+                entries = [e for e in self.saves.of(number) if e.tensor is not GONE]
+                if not entries and _saves_numbers(node):
+                    self.bare.add(number)
+                new.append((number, node, entries))
+        outputs: Dict[int, Any] = {}
+        for number, _, entries in new:
+            for entry in entries:
+                maker = None if entry.output else entry.tensor.grad_fn
+                made_by = number if entry.output else maker._sequence_nr() if maker is not None else None
+                if made_by is not None:
+                    storage = self.storages.of(entry.tensor)
+                    outputs[made_by] = (storage, entry.tensor, storage.version(entry.time))
+        for root in walk.tensors:
+            if root.grad_fn is not None:
+                outputs[root.grad_fn._sequence_nr()] = (self.storages.of(root), root, None)
+        for number, node, entries in new:
+            self._record(number, node, walk.parents[number], entries, outputs.get(number))
+
+    def _record(self, number: int, node: Any, parents: Tuple[int, ...], entries: List[Entry], output: Any) -> None:
         call = self.calls.of(number)
         stack, time = (call[2], call[3] + number) if call is not None else ((), self.clock.tick())
         name = node.name()
-        saves, fields = [], {}
-        for entry in self.saves.of(number):
-            if entry.tensor is GONE:
-                continue
-            storage = self.storages.of(entry.tensor)
-            ref = self.tape.ref(storage, entry.tensor, storage.version(entry.time))
-            if entry.output is not None:
-                fields["output"] = ref
-            saves.append(ref)
-        if saves:
-            fields["saves"] = saves
+        fields: Dict[str, Any] = {}
+        if entries:
+            pairs = [(self.storages.of(e.tensor), e) for e in entries]
+            fields["saves"] = [self.tape.ref(s, e.tensor, s.version(e.time)) for s, e in pairs]
+        if output is not None:
+            fields["output"] = self.tape.ref(*output)
         self.tape.event("Record", time, stack, node=number, op=_op(name), name=name, parents=list(parents), **fields)
 
     def mutated(
@@ -247,6 +263,8 @@ class Recorder:
         if not storage.name:
             storage.name = self.names.local(frame, tensor)
         node = tensor.grad_fn
+        if node is not None and self._new(("tell", stack), 4):
+            self.engine.tell(tensor)
         fields = {} if node is None else {"node": node._sequence_nr()}
         self.tape.event("Cut", self.clock.tick(), stack, how=how, ref=self.tape.ref(storage, tensor), **fields)
 
@@ -325,6 +343,24 @@ def _op(name: str) -> str:
             letters.append("_")
         letters.append(c.lower())
     return "aten." + "".join(letters)
+
+
+_SAVED: Dict[Any, List[str]] = {}  # names of a node class's saved tensors
+
+
+def _saves_numbers(node: Any) -> bool:
+    """Whether a node without entries has saved tensors all the same: the number in ``x * 3`` passes no hook."""
+    kind = type(node)
+    names = _SAVED.get(kind)
+    if names is None:
+        names = _SAVED[kind] = ["_saved_" + n[11:] for n in dir(kind) if n.startswith("_raw_saved_")]
+    for name in names:
+        try:
+            if isinstance(getattr(node, name, None), torch.Tensor):
+                return True
+        except RuntimeError:  # already freed, or a size that was not saved
+            pass
+    return False
 
 
 def _module_of(frame: Any, sites: Sites) -> Any:

@@ -15,6 +15,7 @@ import torch
 from .storages import address_of
 
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
+_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 GONE = "gone"  # in place of the tensor of an entry whose evidence was dropped for memory
 
@@ -42,16 +43,12 @@ class Entry:
     node: int
     version: int
     time: int
-    output: Any  # weak reference to the output itself, None for an input
+    output: bool  # saved by the op that made it
     fate: Optional[Overwrite]
 
     def moved(self) -> bool:
         """Whether PyTorch's version counter shows a write since the save."""
-        output = self.output
-        if output is None:
-            return bool(self.tensor._version != self.version)
-        tensor = output()
-        return tensor is not None and bool(tensor._version != self.version)
+        return bool(self.tensor._version != self.version)
 
 
 class Saves:
@@ -80,10 +77,14 @@ class Saves:
         entry.fate = None
         maker = tensor.grad_fn
         if maker is not None and maker._sequence_nr() == node:
-            entry.output = weakref.ref(tensor)
-            entry.tensor = tensor.data
+            entry.output = True
+            if _modes():
+                with torch._C.DisableTorchFunction():
+                    entry.tensor = tensor.detach()
+            else:
+                entry.tensor = tensor.detach()
         else:
-            entry.output = None
+            entry.output = False
             entry.tensor = tensor
         self._new.append(weakref.ref(entry))
         if self.writing is not None or self.exposed:
@@ -95,7 +96,7 @@ class Saves:
     def _keep_value(self, entry: Entry) -> None:
         """The running op is about to overwrite what it saves (``x *= x``), or somebody else may, unseen."""
         address = address_of(entry.tensor)
-        if address and (address in self.exposed or (address == self.writing and entry.output is None)):
+        if address and (address in self.exposed or (address == self.writing and not entry.output)):
             keep_value(entry)
 
     def unpack(self, entry: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from typing import Any, Dict, List, Optional
 
 import torch
@@ -34,7 +34,7 @@ class Storage:
 
     def version(self, time: Optional[int] = None) -> int:
         """The version as of `time`, or as of now."""
-        return len(self.writes) if time is None else bisect_left(self.writes, time)
+        return len(self.writes) if time is None else bisect_right(self.writes, time)
 
 
 class Storages:

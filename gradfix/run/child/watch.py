@@ -128,7 +128,8 @@ class Watch(TorchFunctionMode):
                 continue
             moved = entry.moved()
             if id(entry) not in known and not moved:
-                continue  # the result, saved by the op itself
+                entry.time = max(entry.time, time)  # the result, saved by the op itself: after this write
+                continue
             fate = fate_of(entry)
             if fate.time is None:
                 fate.time, fate.counted = time, moved

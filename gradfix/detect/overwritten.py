@@ -87,17 +87,8 @@ def _hits(graph: Graph, backward: Backward, writes: dict[int, list[Mutate | Step
             at = bisect_right(after, ref.version, key=lambda w: _version(w, ref.storage))
             while at < len(after) and after[at].time < record.time:
                 at += 1  # what was written before the op can't have spoilt what it saved
-            if at < len(after) and _made(record, ref, after[at]):
-                at += 1
             if at < len(after) and after[at].time < backward.time:
                 yield Hit(record, ref, after[at], backward)
-
-
-def _made(record: Record, ref: Ref, write: Mutate | Step) -> bool:
-    """Whether `write` is how the op of `record` made the very result that it saved (``relu_``)."""
-    made = record.output
-    own = made is not None and (made.storage, made.version) == (ref.storage, ref.version)
-    return own and write.stack == record.stack and 0 < write.time - record.time <= ONE_CALL
 
 
 def _version(write: Mutate | Step, storage: int) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -405,6 +406,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sentence = str(say()).rstrip(".").replace("Value error, ", "")
         hint = " (arguments of the script go after --)" if "No such option" in sentence else ""
         _say(sentence + hint)
+        code = FAILED
+    except Exception:
+        traceback.print_exc()
+        _say("this is a fault of gradfix's own; please report it with the lines above")
         code = FAILED
     sys.exit(code)
 

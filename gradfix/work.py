@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -51,7 +52,8 @@ class Entries:
         if not paths and not self.scripts:
             if tape is None:
                 raise SourceError("name a script: gradfix fix train.py")
-            paths = [read_tape(tape).script]
+            script = read_tape(tape).script
+            paths = [os.path.relpath(script) if Path(script).is_relative_to(Path.cwd()) else script]
         folders = [p for p in paths if Path(p).is_dir()]
         found = list(discover([*self.scripts, *(p for p in paths if p not in folders)]))
         trainings = [p for p in discover(folders) if _trains(p) and p not in found]
@@ -121,7 +123,8 @@ class Work:
                 sys.stdout.flush()
                 sys.stdout.buffer.write(stdin.encode(new))
         if result.problem:
-            terminal.error(result.problem.message, result.problem.detail)
+            given = view.paths.show(str(result.entry))
+            terminal.error(result.problem.message.replace(str(result.entry), given), result.problem.detail)
 
     def _close(self, results: list[Result], view: View, stdin: Source | None) -> None:
         if self.format == "json":

@@ -210,7 +210,7 @@ def test_full_report(tmp_path):
         "= why: Autograd saved this tensor",
         "= cure: recompute-after-step (intended): take `lossG` from D",
         "G's gradient cosine 0.9998 to the exact",
-        "= also tried: detach-score (rejected)",
+        "= tried: detach-score (rejected)",
         "--- a/gan.py\n+++ b/gan.py\n",
         "-    lossG = d\n+    lossG = loss(g)\n",
     ]:

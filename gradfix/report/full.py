@@ -150,9 +150,14 @@ def _sentences(diagnosis: Diagnosis, result: Result, view: View, lead: str, expl
         yield from _hanging(f"{lead}why: ", why(conflict.kind), view, "bold")
     if conflict.also:
         places = [place(c.at, replace(diagnosis, conflict=c), result) for c in conflict.also]
-        names = list(dict.fromkeys(f"{view.paths.show(p.path)}:{p.line}" for p in places))
+        labelled = [place(x.at, diagnosis, result) for x in conflict.labels]
+        known = {(p.path, p.line) for p in labelled}
+        elsewhere = [p for p in places if (p.path, p.line) not in known]
+        names = list(dict.fromkeys(f"{view.paths.show(p.path)}:{p.line}" for p in elsewhere))
         more = f" and {len(names) - PLACES} more places" if len(names) > PLACES else ""
-        yield from _hanging(f"{lead}follows from it: ", ", ".join(names[:PLACES]) + more, view, "bold")
+        if names:
+            text = ", ".join(names[:PLACES]) + more
+            yield from _hanging(f"{lead}follows from it: ", text, view, "bold")
     yield from _cures(diagnosis, view, lead)
 
 
@@ -161,20 +166,19 @@ def _cures(diagnosis: Diagnosis, view: View, lead: str) -> Iterator[Text]:
     if diagnosis.status == "cured" and cures:
         yield from _cure(f"{lead}cure: ", cures[0], view)
         cures = cures[1:]
-        heading = "also tried: "
-    elif cures:
-        heading = "tried, and not applied: "
-    else:
+    elif not cures:
         if view.action != "run" and diagnosis.status == "left":
-            yield from _hanging(
-                f"{lead}left: ", f"no cure was found; gradfix explain {diagnosis.conflict.kind}", view, "bold"
-            )
+            hint = f"no cure was found; gradfix explain {diagnosis.conflict.kind}"
+            yield from _hanging(f"{lead}left: ", hint, view, "bold")
         return
-    few = cures if view.verbose else cures[:OTHERS]
+    # variants that differ in their text only, and measured alike, are shown once
+    distinct = list({(c.codemod, c.summary, c.verdict.status, c.verdict.reason): c for c in cures}.values())
+    few = distinct if view.verbose else distinct[:OTHERS]
     for cure in few:
-        yield from _cure(f"{lead}{heading}", cure, view)
-    if len(few) < len(cures):
-        yield from _hanging(lead, f"and {len(cures) - len(few)} more, shown with -v", view, "bold")
+        held = cure.verdict.status in ("proved", "preserved", "intended")
+        yield from _cure(f"{lead}{'or' if held else 'tried'}: ", cure, view)
+    if len(few) < len(distinct):
+        yield from _hanging(lead, f"and {len(distinct) - len(few)} more, shown with -v", view, "bold")
 
 
 def _cure(lead: str, cure: Cure, view: View) -> Iterator[Text]:
@@ -192,13 +196,27 @@ def _cure(lead: str, cure: Cure, view: View) -> Iterator[Text]:
     yield head
     for line in lines[1:]:
         yield Text(indent + line)
-    effect = f"After this, {cure.effect.words}. " if cure.effect.words else ""
-    for line in fold(wording(effect + _sentence(verdict.reason), view.glyphs), view.width - len(indent)):
-        if line:
-            yield Text(indent + line)
+    said = [f"After this, {_sentence(cure.effect.words)}"] if cure.effect.words else []
+    if verdict.reason:
+        said.append(f"{'reason' if verdict.status == 'untried' else 'measured'}: {verdict.reason}")
     if view.verbose:
-        for key, value in verdict.measured.items():
-            yield Text(f"{indent}{key} = {_number(value)}", style="dim")
+        said += [f"{name}: {value}" for name, value in _numbers(verdict.measured)]
+    for text in said:
+        first, *rest = fold(
+            wording(text, view.glyphs), view.width - len(indent) - 2, view.width - len(indent)
+        )
+        yield Text(indent + first)
+        yield from (Text(f"{indent}  {line}") for line in rest)
+
+
+def _numbers(measured: Mapping[str, object], path: str = "") -> Iterator[tuple[str, str]]:
+    """(name, values) of what was measured: the plain values of a level in one line, levels below it after."""
+    plain = {k: v for k, v in measured.items() if not isinstance(v, Mapping)}
+    if plain:
+        yield path or "numbers", ", ".join(f"{k} {_number(v)}" for k, v in plain.items())
+    for key, value in measured.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{path}, {key}" if path else key)
 
 
 def _hanging(lead: str, text: str, view: View, style: str) -> Iterator[Text]:

@@ -183,11 +183,13 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What a comparison asks for. `cut`: zero and None are the same (detach leaves None).
-    `losses`: the losses agree too. `gains`: a parameter without a gradient may get one."""
+    `losses`: the losses agree too. `gains`: a parameter without a gradient may get one.
+    `still`: parameters are put back after each step, so what else writes them can't be told."""
 
     cut: bool = False
     losses: bool = True
     gains: bool = False
+    still: bool = False
 
 
 STRICT = Terms()
@@ -206,7 +208,7 @@ def difference(after: Measured, before: Measured, terms: Terms = STRICT) -> Diff
     found = _steps(after, before, terms) if before.steps else _leaves(after, before, terms)
     if found is None and terms.losses:
         found = _losses(after, before)
-    if found is None and not (before.trains and after.trains):
+    if found is None and not (after.trains and (before.trains or terms.gains)):
         return Difference("nothing", detail="every gradient is zero or None, which proves nothing")
     return found
 
@@ -216,6 +218,15 @@ def head(after: Measured, before: Measured) -> Measured:
     steps = tuple(s for s in after.steps if s.number < len(before.by_optimizer.get(s.optimizer, ())))
     backwards = after.backwards[: len(before.backwards)]
     return replace(after, steps=steps, backwards=backwards, leaves={})
+
+
+def kept(after: Measured, before: Measured) -> Difference | None:
+    """Where something beside the optimizers writes parameters between steps, otherwise than before."""
+    for k, were in before.by_optimizer.items():
+        for s, t in zip(after.by_optimizer.get(k, ()), were, strict=False):
+            if s.changed != t.changed:
+                return Difference("kept", t.number, k, tuple(sorted(set(s.changed) ^ set(t.changed))))
+    return None
 
 
 def _steps(after: Measured, before: Measured, terms: Terms) -> Difference | None:
@@ -255,13 +266,15 @@ def _step(s: Stepped, t: Stepped, terms: Terms) -> Difference | None:
     )
     if gained and not terms.gains:
         return Difference("gained", t.number, k, gained)
-    wrong = tuple(j for j, (g, h) in pairs if g is not None and h is not None and not same(g, h, noise))
+    new = {j for j, (_, h) in pairs if terms.gains and h is not None and h.norm == 0}
+    wrong = tuple(
+        j for j, (g, h) in pairs if g is not None and h is not None and j not in new and not same(g, h, noise)
+    )
     if wrong:
         starved = tuple(j for j in wrong if s.grads[j].norm == 0)  # type: ignore[union-attr]
         return Difference("lost" if starved else "gradient", t.number, k, starved or wrong)
-    if s.changed != t.changed:
-        which = tuple(sorted(set(s.changed) ^ set(t.changed)))
-        return Difference("kept", t.number, k, which)
+    if s.changed != t.changed and not terms.still:
+        return Difference("kept", t.number, k, tuple(sorted(set(s.changed) ^ set(t.changed))))
     floor = 1e3 * noise
     for j, (u, v) in enumerate(zip(s.updates, t.updates, strict=False)):
         g = t.grads[j]
@@ -363,11 +376,12 @@ class Likeness:
     cosine: float
     ratio: float
     lost: tuple[int, ...]  # parameters that had a gradient and have none
+    gained: tuple[int, ...]  # parameters that had none and have one
     steps: int
 
     @property
     def equal(self) -> bool:
-        return not self.lost and self.cosine > 1 - 1e-7 and abs(self.ratio - 1) < RTOL
+        return not self.lost and not self.gained and self.cosine > 1 - 1e-7 and abs(self.ratio - 1) < RTOL
 
 
 def likeness(after: Measured, before: Measured) -> dict[int, Likeness]:
@@ -377,6 +391,7 @@ def likeness(after: Measured, before: Measured) -> dict[int, Likeness]:
         mine = after.by_optimizer.get(k, [])
         dot = a = b = 0.0
         lost: set[int] = set()
+        gained: set[int] = set()
         for s, t in zip(mine, were, strict=False):
             noise = noise_of(t.grads)
             for j, (g, h) in enumerate(zip(s.grads, t.grads, strict=False)):
@@ -386,6 +401,10 @@ def likeness(after: Measured, before: Measured) -> dict[int, Likeness]:
                     dot += h.norm**2 if g.data == h.data else g.dot(h)
                 if h and h.norm > noise and not (g and g.norm > 0):
                     lost.add(j)
+                if g and g.norm > noise and not (h and h.norm > 0):
+                    gained.add(j)
         cosine = dot / math.sqrt(a * b) if a and b else math.nan
-        found[k] = Likeness(cosine, math.sqrt(a / b) if b else math.nan, tuple(sorted(lost)), len(were))
+        found[k] = Likeness(
+            cosine, math.sqrt(a / b) if b else math.nan, tuple(sorted(lost)), tuple(sorted(gained)), len(were)
+        )
     return found

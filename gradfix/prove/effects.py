@@ -13,7 +13,7 @@ from typing import Any
 
 from gradfix.detect import Conflict
 from gradfix.prove.compare import Measured, Terms
-from gradfix.tape import Mutate, Optimizer, Tape
+from gradfix.tape import Mutate, Optimizer, Record, Tape
 from gradfix.verdict import Effect, EffectKind
 
 Impose = Mapping[str, Any]
@@ -71,6 +71,7 @@ def _together(kinds: tuple[EffectKind, ...], chosen: Sequence[Attempt]) -> Attem
         cut=any(a.terms.cut for a in chosen),
         losses=all(a.terms.losses for a in chosen),
         gains=any(a.terms.gains for a in chosen),
+        still=any(a.terms.still for a in chosen),
     )
     return Attempt(kinds, before or None, after or None, terms, any(a.frozen for a in chosen))
 
@@ -82,9 +83,9 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
         if round_ and len(round_) > 1:
             # updates put off to the round's end: parameters still move, so a frozen copy or lr=0 shows
             moving = {"null": "rounds", "draws": {}, **rounds}
-            yield Attempt(before=moving, after=moving)
+            yield Attempt(before=moving, after=moving, terms=Terms(still=True))
         still = {"null": "steps", "draws": {}, **rounds}
-        yield Attempt(before=still, after=still, frozen=True)
+        yield Attempt(before=still, after=still, terms=Terms(still=True), frozen=True)
     elif kind == "cut-round":
         for limit in ("step", "backward"):
             yield Attempt(before={"cut": limit, **rounds}, terms=Terms(cut=True, losses=False))
@@ -96,11 +97,11 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
             yield Attempt(before={"write": write}, after={"write": write})
     elif kind == "adds-gradient":
         still = {"null": "steps", **rounds}
-        yield Attempt(before=still, after=still, terms=Terms(gains=True), frozen=True)
+        yield Attempt(before=still, after=still, terms=Terms(gains=True, still=True), frozen=True)
         yield Attempt(before={"through": through_sites(conflicts) or True})
         yield Attempt(before={"clear": True})
     elif kind == "restored":
-        yield Attempt(before={"shims": True})
+        yield Attempt()  # the run before is the restored one
 
 
 def period(before: Measured) -> tuple[int, ...] | None:
@@ -166,6 +167,10 @@ def moved_writes(conflicts: Sequence[Conflict], tape: Tape) -> Iterator[dict[str
         write = conflict.write
         if write is None:
             continue
+        if any(
+            isinstance(e, Record) and e.output and e.output.storage == write.ref.storage for e in tape.events
+        ):
+            continue  # a value of the graph: where it is written is what the program computes
         places = _places(tape)
         like = [
             e.ref

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from gradfix.detect import Conflict, detect
 from gradfix.prove import words
-from gradfix.prove.compare import Difference, Likeness, Measured, difference, head, likeness, read
+from gradfix.prove.compare import Difference, Likeness, Measured, difference, head, kept, likeness, read
 from gradfix.prove.cured import Left, Lines, left, stale_for_ever
 from gradfix.prove.effects import Attempt, Impose, attempts
 from gradfix.run import Outcome, Run
@@ -32,6 +32,7 @@ class Baseline:
     outcome: Outcome
     plain: Outcome
     conflicts: tuple[Conflict, ...]
+    shims: bool = False  # whether calls of an old PyTorch were let through
     _imposed: dict[str, Future[Outcome]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -133,6 +134,8 @@ class Prover:
         whole: bool = False,
     ) -> Verdict:
         try:
+            if any(e.kind == "restored" for e in effects) and not baseline.shims:
+                baseline = self._restored(baseline)
             self._can_judge(baseline)
             lines = Lines(baseline.files, files)
             after = self._run_after(baseline, files, conflicts, lines, whole)
@@ -148,6 +151,11 @@ class Prover:
             return verdict
         except Refusal as refusal:
             return refusal.verdict
+
+    def _restored(self, baseline: Baseline) -> Baseline:
+        """The script as it ran when its calls were still there."""
+        outcome = self._imposed(baseline, {"shims": True})
+        return replace(baseline, outcome=outcome, shims=True, _imposed={})
 
     def _can_judge(self, baseline: Baseline) -> None:
         before = baseline.outcome
@@ -187,12 +195,16 @@ class Prover:
         rest = left(found, baseline.conflicts, conflicts, lines)
         if rest.still:
             raise Refusal("rejected", f"the fault is still there: {rest.still[0].message}")
+        mixed = next((c for c in found if _mixes(c, conflicts, lines)), None)
+        if mixed is not None and baseline.plain.failure is not None:
+            raise Refusal("rejected", f"runs, and trains wrongly: {mixed.message}")
         if rest.new:
             raise Refusal("rejected", f"a new fault: {rest.new[0].message}")
         if failed and not (rest.others and recorded.ended in (*CLEAN, baseline.outcome.ended)):
             raise Refusal("rejected", _how_it_ended(plain))
         after = After(plain, recorded, rest)
         if not plain.failure and not rest.others:
+            self._is_deterministic(baseline)
             unlike = difference(after.measured, after.oracle)
             if unlike is not None and unlike.what != "nothing":
                 said = words.differs(unlike, words.Names.of(recorded.tape or Tape(())))
@@ -213,23 +225,26 @@ class Prover:
         if after.left.others:
             measured["remaining"] = len(after.left.others)
         cut_short = baseline.outcome.ended not in (*CLEAN, "exit")
-        found = None
+        first: Difference | None = None
+        claims = False
         for attempt in attempts(effects, conflicts, baseline.tape, oracle):
             found, before, now = self._try(baseline, files, after, attempt, cut_short)
             if found is None:
-                problem = _weak(attempt, before, now, baseline)
+                problem = _weak(attempt, before, now, after.measured, baseline)
                 if problem:
                     return Verdict("rejected", problem, measured)
                 measured["imposed"] = dict(attempt.before or {}) and sorted(attempt.before or {})
                 return self._accepted(baseline, after, attempt, conflicts, like, measured, cut_short)
-        assert found is not None
-        said = words.differs(found, names)
+            if first is None or (attempt.effects and not claims):
+                first, claims = found, bool(attempt.effects)  # of what the effect leaves unexplained
+        assert first is not None
+        said = words.differs(first, names)
         numbers = words.alike(like, names)
         if any(e.kind == "changes-value" for e in effects):
             return Verdict(
                 "untried", f"changes a value on purpose, which nothing proves: {numbers or said}", measured
             )
-        reason = said if not numbers or found.what in ("lost", "steps", "finite") else f"{said}; {numbers}"
+        reason = said if not numbers or first.what in ("lost", "steps", "finite") else f"{said}; {numbers}"
         return Verdict("rejected", reason, measured)
 
     def _try(
@@ -275,6 +290,9 @@ class Prover:
                 return Verdict("rejected", f"gets no further than before ({passes} {unit}s)", measured)
             reason = f"equal as far as the script could run before ({over.removeprefix('over ')})"
             return Verdict("intended", reason + rest, measured)
+        if baseline.shims:
+            reason = f"equal {over} to the script as it ran on the PyTorch it was written for"
+            return Verdict("intended", "; ".join([reason, *drift]) + rest, measured)
         if attempt.effects:
             said = words.alike(like, names) or f"equal {over} once the effect is taken into account"
             return Verdict("intended", "; ".join([said, *drift]) + rest, measured)
@@ -299,6 +317,8 @@ class Prover:
 
     def _begin(self, baseline: Baseline, impose: Impose) -> Future[Outcome]:
         """A recorded run before with `impose`, begun once per baseline; {} is the script once more."""
+        if baseline.shims:
+            impose = {**impose, "shims": True}
         key = json.dumps(impose, sort_keys=True)
         with self.lock:
             if key not in baseline._imposed:
@@ -309,13 +329,25 @@ class Prover:
         return self._begin(baseline, impose).result()
 
 
+def _mixes(conflict: Conflict, cured: Sequence[Conflict], lines: Lines) -> bool:
+    """Whether the cure of an error has only made room for a gradient that lands where it should not: the same
+    backward now runs, and another optimizer steps with what it leaves."""
+    return conflict.kind == "mixed-gradient" and any(
+        lines.same(a.at, b.at)
+        for c in cured
+        for a in conflict.labels
+        for b in c.labels
+        if b.role in ("needed", "freed")
+    )
+
+
 def _how_it_ended(outcome: Outcome) -> str:
     if outcome.failure is not None:
         return f"it fails: {outcome.failure.type}: {outcome.failure.message}"[:300]
     return outcome.detail or f"it ends otherwise than before: {outcome.ended}"
 
 
-def _weak(attempt: Attempt, before: Measured, now: Measured, baseline: Baseline) -> str:
+def _weak(attempt: Attempt, before: Measured, now: Measured, after: Measured, baseline: Baseline) -> str:
     """Why an equality proves less than it seems to, or ""."""
     names = baseline.names
     raw, mine = likeness(before, baseline.oracle), now.by_optimizer
@@ -323,6 +355,18 @@ def _weak(attempt: Attempt, before: Measured, now: Measured, baseline: Baseline)
         silent = all(g is None or g.norm == 0 for s in mine.get(k, ()) for g in s.grads)
         if attempt.effects and silent and like.lost:
             return f"{names.optimizer(k)} gets no gradient at all (had one before)"
+    if not attempt.effects and attempt.before is not None:
+        lost = next(((k, x.lost) for k, x in likeness(now, baseline.oracle).items() if x.lost), None)
+        if lost:
+            return f"{names.parameters(*lost)} without a gradient (had one before)"
+    if "write" in (attempt.before or {}) and (now.writes != before.writes or not before.writes):
+        return (
+            f"the write is made {sum(now.writes.values())} times, {sum(before.writes.values())} times before"
+        )
+    if attempt.after is not None and "write" not in attempt.after:
+        written = kept(after, baseline.oracle)
+        if written is not None:
+            return words.differs(written, names)
     if attempt.frozen:
         free = list(now.backwards)
         for b in before.backwards:

@@ -22,7 +22,9 @@ class Names:
 
     def optimizer(self, number: int) -> str:
         event = self.optimizers.get(number)
-        return f"`{event.name}`" if event and event.name else f"optimizer {number + 1}"
+        if event is None or not event.name:
+            return f"optimizer {number + 1}" + (f" ({event.kind})" if event else "")
+        return f"`{event.name}`"
 
     def parameters(self, optimizer: int, which: Sequence[int]) -> str:
         """``D's 12 parameters``, or the name of the only one."""
@@ -74,6 +76,10 @@ def alike(found: Mapping[int, Likeness], names: Names) -> str:
             said.append(
                 f"{who} gradient cosine {_cosine(x.cosine)} to the exact one, norm ratio {x.ratio:.3g}"
             )
+        if x.gained and math.isnan(x.cosine):
+            said[-1] = f"{names.parameters(k, x.gained)} get a gradient now"
+        elif x.gained:
+            said[-1] += f", {names.parameters(k, x.gained)} with a gradient now"
         if x.lost:
             said[-1] += f", {names.parameters(k, x.lost)} without the gradient of before"
     return "; ".join(said)

@@ -273,11 +273,12 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed_all(seed)
 
     def _suppressed(self, func: Any, args: Any) -> bool:
-        if (
-            not str(func).startswith(self.write["op"] + ".")
-            or not args
-            or not isinstance(args[0], torch.Tensor)
-        ):
+        if not args or not isinstance(args[0], torch.Tensor):
+            return False
+        into = func._schema.arguments[0].alias_info
+        op, name = self.write["op"], str(func).rpartition(".")[0]
+        # the tape knows the call (aten.embedding), this mode what it comes to (aten.embedding_renorm_)
+        if into is None or not into.is_write or not (name == op or name.startswith(op + "_")):
             return False
         target = args[0]
         wanted = self.write.get("parameters")

@@ -6,6 +6,7 @@ Light: no torch; libcst only where a codemod is asked about.
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -46,27 +47,27 @@ def why(kind: str) -> str:
 
 def _kind_page(kind: str) -> str:
     text = (PAGES / f"{kind}.md").read_text(encoding="utf-8").rstrip()
-    mods = [m for m in _codemods() if kind in m.kinds]
-    answers = [f"- `{m.name()}`: {m.DESCRIPTION.partition(chr(10))[0]}" for m in mods] or [
-        "None yet: it is reported only."
-    ]
+    answers = [f"- `{m.name()}`: {summary(m)}" for m in _codemods() if kind in m.kinds]
+    listing = "\n".join(answers) or "None yet: it is reported only."
     title, _, body = text.partition("\n")
-    listing = "\n".join(answers)
     return f"{title} ({KINDS[kind]})\n{body}\n\n## Codemods that answer it\n\n{listing}\n"
 
 
 def _codemod_page(mod: type[Codemod]) -> str:
-    first, _, rest = mod.DESCRIPTION.partition("\n")
-    out = [f"# {mod.name()}", first, rest.strip(), "Answers: " + ", ".join(f"`{k}`" for k in mod.kinds) + "."]
-    out.append("Effect it may have: " + ", ".join(f"`{e}`" for e in mod.effects) + ".")
+    # the sections of the docstring's fixed form stand out
+    body = re.sub(r"^(Why|When not):", r"**\1:**", mod.DESCRIPTION, flags=re.M)
+    kinds = ", ".join(f"`{k}`" for k in mod.kinds)
+    effects = ", ".join(f"`{e}`" for e in mod.effects)
+    out = [f"# {mod.name()}", body, f"Answers: {kinds}.", f"Effects it may have: {effects}."]
     for example in mod.examples[:1]:
-        out += [
-            "## Before",
-            f"```python\n{example.before.strip()}\n```",
-            "## After",
-            f"```python\n{example.after.strip()}\n```",
-        ]
-    return "\n\n".join(x for x in out if x) + "\n"
+        out += ["## Before", f"```python\n{example.before.strip()}\n```"]
+        out += ["## After", f"```python\n{example.after.strip()}\n```"]
+    return "\n\n".join(out) + "\n"
+
+
+def summary(mod: type[Codemod]) -> str:
+    """The first paragraph of a codemod's docstring, in one line."""
+    return " ".join(mod.DESCRIPTION.split("\n\n")[0].split())
 
 
 def _codemods() -> list[type[Codemod]]:

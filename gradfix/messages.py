@@ -164,32 +164,32 @@ MESSAGES = (
     ),
 )
 
-# What the node of a saved tensor's message usually is in the person's own terms.
+# What the node that a message names usually is in the person's own terms; without "Backward" and the number.
 OPS = {
-    "AsStridedBackward": "a transposed or strided view, most often the weight of an nn.Linear",
-    "TBackward": "a transposed matrix, most often the weight of an nn.Linear",
-    "TransposeBackward": "a transposed tensor",
-    "ReluBackward": "the result of a ReLU",
-    "SigmoidBackward": "the result of a sigmoid",
-    "TanhBackward": "the result of a tanh",
-    "ExpBackward": "the result of exp",
-    "SqrtBackward": "the result of sqrt",
-    "SoftmaxBackward": "the result of a softmax",
-    "LogSoftmaxBackward": "the result of a log_softmax",
-    "HardtanhBackward": "the input of a hardtanh or clamp",
-    "NativeBatchNormBackward": "the result of a BatchNorm",
-    "CudnnBatchNormBackward": "the result of a BatchNorm",
-    "ConvolutionBackward": "the result of a convolution",
-    "AddmmBackward": "the result of an nn.Linear",
-    "MulBackward": "a factor of a product",
-    "DivBackward": "a result of a division",
-    "PowBackward": "the base of a power",
-    "SelectBackward": "one row or element of a tensor",
-    "SliceBackward": "a slice of a tensor",
-    "UnbindBackward": "one of the outputs of unbind or of iterating over a tensor",
-    "SplitBackward": "one of the outputs of split or chunk",
-    "ViewBackward": "a view of a tensor",
-    "CloneBackward": "a clone",
+    "AsStrided": "a transposed or strided view, most often the weight of an nn.Linear",
+    "T": "a transposed matrix, most often the weight of an nn.Linear",
+    "Transpose": "a transposed tensor",
+    "Relu": "the result of a ReLU",
+    "Sigmoid": "the result of a sigmoid",
+    "Tanh": "the result of a tanh",
+    "Exp": "the result of exp",
+    "Sqrt": "the result of sqrt",
+    "Softmax": "the result of a softmax",
+    "LogSoftmax": "the result of a log_softmax",
+    "Hardtanh": "the input of a hardtanh or clamp",
+    "NativeBatchNorm": "the result of a BatchNorm",
+    "CudnnBatchNorm": "the result of a BatchNorm",
+    "Convolution": "the result of a convolution",
+    "Addmm": "the result of an nn.Linear",
+    "Mul": "a factor of a product",
+    "Div": "a result of a division",
+    "Pow": "the base of a power",
+    "Select": "one row or element of a tensor",
+    "Slice": "a slice of a tensor",
+    "Unbind": "one of the outputs of unbind or of iterating over a tensor",
+    "Split": "one of the outputs of split or chunk",
+    "View": "a view of a tensor",
+    "Clone": "a clone",
     "CopySlices": "a tensor that was written into by index",
 }
 
@@ -299,7 +299,7 @@ def _facts(found: re.Match[str]) -> Iterator[tuple[str, str]]:
         shape = f" of shape ({groups['shape']})" if groups.get("shape") else ""
         yield "tensor", groups["type"] + shape
     if "op" in groups:
-        meaning = OPS.get(re.sub(r"\d+$", "", groups["op"]), "")
+        meaning = OPS.get(re.sub(r"(Backward)?\d*$", "", groups["op"]), "")
         what = f"output {groups['output']} of {groups['op']}" if "output" in groups else groups["op"]
         yield "made by", what + (f" ({meaning})" if meaning else "")
     if "version" in groups and "expected" in groups:

@@ -232,6 +232,23 @@ def test_a_traceback_with_anomaly_mode():
     assert (finding.forward.line, finding.forward.code) == (12, "d = D(g)")
 
 
+@pytest.mark.parametrize("node", ["AsStrided", "AsStridedBackward0", "AsStridedBackward", "TBackward"])
+def test_a_node_is_put_in_the_persons_terms(node):
+    text = f"RuntimeError: {OLD}: [torch.FloatTensor [4, 1]], which is output 0 of {node}, is at version 2; "
+    facts = dict(recognise(text + "expected version 1 instead.").facts)
+    assert "the weight of an nn.Linear" in facts["made by"]
+
+
+def test_codemod_pages_have_their_sections():
+    from gradfix.codemod import codemods
+
+    for mod in codemods():
+        text = page(mod.name())
+        assert text.startswith(f"# {mod.name()}\n")
+        assert "**Why:**" in text
+        assert "**When not:**" in text
+
+
 def test_a_notebook_traceback():
     text = (
         "---------------------------------------------------------------------------\n"

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gradfix.codemod import codemods
 from gradfix.detect import KINDS
-from gradfix.explain import why
+from gradfix.explain import summary, why
 from gradfix.report.layout import fold
 
 
@@ -24,7 +24,7 @@ def document() -> dict[str, Any]:
         "codemods": [
             {
                 "name": m.name(),
-                "description": _first(m.DESCRIPTION),
+                "description": summary(m),
                 "kinds": [*m.kinds],
                 "effects": [*m.effects],
             }
@@ -53,7 +53,3 @@ def render(width: int) -> Iterator[Text]:
         yield Text("  none is installed")
     yield Text()
     yield Text("gradfix explain NAME tells more of any of them.")
-
-
-def _first(description: str) -> str:
-    return " ".join(description.split("\n\n")[0].split())

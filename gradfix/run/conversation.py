@@ -196,8 +196,8 @@ class Conversation:
         if end is not None and end["how"] == "timeout":
             return "timeout", f"the run was not over after {self.run.timeout:g} s."
         if end is not None:
-            if speech.memory and end.get("how") == "failed":
-                return "memory", f"the run used up its memory: {speech.memory}"
+            if speech.memory is not None and end.get("how") == "failed":
+                return "memory", f"the run used up the memory it may have. {speech.memory}".rstrip()
             return str(end["how"]), str(end.get("detail", ""))
         if status is None:
             return "killed", "the process that watched over the run was killed."
@@ -223,7 +223,7 @@ class _Speech:
         self.measurement: list[Mapping[str, Any]] = []
         self.failure: Failure | None = None
         self.end: Mapping[str, Any] | None = None
-        self.memory = ""
+        self.memory: str | None = None
         self.nonsense = ""
         self.tape: Tape | None = None
         lines: list[str] = []

@@ -38,15 +38,16 @@ class Zygote:
     """One warm process of the user's interpreter with torch imported. Thread-safe; several runs at once.
 
     Making one returns at once: torch is imported meanwhile. Raises InterpreterError, here or from ready() and
-    run(), where `python` is not an interpreter with torch.
+    run(), where `python` is not an interpreter with torch. Without `namespaces`, runs get copies of the project
+    even where more is possible.
     """
 
-    def __init__(self, python: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, python: str | os.PathLike[str] | None = None, *, namespaces: bool = True) -> None:
         self.python = os.fspath(python) if python is not None else sys.executable
         self._lock = threading.Lock()
         self._hello: Mapping[str, str] | None = None
         self._has_dynamo = False
-        self._wall = "namespaces"
+        self._wall = "namespaces" if namespaces else "copy"
         self._refused = ""
         self._process, self._socket = self._start()
 
@@ -107,7 +108,7 @@ class Zygote:
 
     def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()
-        command = [self.python, str(CHILD), "serve", str(theirs.fileno())]
+        command = [self.python, str(CHILD), "serve", str(theirs.fileno()), self._wall]
         try:
             with theirs:
                 process = subprocess.Popen(

@@ -24,7 +24,8 @@ class Bound:
         self.pid = os.getpid()
         self.counts: dict[int, int] = {}
         self.living: dict[int, Any] = {}
-        self.inherited: dict[Any, int] = {}
+        self.heirs: dict[Any, int] = {}  # line -> the youngest that was made there
+        self.inherited: dict[Any, int] = {}  # line -> steps of a dead one that has no heir yet
 
     def install(self) -> None:
         from torch.optim import optimizer as module
@@ -42,14 +43,19 @@ class Bound:
 
     def born(self, optimizer: Any, line: Any) -> None:
         key = id(optimizer)
-
-        def died(_: Any) -> None:
-            self.inherited[line] = max(self.inherited.get(line, 0), self.counts.pop(key, 0))
-            self.living.pop(key, None)
-
         if key not in self.living:
-            self.living[key] = weakref.ref(optimizer, died)
-            self.counts[key] = self.inherited.get(line, 0)
+            self.living[key] = weakref.ref(optimizer, lambda _: self._died(key, line))
+            self.counts[key] = self.inherited.pop(line, 0)
+            self.heirs[line] = key
+
+    def _died(self, key: int, line: Any) -> None:
+        """Its successor is alive already (``optimizer = Adam(…)`` makes the new one first) or yet to come."""
+        count, heir = self.counts.pop(key), self.heirs.get(line)
+        del self.living[key]
+        if heir in self.counts:
+            self.counts[heir] += count
+        else:
+            self.inherited[line] = count
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.born(optimizer, None)  # one that was copied or unpickled was never made

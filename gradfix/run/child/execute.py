@@ -42,6 +42,7 @@ class _Execution:
         self.emit = emit
         self.pid = os.getpid()
         self.instruments: list[Any] = []
+        self.failed: BaseException | None = None
         self.over = False
 
     def run(self) -> NoReturn:
@@ -122,6 +123,7 @@ class _Execution:
         self._end(how, exc, status, detail)
 
     def _say_failure(self, exc: BaseException) -> None:
+        self.failed = exc
         if self._is_memory(exc):
             self.emit({"x": "memory", "detail": failure.describe(exc)["message"]})
         self.emit({"x": "failure", **failure.describe(exc)})
@@ -142,6 +144,8 @@ class _Execution:
     def _end(self, how: str, exc: BaseException | None, status: int, detail: str = "") -> NoReturn:
         if not self.over and os.getpid() == self.pid:
             self.over = True
+            if self.failed is not None and how == "exit":  # by a hook or handler that ran after the failure
+                how, exc = "failed", self.failed
             for instrument in reversed(self.instruments):
                 try:
                     instrument.finish(how, exc)

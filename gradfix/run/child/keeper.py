@@ -23,7 +23,7 @@ from . import execute, guard, linux, view
 
 GRACE = 0.5  # seconds between the warning and the kill, for what the recorder holds back
 PAUSE = 0.05  # seconds between looks at memory and processes
-PROCESSES = 512
+PROCESSES = 256
 DESCRIPTORS = 4  # of a run: channel, status, stdout, stderr
 
 
@@ -82,7 +82,7 @@ def _keep(descriptors: list[int], means: Means, scratch: view.View | None, own_p
         try:
             if scratch is None:
                 raise view.NoView(means.refused)
-            scratch.include([request["root"], request["cwd"]])
+            scratch.include([request["root"], request["cwd"]], means.granted)
         except view.NoView as refused:
             _tell(host, {"refused": str(refused)})
             return
@@ -177,6 +177,7 @@ class _Watch:
         self.deadline = time.monotonic() + request["timeout"]
         self.memory = request.get("resident")
         self.killed = False
+        self.own = _private("/proc/self/statm")  # what a fork of the zygote has without doing anything
 
     def until_end(self, host: socket.socket, wakeup: int) -> int:
         """The wait status of the run's process."""
@@ -216,10 +217,10 @@ class _Watch:
         if self.killed:
             return
         resident, processes = _usage() if self.own_proc else (0, 0)
-        if self.memory is not None and resident > self.memory:
-            self._kill("memory")
         if processes > PROCESSES:
             self._kill("processes")
+        elif self.memory is not None and resident - processes * self.own > self.memory:
+            self._kill("memory")
 
     def _kill(self, why: str) -> None:
         if not self.killed:
@@ -230,17 +231,21 @@ class _Watch:
 
 def _usage() -> tuple[int, int]:
     """Private resident bytes and number of all processes in this PID namespace."""
-    pages = number = 0
+    held = number = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
             number += 1
-            try:
-                with open(f"/proc/{name}/statm") as statm:
-                    fields = statm.read().split()
-            except OSError:  # it has just ended
-                continue
-            pages += int(fields[1]) - int(fields[2])
-    return pages * resource.getpagesize(), number
+            held += _private(f"/proc/{name}/statm")
+    return held, number
+
+
+def _private(statm: str) -> int:
+    try:
+        with open(statm) as stream:
+            fields = stream.read().split()
+    except OSError:  # it has just ended, or there is no /proc
+        return 0
+    return (int(fields[1]) - int(fields[2])) * resource.getpagesize()
 
 
 def _kill_adopted() -> None:

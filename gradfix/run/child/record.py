@@ -88,7 +88,7 @@ def _refuse(sentence: str) -> int:
 
 
 class _TapeFile:
-    """Stands where elsewhere the channel to the host does: keeps the tape's lines, says how it ended, leaves."""
+    """Stands where elsewhere the channel does: keeps the tape's lines, says how it ended, leaves."""
 
     def __init__(self, out: TextIO, name: str) -> None:
         self.out, self.name = out, name

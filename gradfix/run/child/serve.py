@@ -23,11 +23,11 @@ PATIENCE = 20  # keepers that may die without a word, one after the other
 
 
 def main(words: list[str]) -> None:
-    """``serve FD``: the zygote over the socket FD."""
+    """``serve FD WALL``: the zygote over the socket FD, with no namespaces where the wall is ``copy``."""
     gc.disable()  # torch's import makes no garbage worth looking for
     host = socket.socket(fileno=int(words[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    world = _World()
+    world = _World(host, namespaces=words[2:] != ["copy"])
     hello = _import_torch()
     _forget_finalizers()
     gc.freeze()  # the collector would touch, and so copy, every page in every run
@@ -51,7 +51,7 @@ def main(words: list[str]) -> None:
 
 
 def _keep_one_waiting(host: socket.socket, world: _World) -> bytes | None:
-    """Fork a keeper and wait until it has something to do. Its word, b"" if it died, None: the host is gone."""
+    """Fork a keeper, wait until it has something to do: its word, b"" if it died, None: the host is gone."""
     read, write = os.pipe()
     try:
         is_init = world.next_child_is_init()
@@ -79,23 +79,30 @@ def _keep_one_waiting(host: socket.socket, world: _World) -> bytes | None:
 
 
 class _World:
-    """What this machine allows, found out while the process has one thread: entering a user namespace."""
+    """What this machine allows, found out while the process has one thread and nothing in it.
 
-    def __init__(self) -> None:
+    Where it can, the zygote goes on as process 1 of a PID namespace, in a user namespace if it may not mount
+    otherwise: only from a PID namespace of its own may it start others and come back. Its end ends all runs.
+    """
+
+    def __init__(self, host: socket.socket, namespaces: bool) -> None:
         self.mounts = False
         self.refused = "there are no namespaces on this system"
         self.granted = False  # by a user namespace, and so not the script's to have
         self.processes: int | None = None
-        if not sys.platform.startswith("linux"):
+        if not namespaces or not sys.platform.startswith("linux"):
             return
         try:
             if not _may_mount():
                 _enter_user_namespace()
                 self.granted = True
-            self.processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             self.mounts = True
+            linux.unshare(linux.CLONE_NEWPID)
         except OSError as refused:
             self.refused = str(refused)
+            return
+        _become_first_process(host)
+        self.processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def next_child_is_init(self) -> bool:
         """Have the next fork start a PID namespace, whose end ends everything the run has started."""
@@ -107,16 +114,25 @@ class _World:
             return False
         return True
 
+    def back(self) -> None:
+        """After the fork: the next child starts out from here again."""
+        if self.processes is not None:
+            linux.setns(self.processes, linux.CLONE_NEWPID)
+
     def close(self) -> None:
         if self.processes is not None:
             os.close(self.processes)
 
-    def back(self) -> None:
-        if self.processes is not None:
-            try:
-                linux.setns(self.processes, linux.CLONE_NEWPID)
-            except OSError:
-                self.processes = None
+
+def _become_first_process(host: socket.socket) -> None:
+    """Go on in a child; this process only waits for its end, and takes it along when it is killed itself."""
+    child = os.fork()
+    if child == 0:
+        linux.die_with_parent()
+        return
+    host.close()
+    _, status = os.waitpid(child, 0)
+    os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
 
 
 def _may_mount() -> bool:

@@ -50,6 +50,7 @@ PSEUDO = frozenset(
     )
 )
 SHARED = "/dev/shm"
+_NOBODY = 65534  # what a user namespace shows for an owner whom it does not know
 SAFE = linux.MS_NOSUID | linux.MS_NODEV
 
 
@@ -64,35 +65,39 @@ class View:
     """
 
     def __init__(self) -> None:
-        self.covered: list[str] = []
+        self.lower: dict[str, int] = {}  # folder -> what lies under its overlay
         try:
             linux.unshare(linux.CLONE_NEWNS)
             linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
             self.mounts = _mounts()
-            targets = self._usual()
-            lower = {target: _open(target) for target in targets}
+            lower = {target: _open(target) for target in self._usual()}
             linux.read_only("/")
             self.shared = _open(SHARED) if os.path.isdir(SHARED) else None
             self._cover(lower)
         except OSError as refused:
             raise NoView(refused.strerror or str(refused)) from None
 
-    def include(self, folders: list[str]) -> None:
-        """See to it that `folders` can be written, wherever they are. Raises NoView."""
+    def include(self, folders: list[str], granted: bool) -> None:
+        """See to it that `folders` can be written, wherever they are. Raises NoView.
+
+        Where our rights are `granted` by a user namespace, a folder of another owner needs an overlay of its
+        own: the kernel can't copy the folder into one for an owner whom the namespace does not know.
+        """
         try:
             for folder in map(os.path.realpath, folders):
-                if folder == "/" or self._is_covered(folder):
-                    continue
-                if _is_within(folder, SHARED) and self.shared is not None:
-                    self._cover({SHARED: self.shared})
-                else:
-                    self._cover({target: _open(target) for target in _split(folder, self.mounts)})
+                if folder != "/" and folder not in self.lower:
+                    self._include(folder, granted)
         except OSError as refused:
             raise NoView(refused.strerror or str(refused)) from None
 
-    def _is_covered(self, folder: str) -> bool:
-        """Under an overlay; none has a file system of its own inside (see _split)."""
-        return any(_is_within(folder, target) for target in self.covered)
+    def _include(self, folder: str, granted: bool) -> None:
+        over = next((target for target in self.lower if _is_within(folder, target)), None)
+        if over is None and self.shared is not None and _is_within(folder, SHARED):
+            self._cover({SHARED: self.shared})
+        elif over is None:
+            self._cover({target: _open(target) for target in _split(folder, self.mounts)})
+        elif granted and _is_foreign(folder):
+            self._cover({folder: _open(os.path.relpath(folder, over), self.lower[over])})
 
     def _usual(self) -> list[str]:
         """The top-level folders and mounted file systems where people keep files, none inside another."""
@@ -108,7 +113,7 @@ class View:
         return kept
 
     def _cover(self, lower: dict[str, int]) -> None:
-        """Overlay each folder of `lower` (path -> descriptor of what is there now); closes the descriptors.
+        """Overlay each folder of `lower` (path -> descriptor of what is there now, which stays open).
 
         The layers lie in a memory file system that is hidden in the end by a fresh one on top of it.
         """
@@ -121,8 +126,7 @@ class View:
                 os.mkdir(base + part)
             _copy_status(lower[target], base + "/upper")
             _overlay(target, f"/proc/self/fd/{lower[target]}", base)
-            os.close(lower[target])
-            self.covered.append(target)
+            self.lower[target] = lower[target]
         os.close(layers)
         if place not in lower:
             linux.mount("gradfix", place, "tmpfs", SAFE, "mode=1777")
@@ -159,8 +163,8 @@ def _encode(text: str) -> bytes:
         return data
 
 
-def _open(folder: str) -> int:
-    return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+def _open(folder: str, base: int | None = None) -> int:
+    return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=base)
 
 
 def _overlay(target: str, lower: str, base: str) -> None:
@@ -182,6 +186,11 @@ def _copy_status(fd: int, folder: str) -> None:
 
 def _is_within(folder: str, other: str) -> bool:
     return folder == other or folder.startswith(other + "/")
+
+
+def _is_foreign(folder: str) -> bool:
+    owner = os.stat(folder).st_uid
+    return owner != os.geteuid() or owner == _NOBODY
 
 
 def _is_ours(folder: str) -> bool:

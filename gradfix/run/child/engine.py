@@ -17,7 +17,7 @@ from .saves import GONE, Entry, Saves, fate_of
 from .storages import address_of
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
-_FULL = 64  # passes of one backward that are recorded in full
+_FULL = 32  # passes of one backward that are recorded in full
 
 FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
@@ -66,7 +66,7 @@ class Engine:
         self._plain = plain
 
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.r.off() or threading.get_ident() != self._thread or torch._C._are_functorch_transforms_active():
+            if self.r.off() or threading.get_ident() != self._thread or _transformed(outputs):
                 return plain(outputs, *args, **kwargs)
             return self.run(outputs, *args, **kwargs)
 
@@ -77,7 +77,7 @@ class Engine:
         self, outputs: Any, grads: Any, retain: Any, create: Any, inputs: Any = (), *more: Any, **kwargs: Any
     ) -> Any:
         r = self.r
-        r.quiet = False
+        r.optimizers.abandon()
         if self._depth:
             return self._nested(outputs, grads, retain, create, inputs, more, kwargs)
         frame = sys._getframe(2)
@@ -99,7 +99,9 @@ class Engine:
         except BaseException as problem:
             if isinstance(problem, RuntimeError):
                 walk = walk or self._walk(outputs, inputs, accumulate)
-                self._emit(stack, time, walk, inner, retain, create, inputs, accumulate, str(problem), 0.0, frame)
+                self._emit(
+                    stack, time, walk, inner, retain, create, inputs, accumulate, str(problem), 0.0, frame
+                )
             raise
         finally:
             self._inner = None
@@ -109,7 +111,9 @@ class Engine:
         if not refused and walk is not None and self._freed and not self._freed.isdisjoint(walk.parents):
             refused = FREED
         if self._overwritten_unseen(used, time, stack):
-            wrong = self._difference(outputs, grads, inputs, more, kwargs, walk or self._walk(outputs, inputs, accumulate))
+            wrong = self._difference(
+                outputs, grads, inputs, more, kwargs, walk or self._walk(outputs, inputs, accumulate)
+            )
         if walk is None and (refused or wrong or new):
             walk = self._walk(outputs, inputs, accumulate)
         if walk is not None:
@@ -124,7 +128,15 @@ class Engine:
         return result
 
     def _engine(
-        self, used: Optional[List[Entry]], outputs: Any, grads: Any, retain: bool, create: Any, inputs: Any, more: Any, kwargs: Any
+        self,
+        used: Optional[List[Entry]],
+        outputs: Any,
+        grads: Any,
+        retain: bool,
+        create: Any,
+        inputs: Any,
+        more: Any,
+        kwargs: Any,
     ) -> Any:
         self._depth += 1
         self.saves.used, before = used, self.saves.used
@@ -134,14 +146,16 @@ class Engine:
             self._depth -= 1
             self.saves.used = before
 
-    def _nested(self, outputs: Any, grads: Any, retain: Any, create: Any, inputs: Any, more: Any, kwargs: Any) -> Any:
+    def _nested(
+        self, outputs: Any, grads: Any, retain: Any, create: Any, inputs: Any, more: Any, kwargs: Any
+    ) -> Any:
         """A backward inside a backward (reentrant checkpoints): part of the outer one."""
         if self._inner is not None and all(isinstance(o, torch.Tensor) and o.requires_grad for o in outputs):
             walk = self._walk(outputs, inputs, bool(kwargs.get("accumulate_grad", True)))
             self._inner.nodes += walk.nodes
             self._inner.parents.update(walk.parents)
             self._inner.accumulated += walk.accumulated
-        return self._engine(None, outputs, grads, retain, create, inputs, more, kwargs)
+        return self._engine(self.saves.used, outputs, grads, retain, create, inputs, more, kwargs)
 
     def _no_graph(
         self, index: int, outputs: Any, inputs: Any, stack: Any, accumulate: bool, retain: Any, create: Any
@@ -151,7 +165,9 @@ class Engine:
         fields = _flags(retain, create, inputs)
         root = outputs[index]
         storage = r.storages.of(root)
-        r.tape.event("Backward", r.clock.tick(), stack, roots=[~storage.number], nodes=[], refused=message, **fields)
+        r.tape.event(
+            "Backward", r.clock.tick(), stack, roots=[~storage.number], nodes=[], refused=message, **fields
+        )
         if accumulate:
             return None
         return tuple(torch.zeros_like(x) if isinstance(x, torch.Tensor) else None for x in inputs)
@@ -323,6 +339,14 @@ class Engine:
             fields["wrong"] = wrong
         nodes = list(dict.fromkeys(n for n, _ in walk.nodes))
         r.tape.event("Backward", time, stack, roots=list(walk.roots), nodes=nodes, **fields)
+
+
+def _transformed(outputs: Any) -> bool:
+    """Whether a torch.func transform is at work, or has been on these outputs."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
+    return any(isinstance(x, torch.Tensor) and wrapped(x) for x in outputs)
 
 
 def _flags(retain: Any, create: Any, inputs: Any) -> Dict[str, Any]:

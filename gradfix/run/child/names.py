@@ -136,6 +136,15 @@ def _is_plain_object(value: Any) -> bool:
     if callable(value) and not hasattr(type(value), "__call__"):
         return False
     module = type(value).__module__ or ""
-    if module.split(".")[0] in ("torch", "builtins", "numpy", "collections", "typing", "logging", "threading", "random"):
+    if module.split(".")[0] in (
+        "torch",
+        "builtins",
+        "numpy",
+        "collections",
+        "typing",
+        "logging",
+        "threading",
+        "random",
+    ):
         return False
     return isinstance(getattr(value, "__dict__", None), dict)

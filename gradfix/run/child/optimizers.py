@@ -16,7 +16,7 @@ from torch.optim import optimizer as module
 from .saves import GONE, fate_of
 from .storages import address_of
 
-_FULL = 64  # steps of one optimizer that are recorded in full
+_FULL = 32  # steps of one optimizer that are recorded in full
 
 
 class _Known:
@@ -37,7 +37,6 @@ class Optimizers:
         self._next = 0
         self._making = 0
         self._before: List[Any] = []
-        self._quiet_after = False
 
     def install(self) -> None:
         me, r = self, self.r
@@ -63,17 +62,22 @@ class Optimizers:
                 me._made(self, sys._getframe(1))
 
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
-            with r.quietly():
+            with torch._C.DisableTorchFunction():
                 zero(self, *args, **kwargs)
             params = [p for g in self.param_groups for p in g["params"]]
             r.zero(params, me.number(self), sys._getframe(1))
 
         def module_zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
-            with r.quietly():
+            with torch._C.DisableTorchFunction():
                 module_zero(self, *args, **kwargs)
             r.zero(list(self.parameters()), None, sys._getframe(1))
 
-        for ours, theirs in ((__init__, make), (add_param_group, add), (zero_grad, zero), (module_zero_grad, module_zero)):
+        for ours, theirs in (
+            (__init__, make),
+            (add_param_group, add),
+            (zero_grad, zero),
+            (module_zero_grad, module_zero),
+        ):
             ours.__wrapped__ = theirs  # type: ignore[attr-defined]
             ours.__doc__ = theirs.__doc__
             ours.__qualname__ = theirs.__qualname__
@@ -104,7 +108,11 @@ class Optimizers:
     def _not_leaves(self, optimizer: Any, group: Any, frame: Any) -> None:
         """The group PyTorch refused ("can't optimize a non-leaf Tensor")."""
         params = group.get("params", ()) if isinstance(group, dict) else ()
-        tensors = [params] if isinstance(params, torch.Tensor) else [p for p in params if isinstance(p, torch.Tensor)]
+        tensors = (
+            [params]
+            if isinstance(params, torch.Tensor)
+            else [p for p in params if isinstance(p, torch.Tensor)]
+        )
         if any(not p.is_leaf for p in tensors):
             self._emit(optimizer, tensors, frame)
 
@@ -133,10 +141,11 @@ class Optimizers:
         r = self.r
         if r.off():
             return None
-        was_quiet, r.quiet = r.quiet, True
+        guard = torch._C.DisableTorchFunction()  # until the post hook, or from within for a closure
+        guard.__enter__()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         params = [p for g in optimizer.param_groups for p in g["params"]]
-        quiet = closure is None and type(optimizer).__module__.startswith("torch.optim")
+        quiet = closure is None and type(optimizer).__module__.startswith("torch.optim.")
         before = []
         early = r.keep_freed()
         if quiet:
@@ -149,9 +158,11 @@ class Optimizers:
                     r.keep(entry, clones, early)
                 before.append((p, p._version, entries))
         had = [p.grad is not None for p in params]
-        self._before.append((optimizer, params, had, before, r.stepping, was_quiet))
+        if not quiet:
+            guard.__exit__(None, None, None)
+            guard = None
+        self._before.append((optimizer, params, had, before, r.stepping, guard))
         r.stepping = self.number(optimizer)
-        r.quiet = quiet
         if closure is None:
             return None
         wrapped = self._outside(closure)
@@ -175,20 +186,26 @@ class Optimizers:
     def _post(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         r = self.r
         while self._before and self._before[-1][0] is not optimizer:
-            self._before.pop()  # steps that an exception left
+            self._leave(self._before.pop())  # steps that an exception left
         if r.off() or not self._before:
             return
-        r.quiet = True
-        try:
-            self._stepped(optimizer, sys._getframe(2), *self._before.pop()[1:])
-        finally:
-            r.quiet = self._quiet_after
+        this = self._before.pop()
+        with torch._C.DisableTorchFunction():
+            self._stepped(optimizer, sys._getframe(2), *this[1:4])
+        self._leave(this)
 
-    def _stepped(
-        self, optimizer: Any, frame: Any, params: Any, had: Any, before: Any, stepping: Any, was_quiet: bool
-    ) -> None:
+    def abandon(self) -> None:
+        """A backward outside any closure: steps that have not ended were left by an exception."""
+        while self._before and self._before[-1][5] is not None:
+            self._leave(self._before.pop())
+
+    def _leave(self, this: Any) -> None:
+        self.r.stepping = this[4]
+        if this[5] is not None:
+            this[5].__exit__(None, None, None)
+
+    def _stepped(self, optimizer: Any, frame: Any, params: Any, had: Any, before: Any) -> None:
         r = self.r
-        r.stepping, self._quiet_after = stepping, was_quiet
         known = self._of(optimizer)
         known.steps += 1
         full = known.steps <= _FULL
@@ -205,7 +222,16 @@ class Optimizers:
                 if fate.time is None:
                     fate.time, fate.counted = time, entry.moved()
                 threatens = threatens or fate.freed is None
-            r.mutated(time, stack, op, p, counted=counted, threatens=threatens, optimizer=known.number, quietly=not full)
+            r.mutated(
+                time,
+                stack,
+                op,
+                p,
+                counted=counted,
+                threatens=threatens,
+                optimizer=known.number,
+                quietly=not full,
+            )
         if not full:
             r.flood()
             return

@@ -12,6 +12,7 @@ saved, engine.py backwards, optimizers.py steps, regions.py what can't be watche
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import time as clock_time
@@ -33,7 +34,7 @@ from .tapewriter import Clock, TapeWriter
 from .watch import Watch
 
 _EARLY_STEPS = 16  # how long values of freed graphs are kept for their own sake
-_FULL = 64
+_FULL = 32
 
 
 class Calls:
@@ -114,18 +115,9 @@ class Recorder:
         return os.getpid() != self._pid
 
     @contextlib.contextmanager
-    def quietly(self) -> Iterator[None]:
-        before, self.quiet = self.quiet, True
-        try:
-            yield
-        finally:
-            self.quiet = before
-
-    @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """The mode is off inside a call it sees; what the engine calls (hooks, backwards of the user's) wants it on."""
-        stack = torch.overrides._get_current_function_mode_stack()
-        if any(mode is self.watch for mode in stack):
+        if torch._C._len_torch_function_stack():
             yield
         else:
             with self.watch:
@@ -136,7 +128,11 @@ class Recorder:
     def keep(self, entry: Entry, clones: Dict[Any, Any], early: Optional[bool] = None) -> None:
         """Clone what `entry` saved before a write: always while a backward may need it, else within reason."""
         fate = entry.fate
-        if fate is not None and fate.freed is not None and not (self.keep_freed() if early is None else early):
+        if (
+            fate is not None
+            and fate.freed is not None
+            and not (self.keep_freed() if early is None else early)
+        ):
             return
         keep_value(entry, clones)
 
@@ -164,9 +160,7 @@ class Recorder:
         if exposed is None or torch.equal(entry.tensor, fate.value):
             return
         fate.time, fate.counted = self.clock.tick(), False
-        self.mutated(
-            fate.time, exposed[0], "numpy", entry.tensor, counted=False, how="numpy", threatens=True
-        )
+        self.mutated(fate.time, exposed[0], "numpy", entry.tensor, counted=False, how="numpy", threatens=True)
 
     def counter(self, storage: Optional[Storage], tensor: Any) -> Callable[[], bool]:
         """A function that tells, after a write, whether the counter of the tensor the user knows has moved."""
@@ -213,7 +207,9 @@ class Recorder:
         for number, node, entries in new:
             self._record(number, node, walk.parents[number], entries, outputs.get(number))
 
-    def _record(self, number: int, node: Any, parents: Tuple[int, ...], entries: List[Entry], output: Any) -> None:
+    def _record(
+        self, number: int, node: Any, parents: Tuple[int, ...], entries: List[Entry], output: Any
+    ) -> None:
         call = self.calls.of(number)
         stack, time = (call[2], call[3] + number) if call is not None else ((), self.clock.tick())
         name = node.name()
@@ -223,7 +219,9 @@ class Recorder:
             fields["saves"] = [self.tape.ref(s, e.tensor, s.version(e.time)) for s, e in pairs]
         if output is not None:
             fields["output"] = self.tape.ref(*output)
-        self.tape.event("Record", time, stack, node=number, op=_op(name), name=name, parents=list(parents), **fields)
+        self.tape.event(
+            "Record", time, stack, node=number, op=_op(name), name=name, parents=list(parents), **fields
+        )
 
     def mutated(
         self, time: int, stack: Key, op: str, tensor: Any, counted: bool = True, how: str = "", refused: str = "",
@@ -266,7 +264,9 @@ class Recorder:
         if node is not None and self._new(("tell", stack), 4):
             self.engine.tell(tensor)
         fields = {} if node is None else {"node": node._sequence_nr()}
-        self.tape.event("Cut", self.clock.tick(), stack, how=how, ref=self.tape.ref(storage, tensor), **fields)
+        self.tape.event(
+            "Cut", self.clock.tick(), stack, how=how, ref=self.tape.ref(storage, tensor), **fields
+        )
 
     def grad_read(self, tensor: Any, frame: Any) -> None:
         stack = self.sites.stack(frame)
@@ -308,7 +308,9 @@ class Recorder:
             self.tape.event("Note", self.clock.tick(), self.sites.stack(frame), text=text)
 
     def flood(self) -> None:
-        self.note_once("From here on passes like those before are not recorded; what is new or wrong still is.")
+        self.note_once(
+            "From here on passes like those before are not recorded; what is new or wrong still is."
+        )
 
     def _new(self, key: Any, most: int = _FULL) -> bool:
         seen = self._counts[key] = self._counts.get(key, 0) + 1
@@ -332,6 +334,7 @@ class Recorder:
         )
 
 
+@functools.lru_cache(maxsize=None)
 def _op(name: str) -> str:
     """``aten.add`` of ``AddBackward0``; the class's name of a custom Function's ``MyOpBackward``."""
     base, found, digits = name.rpartition("Backward")

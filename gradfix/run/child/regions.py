@@ -68,7 +68,9 @@ class Regions:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
         def compile(model: Any = None, **options: Any) -> Any:
-            r.note_once("torch.compile is off in the recorded run: the code runs as written.", sys._getframe(1))
+            r.note_once(
+                "torch.compile is off in the recorded run: the code runs as written.", sys._getframe(1)
+            )
             return (lambda f: f) if model is None else model
 
         torch.compile = compile

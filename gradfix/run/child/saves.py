@@ -181,7 +181,13 @@ def keep_value(entry: Entry, clones: Optional[Dict[Any, Any]] = None) -> None:
         return
     key = None
     if clones is not None:
-        key = (address_of(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        key = (
+            address_of(tensor),
+            tensor.storage_offset(),
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.dtype,
+        )
         if key in clones:
             fate.value = clones[key]
             return

@@ -170,9 +170,11 @@ def split_lines(text: str) -> List[str]:
     """Lines as Python's tokenizer counts them: form feeds and Unicode separators end none."""
     if text.startswith("\ufeff"):
         text = text[1:]
-    return text.replace("\r\n", "\n").replace("\r", "\n").splitlines(True) if text.isascii() and not (
-        set(text) & set("\x0b\x0c\x1c\x1d\x1e")
-    ) else _split_exactly(text.replace("\r\n", "\n").replace("\r", "\n"))
+    return (
+        text.replace("\r\n", "\n").replace("\r", "\n").splitlines(True)
+        if text.isascii() and not (set(text) & set("\x0b\x0c\x1c\x1d\x1e"))
+        else _split_exactly(text.replace("\r\n", "\n").replace("\r", "\n"))
+    )
 
 
 def _split_exactly(text: str) -> List[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import platform
 from typing import Any, Callable, Dict, List, Optional
@@ -63,7 +64,7 @@ class TapeWriter:
             storage.number,
             len(storage.writes) if version is None else version,
             list(tensor.shape),
-            str(tensor.dtype)[6:],
+            _dtype(tensor.dtype),
         ]
 
     def rename(self, storage: Storage) -> None:
@@ -96,3 +97,8 @@ class TapeWriter:
         if file not in self._sources:
             self._sources[file] = True
             self._emit({"source": file, "v": hashlib.sha256(self._sites.bytes(file)).hexdigest()})
+
+
+@functools.lru_cache(maxsize=None)
+def _dtype(dtype: Any) -> str:
+    return str(dtype)[6:]

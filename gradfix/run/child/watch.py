@@ -86,7 +86,7 @@ class Watch(TorchFunctionMode):
             if not writes.is_refusal(str(problem)):
                 raise
             refused = str(problem)
-            result = self._let_through(func, args, kwargs, targets)
+            result = self._let_through(func, args, kwargs, targets, refused)
         finally:
             r.saves.writing = None
         after = _sequence()
@@ -116,7 +116,14 @@ class Watch(TorchFunctionMode):
                     self._written(func, stack, tensor, address, [], lambda: True, "")
 
     def _written(
-        self, func: Any, stack: Any, tensor: Any, address: int, entries: List[Entry], counter: Any, refused: str
+        self,
+        func: Any,
+        stack: Any,
+        tensor: Any,
+        address: int,
+        entries: List[Entry],
+        counter: Any,
+        refused: str,
     ) -> None:
         r = self.r
         living = r.saves.at(address) if address else []
@@ -149,9 +156,17 @@ class Watch(TorchFunctionMode):
             frame=_getframe(3),
         )
 
-    def _let_through(self, func: Any, args: Any, kwargs: Any, targets: List[Any]) -> Any:
+    def _let_through(self, func: Any, args: Any, kwargs: Any, targets: List[Any], refused: str) -> Any:
         """Do the write that PyTorch refused. One whose value needs a gradient stays differentiable: the leaf gives up
-        its place as a leaf, as it would in the program without its ``requires_grad=True``."""
+        its place as a leaf, as it would in the program without its ``requires_grad=True``. A forbidden view is written
+        through an alias, for once its counter has moved PyTorch refuses to read it, too."""
+        if writes.is_view_refusal(refused):
+            swap = {id(t): t.data for t in targets if isinstance(t, torch.Tensor)}
+            with torch.no_grad():
+                result = func(
+                    *[swap.get(id(a), a) for a in args], **{k: swap.get(id(a), a) for k, a in kwargs.items()}
+                )
+            return next((t for t in targets if swap.get(id(t)) is result), result)
         values = [a for a in (*args, *kwargs.values()) if all(a is not t for t in targets)]
         if torch.is_grad_enabled() and writes.needs_grad(values):
             for tensor in targets:
@@ -184,7 +199,9 @@ class Watch(TorchFunctionMode):
         r = self.r
         tensors = [a for a in (*args[:2], *kwargs.values()) if isinstance(a, torch.Tensor)]
         if how == "tensor" and not tensors:
-            tensors = [t for a in args[:1] if isinstance(a, (list, tuple)) for t in a if isinstance(t, torch.Tensor)]
+            tensors = [
+                t for a in args[:1] if isinstance(a, (list, tuple)) for t in a if isinstance(t, torch.Tensor)
+            ]
         if how == "numpy" and tensors:
             r.expose(tensors[0], _getframe(2))
         if how == "detach" and isinstance(result, torch.Tensor):
@@ -194,11 +211,15 @@ class Watch(TorchFunctionMode):
                 r.cut(how, tensor, _getframe(2))
         return result
 
-
     def _no_grad(self, args: Any) -> None:
         """A function of a tensor that requires grad, under no_grad: its result has no graph."""
         for a in args:
-            if isinstance(a, torch.Tensor) and a.requires_grad and not a.is_leaf or isinstance(a, torch.nn.Parameter):
+            if (
+                isinstance(a, torch.Tensor)
+                and a.requires_grad
+                and not a.is_leaf
+                or isinstance(a, torch.nn.Parameter)
+            ):
                 self._no_grad_left -= 1
                 self.r.cut("no_grad", a, _getframe(2))
                 return
@@ -234,7 +255,14 @@ class Watch(TorchFunctionMode):
         stack = r.sites.stack(_getframe(2))
         threatens = any(e.fate is not None and e.fate.freed is None for e in entries)
         r.mutated(
-            time, stack, "aten.set_", tensor, counted=False, how="set_data", threatens=threatens, frame=_getframe(2)
+            time,
+            stack,
+            "aten.set_",
+            tensor,
+            counted=False,
+            how="set_data",
+            threatens=threatens,
+            frame=_getframe(2),
         )
         return result
 

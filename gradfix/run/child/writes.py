@@ -14,7 +14,15 @@ import torch
 
 Find = Callable[[Tuple[Any, ...], Dict[str, Any]], List[Any]]
 
-_NO_WRITE = {"requires_grad_", "rename_", "share_memory_", "retain_grad", "detach_", "_backward_hooks", "coalesce_"}
+_NO_WRITE = {
+    "requires_grad_",
+    "rename_",
+    "share_memory_",
+    "retain_grad",
+    "detach_",
+    "_backward_hooks",
+    "coalesce_",
+}
 _CUTS = {
     "detach": "detach",
     "detach_": "detach",
@@ -36,12 +44,20 @@ LEAF = (
     "a leaf Variable that requires grad is being used in an in-place operation",
     "a view of a leaf Variable that requires grad is being used in an in-place operation",
 )
-VIEW = ("is a view and is being modified inplace", "is a view and its base or another view of its base has been")
+VIEW = (
+    "is a view and is being modified inplace",
+    "A view was created in no_grad mode and",
+    "A view was created in inference mode and",
+)
 
 
 def is_refusal(message: str) -> bool:
     """Whether `message` is PyTorch refusing an in-place write to a leaf or to a view."""
     return any(words in message for words in LEAF + VIEW)
+
+
+def is_view_refusal(message: str) -> bool:
+    return any(words in message for words in VIEW)
 
 
 def classify(func: Any) -> Tuple[str, Any]:

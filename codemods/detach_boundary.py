@@ -55,7 +55,7 @@ class DetachBoundary(Codemod):
         for backward in filter(None, (conflict.earlier, conflict.backward)):
             edges = crossings(project.graph, backward)
             own = [c for c in edges if not _shared(project, backward, c)]
-            for found in _choices(project, own):
+            for found in _choices(project, own, backward):
                 key = tuple(sorted(f.key for f in found))
                 if key not in seen:
                     seen.add(key)
@@ -68,13 +68,13 @@ def _shared(project: Project, backward: Backward, crossing: Crossing) -> bool:
     return any(b.stack != backward.stack for b in others)
 
 
-def _choices(project: Project, edges: Sequence[Crossing]) -> Iterator[tuple[Feed, ...]]:
+def _choices(project: Project, edges: Sequence[Crossing], backward: Backward) -> Iterator[tuple[Feed, ...]]:
     """Sets of expressions to detach: all of them together; where a call takes several values that may
     carry the graph, each alone too."""
     found: dict[tuple[str, int, int, int], Feed] = {}
     several: list[tuple[Feed, ...]] = []
     for edge in edges:
-        options = feeds(project, edge)
+        options = feeds(project, edge, backward)
         found.update((f.key, f) for f in options)
         if len(options) > 1:
             several.append(options)

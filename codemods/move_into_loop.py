@@ -27,7 +27,7 @@ from gradfix.statements import (
     unit_in,
     units,
 )
-from gradfix.tape import Backward, Record
+from gradfix.tape import Backward, Record, Stack
 from gradfix.verdict import NONE, Effect
 
 LATER = Effect("later-parameters", "each pass computes the value with the parameters as they are then")
@@ -54,21 +54,33 @@ class MoveIntoLoop(Codemod):
         backward = conflict.backward
         if backward is None:
             return
-        made = {e.producer.node: e.producer for e in entries(project, backward)}
-        early = [r for r in made.values() if made_outside(project, r, backward)]
+        early = _early(project, backward)
         if not early:
             return
         call = backward_call(project, backward)
         drop: list[Part] = [(call[0], [drop_retain(call[1])])] if call else []
         trains = any(owned(project.graph, r.node) for r in early)
         if not trains:
-            yield from _detached(project, early, backward, drop)
+            entered = [e.producer for e in entries(project, backward)]
+            outside = [r for r in entered if made_outside(project, r, backward)]
+            yield from _detached(project, outside, backward, drop)
         yield from _moved(project, early, backward, drop, trains)
         place = cached(project, early, backward)
         if place is not None:
             summary = f"compute `{place.name}` again where each pass reads it"
             for rank, edits in enumerate(filter(None, (place.moved(), place.again()))):
                 yield Proposal(summary, LATER if trains else NONE, gather((place.view, edits), *drop), rank)
+
+
+def _early(project: Project, backward: Backward) -> list[Record]:
+    """One node for each place outside the loop that made a part of the graph which the loop walks again."""
+    entered = [e.producer for e in entries(project, backward) if made_outside(project, e.producer, backward)]
+    last = max((r.time for r in entered), default=-1)
+    places: dict[Stack, Record] = {}
+    for record in (*entered, *filter(None, map(project.graph.records.get, backward.nodes))):
+        if record.time <= last and record.stack not in places and made_outside(project, record, backward):
+            places[record.stack] = record
+    return list(places.values())
 
 
 def _detached(
@@ -91,8 +103,8 @@ def _detached(
 def _moved(
     project: Project, early: list[Record], backward: Backward, drop: list[Part], trains: bool
 ) -> Iterator[Proposal]:
-    depths = {meeting(r.stack, backward.stack) for r in early}
-    depth = min(depths)
+    depth = meeting(early[0].stack, backward.stack)
+    early = [r for r in early if meeting(r.stack, backward.stack) == depth]
     needed = frame(project, backward.stack, depth)
     made = [frame(project, r.stack, depth) for r in early]
     if needed is None or any(m is None or m[0] is not needed[0] for m in made):

@@ -118,18 +118,64 @@ class Feed:
         return self.view.path, start.line, start.column, self.view.span(self.value).end.column
 
 
-def feeds(project: Project, crossing: Crossing) -> tuple[Feed, ...]:
-    """The expression at the outermost frame where the crossing value is handed over; several where the source
-    does not say which of them carries it."""
+def feeds(project: Project, crossing: Crossing, backward: Backward | None = None) -> tuple[Feed, ...]:
+    """The expression at the outermost frame where the crossing value is handed over; several where the
+    source does not say which of them carries it. With `backward`, a frame whose call serves other losses
+    too is passed over."""
     found: dict[tuple[str, int, int, int], Feed] = {}
-    for producer in _handed(project.graph, crossing):
-        found.update((f.key, f) for f in _feeds(project, crossing.consumer, producer))
+    makers = _makers(project.graph, crossing)
+    for depth in sorted({meeting(crossing.consumer.stack, m.stack) for m in makers} - {-1}):
+        if backward is not None and not _serves_alone(project.graph, backward, crossing.consumer, depth):
+            continue
+        for maker in makers:
+            if meeting(crossing.consumer.stack, maker.stack) == depth:
+                found.update((f.key, f) for f in _feeds(project, crossing.consumer, maker, depth, depth + 1))
+        if found:
+            return tuple(found.values())
+    for maker in _handed(project.graph, crossing):
+        depth = max(meeting(crossing.consumer.stack, maker.stack), 0)
+        deepest = len(crossing.consumer.stack)
+        found.update((f.key, f) for f in _feeds(project, crossing.consumer, maker, depth, deepest))
     return tuple(found.values())
 
 
+def _makers(graph: Graph, crossing: Crossing) -> tuple[Record, ...]:
+    """The producer, and further up the graph whatever was made further out: what the consumer's model
+    makes of its arguments before a parameter comes in (a cat, a reshape) is not yet a model's of its own."""
+    stack = crossing.consumer.stack
+    found = {crossing.producer.node: crossing.producer}
+    seen: set[int] = set()
+    waiting = [(crossing.producer, meeting(stack, crossing.producer.stack))]
+    while waiting:
+        record, depth = waiting.pop()
+        for parent in record.parents if depth > 0 else ():
+            above = graph.records.get(parent)
+            if above is None or parent in seen:
+                continue
+            seen.add(parent)
+            new = meeting(stack, above.stack)
+            if new < depth:
+                found[parent] = above
+            waiting.append((above, min(new, depth)))
+    return tuple(found.values())
+
+
+def _serves_alone(graph: Graph, backward: Backward, consumer: Record, depth: int) -> bool:
+    """Whether nothing that was made under the consumer's frame at `depth` is walked by a backward of another
+    place."""
+    prefix = consumer.stack[: depth + 1]
+    since = max((b.time for b in same_place(graph, backward) if b.time < backward.time), default=-1)
+    for other in backwards(graph):
+        if other.time > since and other.stack != backward.stack:
+            for node in other.nodes:
+                record = graph.records.get(node)
+                if record and since < record.time < backward.time and record.stack[: depth + 1] == prefix:
+                    return False
+    return True
+
+
 def _handed(graph: Graph, crossing: Crossing) -> Iterator[Record]:
-    """The nodes that made what the consumer's call was given; the call's own reshaping of it is passed
-    over."""
+    """The nodes that made what the consumer's call was given; its own reshaping of it is passed over."""
     seen: set[int] = set()
     stack = [crossing.producer]
     while stack:
@@ -143,14 +189,11 @@ def _handed(graph: Graph, crossing: Crossing) -> Iterator[Record]:
                 stack.append(graph.records[parent])
 
 
-def _feeds(project: Project, taker: Record, maker: Record) -> tuple[Feed, ...]:
+def _feeds(project: Project, taker: Record, maker: Record, depth: int, end: int) -> tuple[Feed, ...]:
     consumer, producer = taker.stack, maker.stack
-    depth = meeting(consumer, producer)
-    if depth < 0:
-        return ()
     direct, carried = _carried(project, producer, depth)
     name = maker.output.name if maker.output else ""
-    for k in range(depth, len(consumer)):
+    for k in range(depth, min(end, len(consumer))):
         found = frame(project, consumer, k)
         made = frame(project, producer, k) if k == depth else None
         if found is None:

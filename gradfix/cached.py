@@ -14,6 +14,7 @@ from gradfix.statements import (
     Unit,
     body_of,
     dotted,
+    lifted,
     line_of,
     names,
     put_before,
@@ -68,7 +69,7 @@ class Cached:
                 function = self.view.function(node)
                 if function is not method and not (function is own and _target(self.view, node)):
                     return ()
-        return (*self.again(), *take_away(self.source, self.view))
+        return (put_before(self.reader, lifted(self.source)), *take_away(self.source, self.view))
 
 
 def _target(view: View, node: cst.CSTNode) -> bool:

@@ -88,10 +88,16 @@ def with_arguments(
             if old is not None:
                 args[old] = args[old].with_changes(value=value)
                 continue
-            if args and args[-1].comma is cst.MaybeSentinel.DEFAULT:
+            comma: cst.Comma | cst.MaybeSentinel = cst.MaybeSentinel.DEFAULT
+            if args and isinstance(args[-1].comma, cst.Comma):  # a trailing one, on lines of their own maybe
+                comma = args[-1].comma
+                lines = isinstance(node.whitespace_before_args, cst.ParenthesizedWhitespace)
+                gap = node.whitespace_before_args if lines else cst.SimpleWhitespace(" ")
+                args[-1] = args[-1].with_changes(comma=cst.Comma(whitespace_after=gap))
+            elif args:
                 args[-1] = args[-1].with_changes(comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" ")))
             bare = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
-            args.append(cst.Arg(value, keyword=cst.Name(name), equal=bare))
+            args.append(cst.Arg(value, keyword=cst.Name(name), equal=bare, comma=comma))
         before = node.whitespace_before_args if args else cst.SimpleWhitespace("")
         return node.with_changes(args=args, whitespace_before_args=before)
 

@@ -146,7 +146,8 @@ def _names_of(
     local = {w for u in walk(body) for w in u.writes if "." not in w} | _targets(body)
     seen: set[str] = set()
     for unit in top[: here + 1]:
-        for name in sorted(bound):
+        text = view.code(unit.node)
+        for name in sorted(bound, key=text.find):
             exposed = name not in seen and _exposed(unit, name)
             if "." in name and name.split(".")[0] in local:
                 continue  # another object in every pass

@@ -35,6 +35,7 @@ DRAW = Effect(
     "new-draw", "the later loss is computed with the stepped parameters and random numbers of its own"
 )
 DRAWS = re.compile(r"rand|normal|uniform|bernoulli|multinomial|[dD]ropout|sample|exponential")
+ONCE = re.compile(r"\b(next|input|print|open)\(|\.(pop|popleft|append|next_batch|get_batch|write|log)\(")
 DRAWN = re.compile(r"dropout|bernoulli|rrelu_with_noise", re.IGNORECASE)
 
 
@@ -223,6 +224,8 @@ def plan(project: Project, backward: Backward) -> Plan | None:
     if found is None:
         return None
     again, kept = found
+    if any(ONCE.search(view.code(flat[n].node)) for n in kept):
+        return None  # reads data or writes a log: not to be done twice
     return Plan(
         project,
         view,

@@ -264,6 +264,11 @@ def test_lines_of_a_later_round_are_led_back(tmp_path):
     diagnosis = replace(result.diagnoses[0], conflict=conflict, sources={str(path): later})
     assert conflict.at.line == 16
     assert place(conflict.at, diagnosis, result).line == 14
+    said = replace(conflict, message="overwritten in line 16 before line 19 needs it, of 16 in line 99")
+    diagnosis = replace(diagnosis, conflict=said)
+    text = plain(replace(result, diagnoses=(diagnosis,)), view(tmp_path))
+    assert "overwritten in line 14 before line 17 needs it, of 16 in line 99" in text
+    assert "called at line 10" in text
 
 
 @calm
@@ -307,6 +312,11 @@ def test_the_call_that_led_into_a_function():
 def test_closing_line(tmp_path, results, more, expected):
     made_results = [getattr(made, r)(tmp_path / "gan.py") for r in results]
     assert full.closing(made_results, view(tmp_path, **more)).startswith(expected)
+
+
+def test_the_command_in_the_closing_line_can_be_pasted(tmp_path):
+    last = full.closing([made.left(tmp_path / "[b] x.py")], view(tmp_path, action="run"))
+    assert last.endswith("gradfix fix '[b] x.py'")
 
 
 def test_concise(tmp_path):

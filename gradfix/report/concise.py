@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gradfix.report import Line, View, shown
 from gradfix.report.layout import wording
-from gradfix.report.places import place
+from gradfix.report.places import led_back, place
 
 if TYPE_CHECKING:
     from gradfix.pipeline import Diagnosis, Result
@@ -20,7 +20,8 @@ def render(result: Result, view: View) -> Iterator[Line]:
         conflict = diagnosis.conflict
         at = place(conflict.at, diagnosis, result)
         where = f"{view.paths.show(at.path)}:{at.line}:{at.column + 1}"
-        text = f"{where}: {conflict.kind} {conflict.severity}: {conflict.message}{_cure(diagnosis)}"
+        message = led_back(conflict.message, diagnosis, result)
+        text = f"{where}: {conflict.kind} {conflict.severity}: {message}{_cure(diagnosis)}"
         yield Line(wording(text, view.glyphs))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from rich.text import Text
@@ -43,7 +44,7 @@ def render(finding: Finding, width: int) -> Iterator[Text]:
     if finding.kind is not None:
         script = finding.raised.file if finding.raised and finding.raised.file.endswith(".py") else "SCRIPT"
         yield Text()
-        yield Text.assemble(("Run   ", "bold"), f"gradfix fix {safe(script)}")
+        yield Text.assemble(("Run   ", "bold"), f"gradfix fix {shlex.quote(safe(script))}")
         yield Text.assemble(("Read  ", "bold"), f"gradfix explain {finding.kind}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from gradfix.explain import why
 from gradfix.report import Line, View, faults, shown
 from gradfix.report.diff import unified
 from gradfix.report.layout import fold, safe, wording
-from gradfix.report.places import Place, called_at, place
+from gradfix.report.places import Place, called_at, led_back, place
 from gradfix.report.snippet import GUTTER, Span, draw
 from gradfix.source import split_lines
 
@@ -70,7 +71,7 @@ def closing(results: Iterable[Result], view: View) -> str:
     counts += [_count(len(asked), "note")] if asked else []
     sentence = f"Found {' and '.join(counts)}"
     if view.action == "run":
-        names = " ".join(view.paths.show(str(r.entry)) for r in results if r.diagnoses)
+        names = shlex.join(view.paths.show(str(r.entry)) for r in results if r.diagnoses)
         return f"{sentence}.{more} To look for cures: gradfix fix {names}"
     cured = [d for d in found + asked if d.status == "cured"]
     left = len(found) + len(asked) - len(cured)
@@ -99,7 +100,7 @@ def _diagnosis(diagnosis: Diagnosis, result: Result, view: View, explain: bool) 
     style = SEVERITY[conflict.severity]
     yield Text.assemble(
         (f"{conflict.severity}[{conflict.kind}]", style),
-        (f": {wording(conflict.message, view.glyphs)}", "bold"),
+        (f": {wording(led_back(conflict.message, diagnosis, result), view.glyphs)}", "bold"),
     )
     primary = conflict.labels[conflict.primary]
     labels = [(label, place(label.at, diagnosis, result)) for label in conflict.labels]
@@ -112,7 +113,7 @@ def _diagnosis(diagnosis: Diagnosis, result: Result, view: View, explain: bool) 
         sign = view.glyphs.tee if number else view.glyphs.corner
         name = safe(view.paths.show(path))
         yield Text.assemble((f"{'':>{margin}} {sign} ", GUTTER), f"{name}:{first.line}:{first.column + 1}")
-        spans = [_span(label, p, primary, style, view, path) for label, p in inside]
+        spans = [_span(label, p, primary, diagnosis, result, view) for label, p in inside]
         text = result.sources.get(path)
         if text is None:
             spans_text = "; ".join(f"line {s.line}: {s.text}" for s in spans)
@@ -122,17 +123,16 @@ def _diagnosis(diagnosis: Diagnosis, result: Result, view: View, explain: bool) 
     yield from _sentences(diagnosis, result, view, f"{'':>{margin}} = ", explain)
 
 
-def _span(label: Label, p: Place, primary: Label, style: str, view: View, path: str) -> Span:
-    text = label.text
+def _span(label: Label, p: Place, primary: Label, diagnosis: Diagnosis, result: Result, view: View) -> Span:
+    text = led_back(label.text, diagnosis, result)
     caller = called_at(label.stack, primary.stack)
     if caller is not None:
-        where = f"line {caller.line}"
-        text += (
-            f", called at {where if caller.file == path else view.paths.show(caller.file) + ':' + where[5:]}"
-        )
+        at = place(caller, diagnosis, result)
+        here = f"line {at.line}" if at.path == p.path else f"{view.paths.show(at.path)}:{at.line}"
+        text += f", called at {here}"
     is_primary = label is primary
-    color = style if is_primary else SECONDARY
-    return Span(p.line, p.column, p.end_line, p.end_column, text, color, is_primary, p.whole)
+    style = SEVERITY[diagnosis.conflict.severity] if is_primary else SECONDARY
+    return Span(p.line, p.column, p.end_line, p.end_column, text, style, is_primary, p.whole)
 
 
 def _sentences(diagnosis: Diagnosis, result: Result, view: View, lead: str, explain: bool) -> Iterator[Text]:
@@ -242,7 +242,8 @@ def _how_it_ran(result: Result) -> str:
         "tape": "read from a tape",
     }.get(result.ended, result.ended)
     wall = f"; between it and your files: {result.wall}" if result.wall else ""
-    return f"{how}; {_count(result.rounds, 'round')}, {result.seconds:.1f} s{wall}"
+    rounds = f"{_count(result.rounds, 'round')}, " if result.rounds else ""
+    return f"{how}; {rounds}{result.seconds:.1f} s{wall}"
 
 
 def _extent(results: list[Result]) -> str:

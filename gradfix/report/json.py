@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradfix.report import View
 from gradfix.report.diff import unified
-from gradfix.report.places import Place, called_at, place
+from gradfix.report.places import Place, called_at, led_back, place
 from gradfix.source import split_lines
 
 if TYPE_CHECKING:
@@ -49,7 +49,11 @@ def _diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, A
     at = place(primary.at, diagnosis, result)
     related = []
     for label in conflict.labels:
-        related.append(_related(label.role, label.text, place(label.at, diagnosis, result), view))
+        related.append(
+            _related(
+                label.role, led_back(label.text, diagnosis, result), place(label.at, diagnosis, result), view
+            )
+        )
         caller = called_at(label.stack, primary.stack)
         if caller is not None:
             words = f"called here: {label.text}"
@@ -60,7 +64,7 @@ def _diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, A
         "path": view.paths.show(at.path),
         "cell": None,
         "range": _range(at),
-        "message": conflict.message,
+        "message": led_back(conflict.message, diagnosis, result),
         "related": related,
         "cures": [_cure(c, view) for c in diagnosis.cures],
         "status": diagnosis.status,

@@ -7,6 +7,7 @@ here.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -71,6 +72,15 @@ def place(site: Site, diagnosis: Diagnosis, result: Result) -> Place:
         start = len(lines[line - 1]) - len(lines[line - 1].lstrip()) if end else 0
         return Place(site.file, line, start, line, end, True)
     return Place(site.file, line, site.column, end_line, site.end_column)
+
+
+def led_back(text: str, diagnosis: Diagnosis, result: Result) -> str:
+    """`text` of the diagnosis with the lines it names ("in line 16") as they are on disk."""
+    moved: dict[str, str] = {}
+    for label in diagnosis.conflict.labels:
+        for site in label.stack:
+            moved.setdefault(str(site.line), str(place(site, diagnosis, result).line))
+    return re.sub(r"(?<=\bline )\d+", lambda m: moved.get(m[0], m[0]), text)
 
 
 @lru_cache(maxsize=64)

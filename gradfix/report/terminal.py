@@ -64,7 +64,7 @@ class Terminal:
         if self.quiet or not self.err.is_terminal or not sys.stderr.isatty():
             yield lambda _: None
             return
-        with self.err.status(f"{safe(name)}: starting …", spinner="dots") as status:
+        with self.err.status(Text(f"{safe(name)}: starting …"), spinner="dots") as status:
             yield lambda what: status.update(Text(f"{safe(name)}: {what} …"))
 
 

@@ -126,7 +126,14 @@ def _loop(project: Project, view: View, call: cst.Call) -> Iterator[Proposal]:
 
     def build(node: cst.CSTNode) -> cst.CSTNode:
         assert isinstance(node, cst.For)
-        return new.with_changes(leading_lines=node.leading_lines)
+        above, behind = list(node.leading_lines), new.trailing_whitespace
+        inner = node.body.body[0]
+        if isinstance(node.body, cst.IndentedBlock) and node.body.header.comment:
+            above.append(cst.EmptyLine(comment=node.body.header.comment))
+        if isinstance(inner, cst.SimpleStatementLine):
+            above += [line for line in inner.leading_lines if line.comment]
+            behind = inner.trailing_whitespace
+        return new.with_changes(leading_lines=above, trailing_whitespace=behind)
 
     said = cst.Module([]).code_for_node(total)
     yield Proposal(f"run one backward on `{said}`", NONE, gather((view, [Replace(loop, build)])), 0)

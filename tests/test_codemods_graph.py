@@ -266,7 +266,7 @@ for x in data:
 
 
 def gan(use: str, call: str) -> tuple[Conflict, Project]:
-    """A discriminator's loss over attached fakes: storage 1 and node 0 are G's, storage 2, nodes 1 and 2 D's."""
+    """A discriminator's loss over attached fakes: storage 1 and node 0 are G's, the others D's."""
     source = GAN.format(use=use)
     g, d = Ref(1, 1, "G.weight", (2,), "float32"), Ref(2, 1, "D.weight", (2,), "float32")
 

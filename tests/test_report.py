@@ -22,7 +22,7 @@ from gradfix.report.layout import ASCII, BOXES, fold, row, safe
 from gradfix.report.places import Paths, called_at, origins, place
 from gradfix.report.snippet import Span, draw
 from gradfix.source import split_lines
-from gradfix.tape import Site
+from gradfix.tape import Ref, Site
 from gradfix.verdict import EffectKind
 
 calm = settings(deadline=None, max_examples=60)
@@ -222,6 +222,25 @@ def test_the_report_fits_the_terminal(tmp_path, width):
     for result in (made.cured(tmp_path / "gan.py"), made.left(tmp_path / "gan.py")):
         lines = list(full.render(result, view(tmp_path, width=width, diff=False, verbose=1)))
         assert all(cell_len(x.plain) <= width for x in lines[1:])  # a headline is the terminal's to wrap
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "shown"),
+    [
+        ((2, 1), "stale-saved-tensor", True),
+        ((4, 3), "stale-saved-tensor", False),
+        ((2, 1), "freed-graph", False),
+    ],
+    ids=["this_tensor", "another_tensor", "another_fault"],
+)
+def test_pytorchs_words_are_shown_where_they_are_about_this_fault(tmp_path, shape, kind, shown):
+    result = made.left(tmp_path / "gan.py")
+    conflict = result.diagnoses[0].conflict
+    words = "modified by an inplace operation: [torch.FloatTensor [1, 2]] is at version 2; expected version 1"
+    backward = replace(conflict.backward, refused=words)
+    conflict = replace(conflict, kind=kind, backward=backward, ref=Ref(1, 1, "w", shape))
+    diagnosis = replace(result.diagnoses[0], conflict=conflict)
+    assert ("= PyTorch: " in plain(replace(result, diagnoses=(diagnosis,)), view(tmp_path))) == shown
 
 
 def test_why_is_said_once_a_kind(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,6 +13,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from gradfix.explain import why
+from gradfix.messages import recognise
 from gradfix.report import Line, View, faults, shown
 from gradfix.report.diff import unified
 from gradfix.report.layout import fold, safe, wording
@@ -137,10 +139,7 @@ def _span(label: Label, p: Place, primary: Label, diagnosis: Diagnosis, result: 
 
 def _sentences(diagnosis: Diagnosis, result: Result, view: View, lead: str, explain: bool) -> Iterator[Text]:
     conflict = diagnosis.conflict
-    words = next(
-        (w for w in (getattr(conflict.backward, "refused", ""), getattr(conflict.write, "refused", "")) if w),
-        "",
-    )
+    words = _pytorch(diagnosis)
     if words:
         sentence = words.split("\n")[0]
         yield from _hanging(
@@ -159,6 +158,20 @@ def _sentences(diagnosis: Diagnosis, result: Result, view: View, lead: str, expl
             text = ", ".join(names[:PLACES]) + more
             yield from _hanging(f"{lead}follows from it: ", text, view, "bold")
     yield from _cures(diagnosis, view, lead)
+
+
+def _pytorch(diagnosis: Diagnosis) -> str:
+    """The error PyTorch raised, where it is about this fault (of several, a backward raises at the first)."""
+    conflict = diagnosis.conflict
+    words = getattr(conflict.write, "refused", "") or getattr(conflict.backward, "refused", "")
+    finding = recognise(words) if words else None
+    if finding is None or finding.kind != conflict.kind:
+        return ""
+    shape = dict(finding.facts).get("tensor", "")
+    if conflict.ref is None or not conflict.ref.shape or not shape.endswith(")"):
+        return words
+    sizes = sorted(re.findall(r"\d+", shape[shape.rindex("(") :]))
+    return words if sizes == sorted(map(str, conflict.ref.shape)) else ""
 
 
 def _cures(diagnosis: Diagnosis, view: View, lead: str) -> Iterator[Text]:

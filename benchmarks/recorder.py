@@ -28,7 +28,7 @@ from gradfix.run.child.recorder import Recorder
 ROUNDS, FIRST, WARM, STEPS = 3, 3, 34, 25
 BUDGETS = {"conv GAN": 1.5, "LSTM": 2.0, "MLP": 2.5}
 MEMORY_BUDGET = 2.0
-SCALE = {"conv GAN": 8, "LSTM": 16, "MLP": 16}  # where a step's memory outweighs the interpreter's
+SCALE = {"conv GAN": 8, "LSTM": 6, "MLP": 10}  # where a step's memory outweighs the interpreter's
 Step = Callable[[], torch.Tensor]
 
 

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 FORMAT = "gradfix-tape"
 VERSION = 1
@@ -207,22 +207,20 @@ class Failure(Event):
 
 @dataclass(frozen=True, slots=True)
 class Note(Event):
-    """Something the emitter could not watch (a torch.func region, evidence dropped for memory), as one sentence."""
+    """Something the emitter could not watch (a torch.func region, evidence dropped for memory), in a sentence."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class End(Event):
-    """How the run ended: ``finished``, ``steps`` (every optimizer stepped enough), ``timeout``, ``exit``, ``failed``."""
+    """How the run ended: ``finished``, ``steps`` (each optimizer stepped enough), ``timeout``, ``exit``, ``failed``."""
 
     how: str
     seconds: float = 0.0
 
 
-AnyEvent = Union[
-    Record, Mutate, Backward, Free, Optimizer, Step, Zero, Cut, GradRead, Failure, Note, End
-]
+AnyEvent = Record | Mutate | Backward | Free | Optimizer | Step | Zero | Cut | GradRead | Failure | Note | End
 EVENTS: dict[str, type[Event]] = {
     c.__name__: c
     for c in (Record, Mutate, Backward, Free, Optimizer, Step, Zero, Cut, GradRead, Failure, Note, End)
@@ -244,8 +242,8 @@ class Tape:
 def read_tape(path: Path | str) -> Tape:
     """Read a tape file.
 
-    Raises TapeError where the file is no tape or of a newer version; a file that breaks off (the run was killed) is
-    read as far as it goes, with ``complete=False``.
+    Raises TapeError where the file is no tape or of a newer version; a file that breaks off (the run was killed)
+    is read as far as it goes, with ``complete=False``.
     """
     with open(path, encoding="utf-8", errors="strict") as lines:
         try:
@@ -343,6 +341,7 @@ class _Reader:
         self.stacks: dict[int, Stack] = {}
         self.names: dict[int, str] = {}
         self.sources: dict[str, str] = {}
+        self.optimizers: dict[int, str] = {}
         self.events: list[tuple[type[Event], dict[str, Any]]] = []
 
     def line(self, value: dict[str, Any]) -> None:
@@ -350,7 +349,8 @@ class _Reader:
             if value.get("format") != FORMAT:
                 raise TapeError("not a gradfix tape.")
             if value.get("version") != VERSION:
-                raise TapeError(f"a tape of version {value.get('version')}; this gradfix reads version {VERSION}.")
+                theirs = value.get("version")
+                raise TapeError(f"a tape of version {theirs}; this gradfix reads version {VERSION}.")
             self.header = value
         elif "site" in value:
             self.sites[value["site"]] = Site(*value["v"])
@@ -358,6 +358,8 @@ class _Reader:
             self.stacks[value["stack"]] = tuple(self.sites[s] for s in value["v"])
         elif "source" in value:
             self.sources[value["source"]] = value["v"]
+        elif "optimizer" in value and "e" not in value:
+            self.optimizers[value["optimizer"]] = value["v"]
         elif "name" in value and "e" not in value:
             self.names[value["name"]] = value["v"]
         elif "source" in value and "e" not in value:
@@ -393,6 +395,8 @@ class _Reader:
                 fixed[key] = tuple(v)
             else:
                 fixed[key] = v
+        if kind is Optimizer and not fixed.get("name"):
+            fixed["name"] = self.optimizers.get(fixed["optimizer"], "")
         return kind(**fixed)
 
     def _ref(self, value: list[Any]) -> Ref:

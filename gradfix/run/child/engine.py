@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -36,12 +37,12 @@ class Walk:
 
     __slots__ = ("accumulated", "nodes", "parents", "roots", "tensors")
 
-    def __init__(self, roots: Tuple[int, ...]) -> None:
+    def __init__(self, roots: tuple[int, ...]) -> None:
         self.roots = roots
-        self.nodes: List[Tuple[int, Any]] = []
-        self.parents: Dict[int, Tuple[int, ...]] = {}
-        self.accumulated: List[Any] = []
-        self.tensors: List[Any] = []  # the root tensors
+        self.nodes: list[tuple[int, Any]] = []
+        self.parents: dict[int, tuple[int, ...]] = {}
+        self.accumulated: list[Any] = []
+        self.tensors: list[Any] = []  # the root tensors
 
 
 class Engine:
@@ -53,10 +54,10 @@ class Engine:
         self._plain: Any = None
         self._thread = threading.get_ident()
         self._depth = 0
-        self._inner: Optional[Walk] = None
-        self._freed: Set[int] = set()  # freed nodes that saved numbers only: these pass no hook
-        self._passes: Dict[Any, List[Any]] = {}
-        self._batches: List[Tuple[int, List[Any]]] = []
+        self._inner: Walk | None = None
+        self._freed: set[int] = set()  # freed nodes that saved numbers only: these pass no hook
+        self._passes: dict[Any, list[Any]] = {}
+        self._batches: list[tuple[int, list[Any]]] = []
         self._held = 0
         self._budget = 64 << 20
 
@@ -91,7 +92,7 @@ class Engine:
         walk = self._walk(outputs, inputs, accumulate) if seen[0] <= _FULL else None
         time = r.clock.tick()
         free_time = r.clock.tick()
-        used: List[Entry] = []
+        used: list[Entry] = []
         self._inner = inner = Walk(())
         try:
             with r.watching():
@@ -129,7 +130,7 @@ class Engine:
 
     def _engine(
         self,
-        used: Optional[List[Entry]],
+        used: list[Entry] | None,
         outputs: Any,
         grads: Any,
         retain: bool,
@@ -185,9 +186,9 @@ class Engine:
                 roots.append(output.grad_fn if output.grad_fn is not None else _accumulator(output))
             else:
                 roots.append(output.node)
-        ids: Dict[Any, int] = {}
-        order: List[Any] = []
-        children: Dict[Any, List[Any]] = {}
+        ids: dict[Any, int] = {}
+        order: list[Any] = []
+        children: dict[Any, list[Any]] = {}
         todo = [n for n in roots if n is not None]
         while todo:
             node = todo.pop()
@@ -218,7 +219,7 @@ class Engine:
             return ~int(self.r.leaf(node.variable).number)
         return int(node._sequence_nr())
 
-    def _needed(self, inputs: Any, order: List[Any], children: Dict[Any, List[Any]], accumulate: bool) -> Any:
+    def _needed(self, inputs: Any, order: list[Any], children: dict[Any, list[Any]], accumulate: bool) -> Any:
         """Nodes on a way from the roots to one of `inputs` (the engine's exec_info)."""
         targets = set()
         for x in inputs:
@@ -226,7 +227,7 @@ class Engine:
                 targets.add(x.node)
             else:
                 targets.add(x.grad_fn if x.grad_fn is not None else _accumulator(x))
-        users: Dict[Any, List[Any]] = {}
+        users: dict[Any, list[Any]] = {}
         for node in order:
             for child in children[node]:
                 users.setdefault(child, []).append(node)
@@ -245,7 +246,7 @@ class Engine:
 
     # ---- what was found
 
-    def _refusal(self, used: List[Entry]) -> str:
+    def _refusal(self, used: list[Entry]) -> str:
         """PyTorch's sentence at the first saved tensor where a plain run would have raised, in the engine's order."""
         for entry in used:
             fate = entry.fate
@@ -255,7 +256,7 @@ class Engine:
                 return _modified(entry)
         return ""
 
-    def _overwritten_unseen(self, used: List[Entry], time: int, stack: Any) -> bool:
+    def _overwritten_unseen(self, used: list[Entry], time: int, stack: Any) -> bool:
         """Whether values used here were overwritten without PyTorch's counter moving."""
         found = False
         for entry in used:
@@ -284,7 +285,7 @@ class Engine:
                 self.saves.as_plain = False
         return _relative(results[0], results[1])
 
-    def _stamp(self, used: List[Entry], time: int) -> None:
+    def _stamp(self, used: list[Entry], time: int) -> None:
         """Mark what a plain run would have freed, and let the oldest go when it is too much to keep."""
         size, addresses, batch = 0, set(), []
         for entry in used:
@@ -307,7 +308,7 @@ class Engine:
             while self._held > self._budget and len(self._batches) > 1:
                 self._drop(*self._batches.pop(0))
 
-    def _drop(self, size: int, batch: List[Any]) -> None:
+    def _drop(self, size: int, batch: list[Any]) -> None:
         self._held -= size
         for reference in batch:
             entry = reference()
@@ -330,7 +331,7 @@ class Engine:
         walk.parents.update(inner.parents)
         r.record(walk)
         leaves = {id(t): t for t in (*walk.accumulated, *inner.accumulated)}
-        fields: Dict[str, Any] = _flags(retain, create, inputs)
+        fields: dict[str, Any] = _flags(retain, create, inputs)
         if leaves:
             fields["accumulates"] = [r.tape.ref(r.leaf(t), t) for t in leaves.values()]
         if refused:
@@ -349,7 +350,7 @@ def _transformed(outputs: Any) -> bool:
     return any(isinstance(x, torch.Tensor) and wrapped(x) for x in outputs)
 
 
-def _flags(retain: Any, create: Any, inputs: Any) -> Dict[str, Any]:
+def _flags(retain: Any, create: Any, inputs: Any) -> dict[str, Any]:
     flags = {"retain": bool(retain), "create": bool(create), "inputs": bool(inputs)}
     return {name: value for name, value in flags.items() if value}
 
@@ -386,7 +387,7 @@ def _relative(right: Any, other: Any) -> float:
     return float((difference / norm) ** 0.5) if norm else 1.0
 
 
-def _pairs(right: Any, other: Any) -> Iterator[Tuple[Any, Any]]:
+def _pairs(right: Any, other: Any) -> Iterator[tuple[Any, Any]]:
     for a, b in zip(right, other):
         if a is None and b is None:
             continue

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import FrameType, ModuleType
-from typing import Any, Dict, Iterator, Optional, Set, Tuple
+from typing import Any
 
 import torch
 
@@ -21,27 +22,27 @@ class Names:
     def __init__(self, sites: Sites, storages: Storages) -> None:
         self._sites = sites
         self._storages = storages
-        self._looks: Dict[Any, int] = {}
-        self._ranks: Dict[int, Tuple[int, int, int]] = {}  # storage number -> rank of the name it has
-        self._owners: Dict[int, Tuple[Tuple[int, int, int], str]] = {}  # id of module or optimizer -> name
+        self._looks: dict[Any, int] = {}
+        self._ranks: dict[int, tuple[int, int, int]] = {}  # storage number -> rank of the name it has
+        self._owners: dict[int, tuple[tuple[int, int, int], str]] = {}  # id of module or optimizer -> name
 
-    def look(self, frame: Optional[FrameType], again: bool = False) -> None:
+    def look(self, frame: FrameType | None, again: bool = False) -> None:
         """Name what the user's variables in `frame` and outwards hold; the first few times at one place, or `again`."""
         key = self._sites.stack(frame)
         if not again:
             self._looks[key] = looks = self._looks.get(key, 0) + 1
             if looks > _LOOKS:
                 return
-        seen: Set[int] = set()
         depth = 0
         while frame is not None:
             if self._sites.is_user(frame.f_code):
+                seen: set[int] = set()
                 for name, value in _variables(frame):
                     self._visit(name, value, depth, 0, seen)
                 depth += 1
             frame = frame.f_back
 
-    def local(self, frame: Optional[FrameType], tensor: Any) -> str:
+    def local(self, frame: FrameType | None, tensor: Any) -> str:
         """The variable of the innermost user frame that holds `tensor` or a view of it, or ""."""
         while frame is not None and not self._sites.is_user(frame.f_code):
             frame = frame.f_back
@@ -57,7 +58,7 @@ class Names:
                     near = name
         return near
 
-    def owner(self, thing: Any, frame: Optional[FrameType] = None) -> str:
+    def owner(self, thing: Any, frame: FrameType | None = None) -> str:
         """The name of a module or an optimizer, or ""."""
         found = self._owners.get(id(thing))
         if found is None and frame is not None:
@@ -65,7 +66,7 @@ class Names:
             found = self._owners.get(id(thing))
         return found[1] if found else ""
 
-    def _visit(self, name: str, value: Any, frame: int, depth: int, seen: Set[int]) -> None:
+    def _visit(self, name: str, value: Any, frame: int, depth: int, seen: set[int]) -> None:
         if isinstance(value, torch.Tensor):
             self._offer(name, value, frame)
             return
@@ -119,13 +120,13 @@ class Names:
             self._owners[id(thing)] = (rank, name)
 
 
-def _rank(name: str, frame: int) -> Tuple[int, int, int]:
+def _rank(name: str, frame: int) -> tuple[int, int, int]:
     """Outer names before ``self.x`` of a method, names before items, short before long, near frames first."""
     inner = 1 if name.startswith(("self.", "self[", "_")) else 0
     return (inner, name.count("[") * 2 + (0 if "." in name else 0), len(name) * 8 + frame)
 
 
-def _variables(frame: FrameType) -> Iterator[Tuple[str, Any]]:
+def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
     for name, value in list(frame.f_locals.items()):
         if not name.startswith("__") and name.isidentifier() and not isinstance(value, (ModuleType, type)):
             yield name, value

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -20,11 +20,12 @@ _FULL = 32  # steps of one optimizer that are recorded in full
 
 
 class _Known:
-    __slots__ = ("number", "steps", "weak")
+    __slots__ = ("named", "number", "steps", "weak")
 
     def __init__(self, number: int, optimizer: Any, forget: Any) -> None:
         self.number = number
         self.steps = 0
+        self.named = False
         self.weak = weakref.ref(optimizer, forget)
 
 
@@ -33,10 +34,10 @@ class Optimizers:
 
     def __init__(self, recorder: Any) -> None:
         self.r = recorder
-        self._known: Dict[int, _Known] = {}
+        self._known: dict[int, _Known] = {}
         self._next = 0
         self._making = 0
-        self._before: List[Any] = []
+        self._before: list[Any] = []
 
     def install(self) -> None:
         me, r = self, self.r
@@ -116,17 +117,18 @@ class Optimizers:
         if any(not p.is_leaf for p in tensors):
             self._emit(optimizer, tensors, frame)
 
-    def _emit(self, optimizer: Any, params: List[Any], frame: Any) -> None:
+    def _emit(self, optimizer: Any, params: list[Any], frame: Any) -> None:
         r = self.r
         if r.off():
             return
         for p in params:
             r.leaf(p) if p.is_leaf else r.storages.of(p)
         r.names.look(frame, again=True)
-        fields: Dict[str, Any] = {"optimizer": self.number(optimizer), "kind": type(optimizer).__name__}
+        fields: dict[str, Any] = {"optimizer": self.number(optimizer), "kind": type(optimizer).__name__}
         name = r.names.owner(optimizer)
         if name:
             fields["name"] = name
+            self._of(optimizer).named = True
         r.tape.event(
             "Optimizer",
             r.clock.tick(),
@@ -137,7 +139,7 @@ class Optimizers:
 
     # ---- steps
 
-    def _pre(self, optimizer: Any, args: Any, kwargs: Any) -> Optional[Tuple[Any, Any]]:
+    def _pre(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         r = self.r
         if r.off():
             return None
@@ -149,7 +151,7 @@ class Optimizers:
         before = []
         early = r.keep_freed()
         if quiet:
-            clones: Dict[Any, Any] = {}
+            clones: dict[Any, Any] = {}
             for p in params:
                 if p.grad is None:
                     continue
@@ -210,6 +212,12 @@ class Optimizers:
         known.steps += 1
         full = known.steps <= _FULL
         stack = r.sites.stack(frame)
+        if not known.named and known.steps <= 2:  # when it was made it had no name yet
+            r.names.look(frame)
+            name = r.names.owner(optimizer)
+            if name:
+                known.named = True
+                r.tape.name_optimizer(known.number, name)
         op = f"{type(optimizer).__name__}.step"
         for p, version, entries in before:
             counted = p._version != version

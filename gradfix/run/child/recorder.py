@@ -18,7 +18,8 @@ import sys
 import time as clock_time
 import weakref
 from bisect import bisect_right
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -42,8 +43,8 @@ class Calls:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._starts: List[int] = []
-        self._calls: List[Tuple[int, Any, Key, int]] = []
+        self._starts: list[int] = []
+        self._calls: list[tuple[int, Any, Key, int]] = []
 
     def add(self, start: int, end: int, func: Any, stack: Key) -> None:
         clock = self._clock
@@ -53,7 +54,7 @@ class Calls:
         if len(self._starts) > 400_000:
             del self._starts[:200_000], self._calls[:200_000]
 
-    def of(self, node: int) -> Optional[Tuple[int, Any, Key, int]]:
+    def of(self, node: int) -> tuple[int, Any, Key, int] | None:
         at = bisect_right(self._starts, node) - 1
         if at < 0 or self._calls[at][0] <= node:
             return None
@@ -63,18 +64,18 @@ class Calls:
 class Recorder:
     """What the parts share: the files of storages, saves and calls, and how each kind of event is written."""
 
-    def __init__(self, emit: Callable[[Dict[str, Any]], None], request: Dict[str, Any]) -> None:
+    def __init__(self, emit: Callable[[dict[str, Any]], None], request: dict[str, Any]) -> None:
         self._pid = os.getpid()
         self._request = request
         self._started = clock_time.monotonic()
         self._emitted: set = set()  # type: ignore[type-arg]
-        self._counts: Dict[Any, int] = {}
+        self._counts: dict[Any, int] = {}
         self._notes: set = set()  # type: ignore[type-arg]
-        self._grads: Dict[int, Any] = {}
+        self._grads: dict[int, Any] = {}
         self._cloned_freed = 0
-        self.bare: Set[int] = set()  # nodes that saved numbers only
+        self.bare: set[int] = set()  # nodes that saved numbers only
         self.quiet = False
-        self.stepping: Optional[int] = None
+        self.stepping: int | None = None
         self.met_freed = False
         self.clock = Clock()
         self.sites = Sites(request.get("files"))
@@ -88,7 +89,7 @@ class Recorder:
         self.engine = Engine(self)
         self.optimizers = Optimizers(self)
         self.regions = Regions(self)
-        self._leaves: Dict[int, "weakref.ref[Any]"] = {}
+        self._leaves: dict[int, weakref.ref[Any]] = {}
 
     def install(self) -> None:
         self.tape.header(str(self._request.get("script", "")))
@@ -98,7 +99,7 @@ class Recorder:
         torch._C._autograd._push_saved_tensors_default_hooks(self.saves.pack, self.saves.unpack)
         self.watch.__enter__()
 
-    def finish(self, how: str, exc: Optional[BaseException]) -> None:
+    def finish(self, how: str, exc: BaseException | None) -> None:
         """Write what ended the run. Never raises for what the script did."""
         if self.off():
             return
@@ -125,7 +126,7 @@ class Recorder:
 
     # ---- values
 
-    def keep(self, entry: Entry, clones: Dict[Any, Any], early: Optional[bool] = None) -> None:
+    def keep(self, entry: Entry, clones: dict[Any, Any], early: bool | None = None) -> None:
         """Clone what `entry` saved before a write: always while a backward may need it, else within reason."""
         fate = entry.fate
         if (
@@ -149,7 +150,7 @@ class Recorder:
         if len(self.saves.exposed) > 256:
             self.saves.exposed.clear()
         self.saves.exposed[address] = (self.sites.stack(frame), weakref.ref(tensor))
-        clones: Dict[Any, Any] = {}
+        clones: dict[Any, Any] = {}
         for entry in self.saves.at(address):
             keep_value(entry, clones)
 
@@ -162,7 +163,7 @@ class Recorder:
         fate.time, fate.counted = self.clock.tick(), False
         self.mutated(fate.time, exposed[0], "numpy", entry.tensor, counted=False, how="numpy", threatens=True)
 
-    def counter(self, storage: Optional[Storage], tensor: Any) -> Callable[[], bool]:
+    def counter(self, storage: Storage | None, tensor: Any) -> Callable[[], bool]:
         """A function that tells, after a write, whether the counter of the tensor the user knows has moved."""
         leaf = self._leaves.get(storage.number) if storage is not None else None
         watched = leaf() if leaf is not None else None
@@ -193,7 +194,7 @@ class Recorder:
                 if not entries and _saves_numbers(node):
                     self.bare.add(number)
                 new.append((number, node, entries))
-        outputs: Dict[int, Any] = {}
+        outputs: dict[int, Any] = {}
         for number, _, entries in new:
             for entry in entries:
                 maker = None if entry.output else entry.tensor.grad_fn
@@ -208,12 +209,12 @@ class Recorder:
             self._record(number, node, walk.parents[number], entries, outputs.get(number))
 
     def _record(
-        self, number: int, node: Any, parents: Tuple[int, ...], entries: List[Entry], output: Any
+        self, number: int, node: Any, parents: tuple[int, ...], entries: list[Entry], output: Any
     ) -> None:
         call = self.calls.of(number)
         stack, time = (call[2], call[3] + number) if call is not None else ((), self.clock.tick())
         name = node.name()
-        fields: Dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if entries:
             pairs = [(self.storages.of(e.tensor), e) for e in entries]
             fields["saves"] = [self.tape.ref(s, e.tensor, s.version(e.time)) for s, e in pairs]
@@ -225,7 +226,7 @@ class Recorder:
 
     def mutated(
         self, time: int, stack: Key, op: str, tensor: Any, counted: bool = True, how: str = "", refused: str = "",
-        threatens: bool = False, optimizer: Optional[int] = None, frame: Any = None, quietly: bool = False,
+        threatens: bool = False, optimizer: int | None = None, frame: Any = None, quietly: bool = False,
     ) -> None:  # fmt: skip
         """A write. It is always counted; it is told where it matters, or while it is new."""
         storage = self.storages.of(tensor)
@@ -236,7 +237,7 @@ class Recorder:
             seen = self._counts[(stack, op)] = self._counts.get((stack, op), 0) + 1
             if quietly or seen > 1024:
                 return
-        fields: Dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if frame is not None and (threatens or refused or not storage.name):
             if not storage.name:
                 storage.name = self.names.local(frame, tensor)
@@ -279,7 +280,7 @@ class Recorder:
         fields = {} if node is None else {"node": node._sequence_nr()}
         self.tape.event("GradRead", self.clock.tick(), stack, ref=self.tape.ref(storage, tensor), **fields)
 
-    def zero(self, params: Any, optimizer: Optional[int], frame: Any) -> None:
+    def zero(self, params: Any, optimizer: int | None, frame: Any) -> None:
         if self.off():
             return
         stack = self.sites.stack(frame)
@@ -289,7 +290,7 @@ class Recorder:
         refs = [self.tape.ref(self.leaf(p), p) for p in params if isinstance(p, torch.Tensor)]
         self.tape.event("Zero", self.clock.tick(), stack, refs=refs, **fields)
 
-    def zeroed(self, targets: List[Any], stack: Optional[Key]) -> None:
+    def zeroed(self, targets: list[Any], stack: Key | None) -> None:
         """``p.grad.zero_()``: the gradients of which parameters were these?"""
         for tensor in targets:
             address = address_of(tensor)
@@ -334,7 +335,7 @@ class Recorder:
         )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _op(name: str) -> str:
     """``aten.add`` of ``AddBackward0``; the class's name of a custom Function's ``MyOpBackward``."""
     base, found, digits = name.rpartition("Backward")
@@ -348,7 +349,7 @@ def _op(name: str) -> str:
     return "aten." + "".join(letters)
 
 
-_SAVED: Dict[Any, List[str]] = {}  # names of a node class's saved tensors
+_SAVED: dict[Any, list[str]] = {}  # names of a node class's saved tensors
 
 
 def _saves_numbers(node: Any) -> bool:

@@ -8,7 +8,8 @@ variable would, for the node holds it and the files hold it weakly.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, List, Optional
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -27,9 +28,9 @@ class Overwrite:
 
     def __init__(self) -> None:
         self.value: Any = None
-        self.time: Optional[int] = None  # of the first write
+        self.time: int | None = None  # of the first write
         self.counted = True
-        self.freed: Optional[int] = None  # time of the backward that would have freed it
+        self.freed: int | None = None  # time of the backward that would have freed it
         self.restored = False
 
 
@@ -44,7 +45,7 @@ class Entry:
     version: int
     time: int
     output: bool  # saved by the op that made it
-    fate: Optional[Overwrite]
+    fate: Overwrite | None
 
     def moved(self) -> bool:
         """Whether PyTorch's version counter shows a write since the save."""
@@ -56,13 +57,13 @@ class Saves:
 
     def __init__(self, clock: Any) -> None:
         self._clock = clock
-        self._new: List["weakref.ref[Entry]"] = []
-        self._by_address: Dict[int, List["weakref.ref[Entry]"]] = {}
-        self._by_node: Dict[int, List["weakref.ref[Entry]"]] = {}
+        self._new: list[weakref.ref[Entry]] = []
+        self._by_address: dict[int, list[weakref.ref[Entry]]] = {}
+        self._by_node: dict[int, list[weakref.ref[Entry]]] = {}
         self._sweep_at = 20000
-        self.used: Optional[List[Entry]] = None  # entries that the running backward asked for, in order
+        self.used: list[Entry] | None = None  # entries that the running backward asked for, in order
         self.as_plain = False  # hand out what plain PyTorch would use
-        self.exposed: Dict[int, Any] = {}  # addresses that memory outside torch aliases -> stack of the alias
+        self.exposed: dict[int, Any] = {}  # addresses that memory outside torch aliases -> stack of the alias
         self.writing: Any = None  # address a running in-place op writes to
         self.lost: Callable[[], None] = lambda: None
         self.off = 0
@@ -116,7 +117,7 @@ class Saves:
             self.lost()
         return entry.tensor
 
-    def at(self, address: int) -> List[Entry]:
+    def at(self, address: int) -> list[Entry]:
         """The living entries whose tensor lies in the storage at `address`."""
         if self._new:
             self.file()
@@ -131,7 +132,7 @@ class Saves:
                 del self._by_address[address]
         return living
 
-    def of(self, node: int) -> List[Entry]:
+    def of(self, node: int) -> list[Entry]:
         """The living entries of a node, in the order of their saving; asked once a node."""
         if self._new:
             self.file()
@@ -154,7 +155,7 @@ class Saves:
             self._by_node = _living(by_node)
             self._sweep_at = max(20000, 2 * (len(self._by_node) + len(self._by_address)))
 
-    def move(self, old: int, entries: List[Entry]) -> None:
+    def move(self, old: int, entries: list[Entry]) -> None:
         """`entries` were filed under `old` and their tensors have another storage now."""
         moved = {id(e) for e in entries}
         refs = self._by_address.pop(old, [])
@@ -173,7 +174,7 @@ def fate_of(entry: Entry) -> Overwrite:
     return entry.fate
 
 
-def keep_value(entry: Entry, clones: Optional[Dict[Any, Any]] = None) -> None:
+def keep_value(entry: Entry, clones: dict[Any, Any] | None = None) -> None:
     """Clone what `entry` saved, now, once; entries of one call share clones of equal geometry through `clones`."""
     fate = fate_of(entry)
     tensor = entry.tensor
@@ -197,6 +198,6 @@ def keep_value(entry: Entry, clones: Optional[Dict[Any, Any]] = None) -> None:
         clones[key] = fate.value
 
 
-def _living(files: Dict[int, List[Any]]) -> Dict[int, List[Any]]:
+def _living(files: dict[int, list[Any]]) -> dict[int, list[Any]]:
     kept = {k: [r for r in refs if r() is not None] for k, refs in files.items()}
     return {k: refs for k, refs in kept.items() if refs}

@@ -13,11 +13,12 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Mapping
 from types import CodeType, FrameType
-from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any
 
-Key = Tuple[int, ...]  # id(code), lasti, ... innermost first
-Span = Tuple[int, int, int, int]  # line, column, end line, end column; columns in code points from 0
+Key = tuple[int, ...]  # id(code), lasti, ... innermost first
+Span = tuple[int, int, int, int]  # line, column, end line, end column; columns in code points from 0
 
 _RUNNER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "execute.py")
 _STORES = frozenset(
@@ -33,20 +34,21 @@ class Sites:
     `texts` maps absolute paths to the text that runs where it is not what lies on the disk.
     """
 
-    def __init__(self, texts: Optional[Mapping[str, str]] = None) -> None:
+    def __init__(self, texts: Mapping[str, str] | None = None) -> None:
         self._texts = dict(texts or {})
         self._foreign = _foreign_folders()
-        self._user: Dict[int, bool] = {}
-        self._outer: Set[int] = set()
-        self._codes: Dict[int, CodeType] = {}  # every code ever asked about stays alive: its id is its key
-        self._positions: Dict[int, List[Any]] = {}
-        self._lines: Dict[str, List[str]] = {}
-        self._statements: Dict[str, List[Span]] = {}
+        self._user: dict[int, bool] = {}
+        self._outer: set[int] = set()
+        self._codes: dict[int, CodeType] = {}  # every code ever asked about stays alive: its id is its key
+        self._positions: dict[int, list[Any]] = {}
+        self._lines: dict[str, list[str]] = {}
+        self._statements: dict[str, list[Span]] = {}
+        self._calls: dict[str, dict[tuple[int, int], Span]] = {}
 
-    def stack(self, frame: Optional[FrameType]) -> Key:
+    def stack(self, frame: FrameType | None) -> Key:
         """The user's frames from `frame` outwards, innermost first."""
         user = self._user
-        key: List[int] = []
+        key: list[int] = []
         while frame is not None:
             code = frame.f_code
             number = id(code)
@@ -80,12 +82,12 @@ class Sites:
             self.lines(code.co_filename)  # now, while the text is what runs
         return ours
 
-    def resolve(self, key: Key) -> List[Tuple[Any, ...]]:
+    def resolve(self, key: Key) -> list[tuple[Any, ...]]:
         """The sites of a stack, outermost first, as the tape writes them:
         (file, line, column, end line, end column, function)."""
         return [self.site(self._codes[key[i]], key[i + 1]) for i in range(len(key) - 2, -1, -2)]
 
-    def site(self, code: CodeType, lasti: int) -> Tuple[Any, ...]:
+    def site(self, code: CodeType, lasti: int) -> tuple[Any, ...]:
         function = getattr(code, "co_qualname", code.co_name)
         return (code.co_filename, *self.span(code, lasti), function)
 
@@ -116,6 +118,8 @@ class Sites:
         )
         if code.co_code[lasti] in _STORES:
             return self._statement(code.co_filename, found)
+        if lines and lines[line - 1][: found[1]].rstrip().endswith("."):
+            return self._call(code.co_filename, found)
         return found
 
     def text(self, file: str) -> str:
@@ -131,7 +135,7 @@ class Sites:
                 pass
         return self._texts.get(file, self.text(file)).encode("utf-8", "surrogatepass")
 
-    def lines(self, file: str) -> List[str]:
+    def lines(self, file: str) -> list[str]:
         """The lines of `file` as it runs, with their ends; no lines where there is no text."""
         if file not in self._lines:
             if file in self._texts:
@@ -140,14 +144,21 @@ class Sites:
                 self._lines[file] = linecache.getlines(file)
         return self._lines[file]
 
-    def files(self) -> List[str]:
+    def files(self) -> list[str]:
         """The user's files that were executed."""
         return list(self._lines)
+
+    def _call(self, file: str, span: Span) -> Span:
+        """The whole of a method call over several lines: CPython lets its span begin at the method's name."""
+        if file not in self._calls:
+            spans = nodes(self.text(file), self.lines(file), ast.Call)
+            self._calls[file] = {each[2:]: each for each in spans}
+        return self._calls[file].get(span[2:], span)
 
     def _statement(self, file: str, span: Span) -> Span:
         """The smallest statement around `span`: the position of a store is its target only."""
         if file not in self._statements:
-            self._statements[file] = statements(self.text(file), self.lines(file))
+            self._statements[file] = nodes(self.text(file), self.lines(file), ast.stmt)
         start = span[:2]
         best = span
         for each in self._statements[file]:
@@ -156,7 +167,7 @@ class Sites:
         return best
 
 
-def code_points(lines: List[str], line: int, column: int) -> int:
+def code_points(lines: list[str], line: int, column: int) -> int:
     """`column` in UTF-8 bytes of line number `line`, in code points."""
     if not 0 < line <= len(lines):
         return column
@@ -166,7 +177,7 @@ def code_points(lines: List[str], line: int, column: int) -> int:
     return len(text.encode("utf-8", "surrogatepass")[:column].decode("utf-8", "replace"))
 
 
-def split_lines(text: str) -> List[str]:
+def split_lines(text: str) -> list[str]:
     """Lines as Python's tokenizer counts them: form feeds and Unicode separators end none."""
     if text.startswith("\ufeff"):
         text = text[1:]
@@ -177,20 +188,20 @@ def split_lines(text: str) -> List[str]:
     )
 
 
-def _split_exactly(text: str) -> List[str]:
+def _split_exactly(text: str) -> list[str]:
     parts = text.split("\n")
     return [p + "\n" for p in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 
 
-def statements(text: str, lines: List[str]) -> List[Span]:
-    """The spans of all simple statements of `text`."""
+def nodes(text: str, lines: list[str], kind: Any) -> list[Span]:
+    """The spans of all calls or all simple statements of `text`."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return []
     spans = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
+        if isinstance(node, kind) and not hasattr(node, "body"):
             end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
             spans.append(
                 (
@@ -203,7 +214,7 @@ def statements(text: str, lines: List[str]) -> List[Span]:
     return spans
 
 
-def _foreign_folders() -> Tuple[str, ...]:
+def _foreign_folders() -> tuple[str, ...]:
     """Folders whose code is never the user's: the standard library, installed packages, torch, this package."""
     paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths.update(getattr(site, "getsitepackages", list)())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -24,15 +24,15 @@ class Storage:
 
     __slots__ = ("known_name", "leaf", "name", "number", "weak", "writes")
 
-    def __init__(self, number: int, weak: Optional[StorageWeakRef]) -> None:
+    def __init__(self, number: int, weak: StorageWeakRef | None) -> None:
         self.number = number
         self.weak = weak
-        self.writes: List[int] = []
+        self.writes: list[int] = []
         self.leaf = False
         self.name = ""
         self.known_name = ""  # the name as it was last written to the tape
 
-    def version(self, time: Optional[int] = None) -> int:
+    def version(self, time: int | None = None) -> int:
         """The version as of `time`, or as of now."""
         return len(self.writes) if time is None else bisect_right(self.writes, time)
 
@@ -44,7 +44,7 @@ class Storages:
     """
 
     def __init__(self) -> None:
-        self._table: Dict[int, Storage] = {}
+        self._table: dict[int, Storage] = {}
         self._next = 0
         self._sweep_at = 4096
 
@@ -56,10 +56,10 @@ class Storages:
             found = self._new(tensor, address)
         return found
 
-    def at(self, address: int) -> Optional[Storage]:
+    def at(self, address: int) -> Storage | None:
         return self._table.get(address)
 
-    def alive(self) -> List[Storage]:
+    def alive(self) -> list[Storage]:
         return [s for s in self._table.values() if s.weak is not None and not s.weak.expired()]
 
     def rebind(self, storage: Storage, tensor: Any) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
-from typing import Any, Callable, Dict, List, Optional
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -31,14 +32,14 @@ class Clock:
 class TapeWriter:
     """Turns events into the lines that `emit` sends."""
 
-    def __init__(self, emit: Callable[[Dict[str, Any]], None], sites: Sites, storages: Storages) -> None:
+    def __init__(self, emit: Callable[[dict[str, Any]], None], sites: Sites, storages: Storages) -> None:
         self._emit = emit
         self._sites = sites
         self._storages = storages
-        self._site_numbers: Dict[Any, int] = {}
-        self._stack_numbers: Dict[Key, int] = {}
-        self._stack_keys: Dict[Any, int] = {}
-        self._sources: Dict[str, bool] = {}
+        self._site_numbers: dict[Any, int] = {}
+        self._stack_numbers: dict[Key, int] = {}
+        self._stack_keys: dict[Any, int] = {}
+        self._sources: dict[str, bool] = {}
 
     def header(self, script: str) -> None:
         self._emit(
@@ -58,7 +59,7 @@ class TapeWriter:
         line.update(fields)
         self._emit(line)
 
-    def ref(self, storage: Storage, tensor: Any, version: Optional[int] = None) -> List[Any]:
+    def ref(self, storage: Storage, tensor: Any, version: int | None = None) -> list[Any]:
         self.rename(storage)
         return [
             storage.number,
@@ -66,6 +67,9 @@ class TapeWriter:
             list(tensor.shape),
             _dtype(tensor.dtype),
         ]
+
+    def name_optimizer(self, number: int, name: str) -> None:
+        self._emit({"optimizer": number, "v": name})
 
     def rename(self, storage: Storage) -> None:
         """Say the storage's name, if it is not what was said last."""
@@ -99,6 +103,6 @@ class TapeWriter:
             self._emit({"source": file, "v": hashlib.sha256(self._sites.bytes(file)).hexdigest()})
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _dtype(dtype: Any) -> str:
     return str(dtype)[6:]

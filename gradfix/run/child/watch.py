@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from . import writes
-from .saves import GONE, Entry, fate_of, keep_value
+from .saves import GONE, Entry, fate_of
 from .storages import address_of
 
 _sequence = torch._C._autograd._get_sequence_nr
@@ -30,9 +30,9 @@ class Watch(TorchFunctionMode):
     def __init__(self, recorder: Any) -> None:
         super().__init__()
         self.r = recorder
-        self._known: Dict[Any, Tuple[str, Any]] = {}
+        self._known: dict[Any, tuple[str, Any]] = {}
         self._no_grad_left = _MOST_NO_GRAD
-        self._aliases: Dict[int, Any] = {}  # id of a tensor -> (weak reference, "data" or "detach")
+        self._aliases: dict[int, Any] = {}  # id of a tensor -> (weak reference, "data" or "detach")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.r.quiet:
@@ -63,11 +63,11 @@ class Watch(TorchFunctionMode):
 
     # ---- writes
 
-    def _write(self, func: Any, args: Any, kwargs: Any, targets: List[Any]) -> Any:
+    def _write(self, func: Any, args: Any, kwargs: Any, targets: list[Any]) -> Any:
         r = self.r
         before = _sequence()
         watched = []
-        clones: Dict[Any, Any] = {}
+        clones: dict[Any, Any] = {}
         for tensor in targets:
             if not isinstance(tensor, torch.Tensor):
                 continue
@@ -86,6 +86,9 @@ class Watch(TorchFunctionMode):
             if not writes.is_refusal(str(problem)):
                 raise
             refused = str(problem)
+            if not watched:
+                tensors = [t for t in targets if isinstance(t, torch.Tensor)]
+                watched = [(t, address_of(t), [], r.counter(None, t)) for t in tensors]
             result = self._let_through(func, args, kwargs, targets, refused)
         finally:
             r.saves.writing = None
@@ -106,7 +109,7 @@ class Watch(TorchFunctionMode):
             r.zeroed(targets, stack)
         return result
 
-    def _wrote_own_save(self, func: Any, stack: Any, targets: List[Any]) -> None:
+    def _wrote_own_save(self, func: Any, stack: Any, targets: list[Any]) -> None:
         """An op that saved its own input in the very call that overwrote it (``x *= x``, first save of x)."""
         for tensor in targets:
             if isinstance(tensor, torch.Tensor):
@@ -121,7 +124,7 @@ class Watch(TorchFunctionMode):
         stack: Any,
         tensor: Any,
         address: int,
-        entries: List[Entry],
+        entries: list[Entry],
         counter: Any,
         refused: str,
     ) -> None:
@@ -156,7 +159,7 @@ class Watch(TorchFunctionMode):
             frame=_getframe(3),
         )
 
-    def _let_through(self, func: Any, args: Any, kwargs: Any, targets: List[Any], refused: str) -> Any:
+    def _let_through(self, func: Any, args: Any, kwargs: Any, targets: list[Any], refused: str) -> Any:
         """Do the write that PyTorch refused. One whose value needs a gradient stays differentiable: the leaf gives up
         its place as a leaf, as it would in the program without its ``requires_grad=True``. A forbidden view is written
         through an alias, for once its counter has moved PyTorch refuses to read it, too."""

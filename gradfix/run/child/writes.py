@@ -7,12 +7,13 @@ A function is looked up once by its name: PyTorch's in-place functions end in an
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from types import FunctionType
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any
 
 import torch
 
-Find = Callable[[Tuple[Any, ...], Dict[str, Any]], List[Any]]
+Find = Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]
 
 _NO_WRITE = {
     "requires_grad_",
@@ -60,7 +61,7 @@ def is_view_refusal(message: str) -> bool:
     return any(words in message for words in VIEW)
 
 
-def classify(func: Any) -> Tuple[str, Any]:
+def classify(func: Any) -> tuple[str, Any]:
     """(kind, detail): ``op`` nothing special; ``write`` with a function that finds the written tensors; ``cut`` with
     its how; ``get-data``, ``set-data``, ``get-grad``, ``set-grad``; ``run`` what runs a backward."""
     name = getattr(func, "__name__", "") or ""
@@ -94,24 +95,24 @@ _IN_PLACE_OPERATORS = {
 }  # fmt: skip
 
 
-def with_out(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
+def with_out(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The tensors of ``out=``."""
     out = kwargs.get("out")
     return list(out) if isinstance(out, (tuple, list)) else [out]
 
 
-def _first(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     if args:
         return [args[0]]
     return [kwargs[k] for k in ("tensor", "input", "self") if k in kwargs][:1]
 
 
-def _first_list(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
+def _first_list(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     first = args[0] if args else kwargs.get("self", ())
     return list(first) if isinstance(first, (tuple, list)) else [first]
 
 
-def _python_function(func: FunctionType, name: str) -> Optional[Find]:
+def _python_function(func: FunctionType, name: str) -> Find | None:
     """torch.nn.functional's ``inplace=True`` and ``max_norm``: where these are in the signature."""
     try:
         names = list(inspect.signature(func).parameters)
@@ -124,7 +125,7 @@ def _python_function(func: FunctionType, name: str) -> Optional[Find]:
 
 
 def _when(flag_at: int, flag: str, target_at: int, target: str) -> Find:
-    def find(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
+    def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         on = args[flag_at] if len(args) > flag_at else kwargs.get(flag)
         if on is None or on is False:
             return []

@@ -1,0 +1,466 @@
+"""What a recorded run writes down, told by small scripts; every script runs in a forked child of this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradfix.run.child import execute
+from gradfix.run.child.sites import Sites, code_points
+from gradfix.tape import (
+    Backward,
+    Cut,
+    End,
+    Failure,
+    Free,
+    GradRead,
+    Mutate,
+    Note,
+    Optimizer,
+    Record,
+    Step,
+    Tape,
+    Zero,
+    parse_tape,
+)
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="runs are forked")
+Recorded = Callable[..., Tape]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1)])
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Iterator[Recorded]:
+    def run(text: str, *, name: str = "train.py", steps: int = 0, plain: bool = False) -> Tape:
+        script, lines, out = tmp_path / name, tmp_path / "tape", tmp_path / "out"
+        script.write_text(textwrap.dedent(text), encoding="utf-8")
+        if not (pid := os.fork()):
+            os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+            sys.stdout = os.fdopen(1, "w")
+            request = {
+                "script": str(script),
+                "cwd": str(tmp_path),
+                "record": not plain,
+                "steps": steps,
+                "seed": 0,
+            }
+            execute.run(request, _Emit(lines))
+        os.waitpid(pid, 0)
+        run.out = out.read_text()  # type: ignore[attr-defined]
+        with open(lines, encoding="utf-8") as stream:
+            return parse_tape(stream) if not plain else Tape(())
+
+    yield run
+
+
+class _Emit:
+    def __init__(self, path: Path) -> None:
+        self.stream = open(path, "w", encoding="utf-8")
+
+    def __call__(self, line: dict) -> None:
+        if "x" not in line:
+            self.stream.write(json.dumps(line) + "\n")
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+
+def of(tape: Tape, kind: type) -> list:
+    return [e for e in tape.events if isinstance(e, kind)]
+
+
+def test_step_between_forward_and_backward(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+        opt = torch.optim.SGD(net.parameters(), 0.1)
+        first = net(torch.ones(4, 2)).mean()
+        second = net(torch.ones(4, 2)).pow(2).mean()
+        first.backward()
+        opt.step()
+        second.backward()
+    """)
+    write = next(e for e in of(tape, Mutate) if e.ref.name == "net.2.weight")
+    late = of(tape, Backward)[1]
+    saved = next(
+        r for e in of(tape, Record) if e.node in late.nodes for r in e.saves if r.storage == write.ref.storage
+    )
+    assert (7, 0, 7, 10) == (write.at.line - 1, write.at.column, write.at.end_line - 1, write.at.end_column)
+    assert (0, "opt") == (write.optimizer, of(tape, Optimizer)[0].name)
+    assert saved.version == 0 and write.ref.version == 1 and write.counted
+    assert "modified by an inplace operation" in late.refused and not of(tape, Backward)[0].refused
+    assert "finished" == of(tape, End)[0].how
+
+
+def test_gradient_is_that_of_the_values_as_saved(record: Recorded) -> None:
+    record("""
+        import torch
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        loss = y.sum()
+        y *= 0
+        loss.backward()
+        print(torch.equal(x.grad, torch.ones(3).exp()))
+    """)
+    assert "True\n" == record.out
+
+
+def test_op_that_overwrites_its_own_save(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        x = torch.full((2,), 3.0, requires_grad=True)
+        y = x * 1
+        y *= y
+        y.sum().backward()
+        print(x.grad.tolist())
+    """)
+    assert of(tape, Backward)[0].refused
+    assert [("aten.mul_", "y", True)] == [(e.op, e.ref.name, e.counted) for e in of(tape, Mutate)]
+    assert "[6.0, 6.0]\n" == record.out
+
+
+@pytest.mark.parametrize(
+    ("write", "how"),
+    [("y.data.mul_(2)", "data"), ("y.data = y.data * 2", "set_data"), ("y.detach().numpy()[:] = 9", "numpy")],
+)
+def test_write_that_no_counter_sees(record: Recorded, write: str, how: str) -> None:
+    tape = record(f"""
+        import torch
+        x = torch.ones(3, requires_grad=True)
+        y = x * 2
+        z = y.pow(3).sum()
+        {write}
+        z.backward()
+        print(x.grad.tolist())
+    """)
+    writes = [e for e in of(tape, Mutate) if not e.counted]
+    assert [how] == [e.how for e in writes]
+    assert of(tape, Backward)[0].wrong > 0.5 and not of(tape, Backward)[0].refused
+    assert "[24.0, 24.0, 24.0]\n" == record.out
+
+
+def test_fused_optimizer_is_not_counted(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        net = torch.nn.Linear(2, 2)
+        opt = torch.optim.SGD(net.parameters(), 0.5, fused=True)
+        loss = net(net(torch.ones(1, 2))).sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+        loss.backward()
+    """)
+    assert {False} == {e.counted for e in of(tape, Mutate)}
+    assert [0.0] == [e.wrong for e in of(tape, Backward)[:1]]
+    assert of(tape, Backward)[1].wrong > 0
+
+
+def test_batch_norm_statistics_are_no_overwrite(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.ReLU(inplace=True))
+        opt = torch.optim.Adam(net.parameters())
+        for _ in range(3):
+            a, b = net(torch.randn(2, 1, 8, 8)), net(torch.randn(2, 1, 8, 8))
+            opt.zero_grad()
+            (a.mean() + b.mean()).backward()
+            opt.step()
+    """)
+    assert [("", 0.0)] * 3 == [(e.refused, e.wrong) for e in of(tape, Backward)]
+    assert 3 == len(of(tape, Step)) == len(of(tape, Zero)) == len(of(tape, Free))
+
+
+def test_second_backward_goes_on(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        x = torch.ones(2, requires_grad=True)
+        loss = (x * 3).sum()
+        loss.backward()
+        loss.backward()
+        h = torch.ones(2, requires_grad=True) * 2
+        for _ in range(2):
+            h = (h * x).tanh()
+            h.sum().backward()
+        print(x.grad.shape)
+    """)
+    assert [False, True, False, True] == ["a second time" in e.refused for e in of(tape, Backward)]
+    assert "torch.Size([2])\n" == record.out
+
+
+@pytest.mark.parametrize(
+    "write", ["x += 1", "x.mul_(2)", "x[0] = 5", "torch.nn.init.normal_(x[0])", "x.clamp_(0, 1)"]
+)
+def test_leaf_write_is_let_through(record: Recorded, write: str) -> None:
+    text = f"""
+        import torch
+        x = torch.ones(3, requires_grad=True)
+        {write}
+        (x * x).sum().backward()
+        print(x.requires_grad, x.grad is not None)
+    """
+    tape = record(text)
+    if "init" not in write:  # init works under no_grad of its own
+        assert ["leaf Variable that requires grad is being used in an in-place operation." in e.refused
+                for e in of(tape, Mutate)] == [True]  # fmt: skip
+        assert 4 == of(tape, Mutate)[0].at.line
+    assert "True True\n" == record.out
+
+
+def test_accumulator_stays_differentiable(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        w = torch.ones(2, requires_grad=True)
+        total = torch.zeros(1, requires_grad=True)
+        for _ in range(3):
+            total += (w * w).sum()
+        total.backward()
+        print(w.grad.tolist())
+    """)
+    assert "leaf" in of(tape, Mutate)[0].refused
+    assert "[6.0, 6.0]\n" == record.out
+
+
+def test_forbidden_view_write_is_let_through(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        x = torch.ones(4, requires_grad=True)
+        a, b = (x * 1).chunk(2)
+        a += 1
+        (a.sum() + b.sum()).backward()
+        print(a.tolist())
+    """)
+    assert "is a view and is being modified inplace" in of(tape, Mutate)[0].refused
+    assert "[2.0, 2.0]\n" == record.out
+
+
+def test_no_graph(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        x = torch.ones(2, requires_grad=True)
+        y = x * 2
+        torch.tensor(y.sum(), requires_grad=False).backward()
+        with torch.no_grad():
+            z = x * 2
+        print(y.grad, y.detach().numpy().sum(), y.sum().item())
+    """)
+    assert "element 0 of tensors does not require grad" in of(tape, Backward)[0].refused
+    assert {"tensor", "detach", "item"} <= {e.how for e in of(tape, Cut)}
+    assert ["y"] == [e.ref.name for e in of(tape, GradRead)]
+
+
+def test_non_leaf_parameter(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        w = torch.ones(2, requires_grad=True) * 0.1
+        torch.optim.SGD([w], 0.1)
+    """)
+    assert ["w"] == [r.name for r in of(tape, Optimizer)[0].refs]
+    failure = of(tape, Failure)[0]
+    assert ("ValueError", "can't optimize a non-leaf Tensor", 4) == (
+        failure.type,
+        failure.message,
+        failure.at.line,
+    )
+    assert "run/child" not in failure.traceback
+    assert "failed" == of(tape, End)[0].how
+
+
+def test_clearing_of_gradients(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        w = torch.ones(2, requires_grad=True)
+        opt = torch.optim.SGD([w], 0.1)
+        for clear in (opt.zero_grad, lambda: w.grad.zero_(), lambda: setattr(w, "grad", None)):
+            (w * w).sum().backward()
+            clear()
+    """)
+    assert [(("w",), 0), (("w",), None), (("w",), None)] == [
+        (tuple(r.name for r in e.refs), e.optimizer) for e in of(tape, Zero)
+    ]
+
+
+def test_closures_and_parameters_without_gradient(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        w, idle = (torch.ones(2, requires_grad=True) for _ in range(2))
+        opt = torch.optim.LBFGS([w, idle], max_iter=2)
+        def closure():
+            opt.zero_grad()
+            loss = (w * w).sum()
+            loss.backward()
+            return loss
+        opt.step(closure)
+    """)
+    step = of(tape, Step)[0]
+    assert (["w"], ["idle"]) == ([r.name for r in step.refs], [r.name for r in step.without])
+    assert not any(e.refused for e in of(tape, Backward))
+
+
+def test_module_that_writes(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sigmoid(), torch.nn.Dropout(0.5, inplace=True))
+        net(torch.ones(1, 2)).sum().backward()
+    """)
+    assert [("module", "net.2")] == [(e.how, e.module) for e in of(tape, Mutate)]
+    assert of(tape, Backward)[0].refused
+
+
+def test_max_norm(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        table = torch.nn.Embedding(4, 3, max_norm=0.1)
+        other = (table.weight @ torch.ones(3, 1)).exp().sum()
+        loss = other + table(torch.tensor([0, 1])).sum() + (table.weight * table.weight).sum()
+        late = (table.weight * table.weight).sum()
+        table(torch.tensor([0, 1]))
+        late.backward()
+    """)
+    assert {"table.weight"} == {e.ref.name for e in of(tape, Mutate)}
+    assert of(tape, Backward)[0].refused
+
+
+def test_stack_and_names_through_methods(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        class Trainer:
+            def __init__(self):
+                self.net = torch.nn.Linear(2, 1)
+            def loss(self):
+                return self.net(torch.ones(1, 2)).mean()
+            def fit(self):
+                self.loss().backward()
+        trainer = Trainer()
+        trainer.fit()
+    """)
+    backward = of(tape, Backward)[0]
+    assert ["<module>", "Trainer.fit"] == [s.function for s in backward.stack]
+    assert {"trainer.net.weight", "trainer.net.bias"} == {r.name for r in backward.accumulates}
+    addmm = next(e for e in of(tape, Record) if e.op == "aten.addmm")
+    assert ["<module>", "Trainer.fit", "Trainer.loss"] == [s.function for s in addmm.stack]
+    assert {~r.storage for r in backward.accumulates} <= set(backward.nodes)
+
+
+def test_inputs_limit_the_walk(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        a, b = (torch.ones(2, requires_grad=True) for _ in range(2))
+        (a.exp().sum() + b.sin().sum()).backward(inputs=[b])
+        g, = torch.autograd.grad((a * b).sum(), a, create_graph=True)
+        (g * g).sum().backward()
+    """)
+    first, second, third = of(tape, Backward)
+    ops = {e.node: e.op for e in of(tape, Record)}
+    assert "aten.exp" not in {ops.get(n) for n in first.nodes} and "aten.sin" in {
+        ops.get(n) for n in first.nodes
+    }
+    assert (["b"], True) == ([r.name for r in first.accumulates], first.inputs)
+    assert (True, True, ()) == (second.create, second.inputs, second.accumulates)
+    assert ["b"] == [r.name for r in third.accumulates]
+
+
+def test_regions_that_are_not_watched(record: Recorded) -> None:
+    text = """
+        import torch
+        from torch.utils.checkpoint import checkpoint
+        net = torch.nn.Linear(2, 2)
+        def block(x):
+            y = net(x) * 2
+            y += 1
+            return y.tanh()
+        for reentrant in (False, True):
+            x = torch.ones(1, 2, requires_grad=True)
+            checkpoint(block, x, use_reentrant=reentrant).sum().backward()
+            print(x.grad.sum().item())
+        print(torch.func.grad(lambda t: (t * t).sum())(torch.ones(2)))
+        print(torch.vmap(torch.sin)(torch.ones(2)))
+        def work():
+            q = torch.ones(2, requires_grad=True)
+            (q * q).sum().backward()
+            print(q.grad)
+        import threading
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    """
+    record(text, plain=True)
+    expected = record.out
+    tape = record(text)
+    assert expected == record.out
+    assert not any(e.refused or e.wrong for e in of(tape, Backward))
+    assert any("torch.func" in e.text for e in of(tape, Note))
+
+
+def test_workers_do_not_write_to_the_tape(record: Recorded) -> None:
+    tape = record("""
+        import os, torch
+        w = torch.ones(2, requires_grad=True)
+        if not (pid := os.fork()):
+            (w * w).sum().backward()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        (w * 2).sum().backward()
+    """)
+    assert 1 == len(of(tape, Backward)) and tape.complete
+
+
+def test_late_fault_is_not_lost_in_the_flood(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        w = torch.ones(2, requires_grad=True)
+        for i in range(90):
+            y = (w * 2).exp()
+            loss = y.sum()
+            if i == 80:
+                y += 1
+            loss.backward()
+    """)
+    assert [True] == [bool(e.refused) for e in of(tape, Backward) if e.time > of(tape, Note)[0].time]
+    refused = next(e for e in of(tape, Backward) if e.refused)
+    assert {"aten.exp", "aten.sum", "aten.mul"} == {e.op for e in of(tape, Record) if e.node in refused.nodes}
+    assert 60 > len(of(tape, Backward))
+
+
+def test_span_of_stores_is_the_statement(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        größe = torch.ones(3, requires_grad=True); y = größe.exp(); y[0] = 3; z = (y
+            .sum())
+        z.backward()
+    """)
+    write = next(e for e in of(tape, Mutate))
+    assert (3, 60, 3, 68) == (write.at.line, write.at.column, write.at.end_line, write.at.end_column)
+    total = next(e for e in of(tape, Record) if e.op == "aten.sum")
+    assert (3, 75, 4, 10) == (total.at.line, total.at.column, total.at.end_line, total.at.end_column)
+
+
+@given(
+    st.text(alphabet="ab =é漢😀\t\x0c\u2028", max_size=20), st.text(alphabet="abé漢", min_size=1, max_size=4)
+)
+def test_columns_count_code_points(before: str, name: str) -> None:
+    line = f"{before}{name}\n"
+    assert len(before) == code_points([line], 1, len(before.encode()))
+
+
+@pytest.mark.parametrize("head", ["", "\ufeff", "\x0c", "'''\u2028 \x0b\x1c'''\n", "# é\r\n"])
+def test_lines_are_the_tokenizers(head: str) -> None:
+    text = head + "é = 1; wert = é.bit_length()\n"
+    code = compile(text.encode(), "/nowhere/x.py", "exec")
+    sites = Sites({"/nowhere/x.py": text})
+    spans = {sites.span(code, i) for i in range(0, len(code.co_code), 2)}
+    lines = sites.lines("/nowhere/x.py")
+    texts = {lines[a - 1][b:d] for a, b, c, d in spans if a == c and a}
+    assert "é.bit_length()" in texts

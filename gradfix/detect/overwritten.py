@@ -8,7 +8,7 @@ are written and unused).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradfix import wording
@@ -22,6 +22,9 @@ from gradfix.tape import Backward, Mutate, Record, Ref, Stack, Step
 UNCOUNTED = {"data", "set_data", "numpy"}  # routes by which the tensor's version counter never moves
 ONE_CALL = 4  # ticks within which an op records its node and its write
 WRONG = 1e-6  # relative difference of the gradients from which a silent overwrite counts
+
+Writes = Mapping[int, list[Mutate | Step]]  # storage -> writes into it, in order of version
+Labels = Sequence[tuple[str, Stack, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,41 +44,52 @@ def overwrites(graph: Graph, refusals: Findings, torn: Torn) -> Iterable[tuple[i
     found = Findings()
     counted = {s: [w for w in ws if _counted(w)] for s, ws in graph.writes.items()}
     hidden = {s: [w for w in ws if not _counted(w) and not _statistics(w)] for s, ws in graph.writes.items()}
+    said: set[Hashable] = set()
     for backward in graph.backwards:
         spoilt = torn.spoilt.get(backward.time, {})
-        silent: list[Hit] = []
         for hit in _hits(graph, backward, counted):
+            places = _places(graph, hit)
+            if places in said:
+                continue  # the same in a later pass, or another of the many that one statement wrote
+            said.add(places)
             if hit.record.node in spoilt:
                 torn.findings.fold(spoilt[hit.record.node], _stale(graph, hit))
             elif isinstance(hit.write, Mutate) and hit.write.refused:
                 refusals.fold(refusal_key(hit.write), _stale(graph, hit))
+            elif (key := _fault(graph, hit)) in found:
+                found.fold(key, _stale(graph, hit))
             else:
-                found.add(_fault(graph, hit), backward.time, _stale(graph, hit))
+                found.add(key, backward.time, _stale(graph, hit, _carried(graph, hit)))
         if backward.wrong > WRONG:
-            stale = {(h.record.node, h.ref.storage) for h in _hits(graph, backward, counted)}
-            silent = [
-                h
-                for h in _hits(graph, backward, hidden)
-                if h.record.node not in spoilt and (h.record.node, h.ref.storage) not in stale
-            ]
-        if silent:
-            # what was measured is the whole gradient: one fault, the statements that may share it folded in
-            first = _fault(graph, silent[0])
-            for hit in silent:
-                found.add(
-                    first if first not in found else _known(found, graph, hit, first),
-                    backward.time,
-                    _silent(hit),
-                )
+            _add_silent(found, graph, backward, counted, hidden, spoilt)
     return found.conflicts()
 
 
-def _known(found: Findings, graph: Graph, hit: Hit, otherwise: Hashable) -> Hashable:
-    key = _fault(graph, hit)
-    return key if key in found else otherwise
+def _add_silent(
+    found: Findings,
+    graph: Graph,
+    backward: Backward,
+    counted: Writes,
+    hidden: Writes,
+    spoilt: Mapping[int, Hashable],
+) -> None:
+    """What was measured is the whole gradient: one fault, the statements that may share it folded in."""
+    stale = {(h.record.node, h.ref.storage) for h in _hits(graph, backward, counted)}
+    first: Hashable = None
+    for hit in _hits(graph, backward, hidden):
+        if hit.record.node in spoilt or (hit.record.node, hit.ref.storage) in stale:
+            continue
+        key = _fault(graph, hit)
+        first = first or key
+        found.add(key if key in found else first, backward.time, _silent(hit))
 
 
-def _hits(graph: Graph, backward: Backward, writes: dict[int, list[Mutate | Step]]) -> Iterator[Hit]:
+def _places(graph: Graph, hit: Hit) -> Hashable:
+    stacks = (hit.record.stack, hit.write.stack, hit.backward.stack)
+    return (hit.ref.name, graph.earlier_pass(hit.record, hit.backward), *map(graph.stack_number, stacks))
+
+
+def _hits(graph: Graph, backward: Backward, writes: Writes) -> Iterator[Hit]:
     """In the engine's order: the node made last comes first."""
     for node in sorted(graph.walk(backward), reverse=True):
         record = graph.records.get(node)
@@ -115,7 +129,7 @@ def _fault(graph: Graph, hit: Hit) -> Hashable:
     return kind, graph.stack_number(write.stack), graph.stack_number(hit.backward.stack)
 
 
-def _stale(graph: Graph, hit: Hit) -> Conflict | None:
+def _stale(graph: Graph, hit: Hit, carried: Labels = ()) -> Conflict | None:
     pattern = _pattern(hit)
     labels = [("saved", hit.record.stack, f"{wording.shaped(hit.ref)} saved here, version {hit.ref.version}")]
     by_step = pattern == "optimizer-step"
@@ -123,12 +137,12 @@ def _stale(graph: Graph, hit: Hit) -> Conflict | None:
     text = f"overwritten here, version {version}"
     labels.append(("overwritten", hit.write.stack, text))
     labels.append(("needed", hit.backward.stack, "needed here"))
-    labels[1:1] = _carried(graph, hit)
+    labels[1:1] = carried
     name = wording.name(hit.ref, _unnamed(hit))
     writer = _writer(graph, hit.write, by_step)
     message = f"{name} is overwritten by {writer} before {wording.at('needed', hit.backward.stack)} needs it"
     if pattern == "self-write":
-        message = f"{name} is overwritten by the very op that saved it, {writer}; {wording.at('needed', hit.backward.stack)} needs it"
+        message = message.replace("is overwritten by", "is overwritten by the very op that saved it,")
     return make(
         "stale-saved-tensor",
         pattern,
@@ -176,7 +190,7 @@ def _silent(hit: Hit) -> Conflict | None:
     )
 
 
-def _carried(graph: Graph, hit: Hit) -> list[tuple[str, Stack, str]]:
+def _carried(graph: Graph, hit: Hit) -> Labels:
     """Where an earlier pass's graph is taken over, if the tensor was saved in one: there it can be cut or
     made anew."""
     if not graph.earlier_pass(hit.record, hit.backward):
@@ -186,7 +200,7 @@ def _carried(graph: Graph, hit: Hit) -> list[tuple[str, Stack, str]]:
     old = {
         n for n in graph.walk(hit.backward) if n in graph.records and graph.records[n].time < previous.time
     }
-    labels = []
+    labels: list[tuple[str, Stack, str]] = []
     for entry in graph.entries(hit.backward, old.__contains__, {hit.record.node}):
         labels.append(
             ("made", entry.producer.stack, "made in an earlier pass, with the graph that is walked again")

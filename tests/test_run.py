@@ -428,6 +428,40 @@ def test_never_ending_copy(run: Callable[..., Outcome], copying: Zygote, text: s
     assert run(text, copying, timeout=0.5).ended == "timeout"
 
 
+def test_copy_of_a_project_too_large_to_copy(
+    run: Callable[..., Outcome], copying: Zygote, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradfix.run.scratch.MOST", 0)
+    (project / "package").mkdir()
+    (project / "package" / "data.py").write_text("VALUE = 1")
+    (project / "helper.py").write_text("VALUE = 'old'")
+    text = """
+    import helper, package.data
+    print(helper.VALUE, package.data.VALUE, open("precious.txt").read())
+    open("precious.txt", "w")
+    """
+    outcome = run(text, copying, files={str(project / "helper.py"): "VALUE = 'new'"})
+    assert outcome.stdout == "new 1 the owner's\n"
+    assert outcome.failure is not None
+    assert outcome.failure.type == "PermissionError"
+
+
+def test_a_candidate_is_never_written_through_a_link(
+    run: Callable[..., Outcome], copying: Zygote, project: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "helper.py").write_text("VALUE = 'old'")
+    (project / "library").symlink_to(elsewhere)
+    outcome = run(
+        "from library import helper; print(helper.VALUE)",
+        copying,
+        files={str(project / "library" / "helper.py"): "VALUE = 'new'"},
+    )
+    assert outcome.stdout == "new\n"
+    assert (elsewhere / "helper.py").read_text() == "VALUE = 'old'"
+
+
 def test_scratch_folders_are_removed(
     run: Callable[..., Outcome], copying: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,32 +6,31 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-SMALL = 1 << 20  # bytes of a file that is copied whatever it is; Python files always are
-MOST = 20_000  # entries looked at before the rest is only linked to
+SMALL = 1 << 20  # bytes of a file that is copied whatever it is
+MOST = 5_000  # entries looked at, and
+MOST_BYTES = 1 << 28  # bytes copied, before the rest is only linked to: a project may be somebody's home
 LEFT_OUT = frozenset((".git", "__pycache__", "node_modules", ".hg", ".tox", ".venv", "venv"))
 
 
 class Copy:
     """A folder of its own that looks like the project: small files copied, the rest linked. Removed on exit.
 
+    The folders of `needed` files are copied whatever the project's size.
+
     Paths are translated on the way in (:meth:`inward`) and out (:meth:`outward`).
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, needed: Iterable[Path]) -> None:
         self.root = root
         self.folder = Path(tempfile.mkdtemp(prefix="gradfix-"))
         self.project = self.folder / "project"
-        self._seen = 0
-
-    @classmethod
-    def of(cls, root: Path) -> Copy:
-        """Raises OSError where the temporary folder has no room."""
-        return cls(root)
+        self._needed = {str(folder) for path in needed for folder in (path, *path.parents)}
+        self._seen = self._bytes = 0
 
     def __enter__(self) -> Copy:
         self._fill(str(self.root), str(self.project))
@@ -48,17 +47,26 @@ class Copy:
             for entry in entries:
                 self._seen += 1
                 to = os.path.join(target, entry.name)
-                if entry.is_dir(follow_symlinks=False) and entry.name not in LEFT_OUT and self._seen < MOST:
+                if entry.is_dir(follow_symlinks=False) and self._is_walked(entry):
                     self._fill(entry.path, to)
                 elif self._is_copied(entry):
+                    self._bytes += entry.stat().st_size
                     shutil.copy2(entry.path, to)
                 else:
                     os.symlink(entry.path, to)
 
-    def _is_copied(self, entry: os.DirEntry[str]) -> bool:
-        if not entry.is_file() or self._seen >= MOST or not os.access(entry.path, os.R_OK):
+    def _is_walked(self, entry: os.DirEntry[str]) -> bool:
+        if not os.access(entry.path, os.R_OK | os.X_OK) or entry.path == str(self.folder):
             return False
-        return entry.name.endswith(".py") or entry.stat().st_size <= SMALL
+        return entry.path in self._needed or (entry.name not in LEFT_OUT and not self._is_full())
+
+    def _is_copied(self, entry: os.DirEntry[str]) -> bool:
+        if not entry.is_file() or not os.access(entry.path, os.R_OK):
+            return False
+        return entry.path in self._needed or (entry.stat().st_size <= SMALL and not self._is_full())
+
+    def _is_full(self) -> bool:
+        return self._seen >= MOST or self._bytes >= MOST_BYTES
 
     def inward(self, value: Any) -> Any:
         """A JSON value with paths of the project as paths of the copy."""

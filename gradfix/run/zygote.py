@@ -23,13 +23,12 @@ from gradfix.run.scratch import Copy
 CHILD = Path(__file__).with_name("child")
 START = 120.0  # seconds for an interpreter to import torch
 
-# One thread, a fixed hash, no bytecode in the owner's folders, no window. Set before torch is imported.
+# One thread, a fixed hash, no window. Set before torch is imported.
 ENVIRONMENT = {
     **dict.fromkeys(
         ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
     ),
     "PYTHONHASHSEED": "0",
-    "PYTHONDONTWRITEBYTECODE": "1",
     "MPLBACKEND": "Agg",
 }
 
@@ -38,8 +37,8 @@ class Zygote:
     """One warm process of the user's interpreter with torch imported. Thread-safe; several runs at once.
 
     Making one returns at once: torch is imported meanwhile. Raises InterpreterError, here or from ready() and
-    run(), where `python` is not an interpreter with torch. Without `namespaces`, runs get copies of the project
-    even where more is possible.
+    run(), where `python` is not an interpreter with torch. Without `namespaces`, every run gets a copy of the
+    project even where more is possible.
     """
 
     def __init__(self, python: str | os.PathLike[str] | None = None, *, namespaces: bool = True) -> None:
@@ -47,6 +46,7 @@ class Zygote:
         self._lock = threading.Lock()
         self._hello: Mapping[str, str] | None = None
         self._has_dynamo = False
+        self._closed = False
         self._wall = "namespaces" if namespaces else "copy"
         self._refused = ""
         self._process, self._socket = self._start()
@@ -75,7 +75,11 @@ class Zygote:
             return self._hello
 
     def close(self) -> None:
-        """End the interpreter and every run of it."""
+        """End the interpreter and every run of it; run() raises InterpreterError from then on."""
+        self._closed = True
+        self._end()
+
+    def _end(self) -> None:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -90,7 +94,8 @@ class Zygote:
         deaths = 0
         while True:
             wall = self._wall
-            with Copy.of(run.root) if wall == "copy" else nullcontext() as copy:
+            needed = (run.script, *map(Path, run.files))
+            with Copy(run.root, needed) if wall == "copy" else nullcontext() as copy:
                 conversation = Conversation(run, wall, copy)
                 try:
                     outcome = conversation.hold(self._send)
@@ -100,6 +105,8 @@ class Zygote:
                     self._wall, self._refused = "copy", str(refused)
                 except Gone:
                     deaths += 1
+                    if self._closed:
+                        raise InterpreterError(f"{self.python} was ended while a script ran in it.") from None
                     if deaths > 2:
                         raise InterpreterError(f"{self.python} was killed again and again.") from None
                     self._restart()
@@ -165,7 +172,7 @@ class Zygote:
         with self._lock:
             if self._process.poll() is None and self._hello is not None:
                 return
-            self.close()
+            self._end()
             self._process, self._socket = self._start()
             self._hello = self._read_hello()
             self._has_dynamo = False
@@ -187,6 +194,8 @@ class Zygote:
 
 def _no_torch(python: str, problem: str) -> str:
     advice = "Install torch there, or name a Python that has it with --python."
+    if problem.startswith("torch "):
+        return f"{python} has {problem}. {advice}"
     if "No module named 'torch'" in problem:
         return f"{python} has no torch. {advice}"
     return f"{python} can't import torch ({problem}). {advice}"

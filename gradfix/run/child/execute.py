@@ -18,6 +18,7 @@ import random
 import signal
 import sys
 import threading
+import traceback
 import types
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -47,7 +48,12 @@ class _Execution:
 
     def run(self) -> NoReturn:
         script = self.request["script"]
-        self._prepare()
+        try:
+            self._prepare()
+        except BaseException as problem:  # our own fault: the script has not begun
+            self._trouble(problem)
+            self.emit.flush()
+            EXIT(LOST)
         how, exc, status, detail = "finished", None, 0, ""
         try:
             code = candidates.compile_script(script, self.request.get("files") or {})
@@ -150,7 +156,7 @@ class _Execution:
                 try:
                     instrument.finish(how, exc)
                 except BaseException as problem:  # our own fault must not look like the script's
-                    self.emit({"x": "trouble", "text": failure.text(problem)})
+                    self._trouble(problem)
             for stream in (sys.stdout, sys.stderr):
                 try:
                     stream.flush()
@@ -163,6 +169,10 @@ class _Execution:
             if getattr(self.emit, "closed", False):
                 EXIT(LOST)
         EXIT(status)
+
+    def _trouble(self, problem: BaseException) -> None:
+        text = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))
+        self.emit({"x": "trouble", "text": text})
 
     def _user_exit(self, status: int) -> NoReturn:
         """What the script finds as os._exit."""

@@ -149,12 +149,12 @@ def _become_run(request: dict[str, Any], channel: int, out: int, err: int, means
         os.dup2(fd, standard)
         os.close(fd)
     os.closerange(3, channels.HIGH)
-    if request["wall"] != "none":
-        request["files"] = view.write_texts(request["files"])
+    if request["wall"] == "copy":
+        # Before the first write: parts of a copy may be links to the owner's files.
+        guard.install([request["scratch"]])
+    request["files"] = view.write_texts(request["files"])
     if means.granted:
         linux.drop_privileges()
-    if request["wall"] == "copy":
-        guard.install([request["scratch"]])
     execute.run(request, line)
 
 

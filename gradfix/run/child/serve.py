@@ -7,6 +7,7 @@ the next when that one has got its run.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import platform
@@ -19,6 +20,8 @@ import weakref
 
 from . import dynamo, keeper, linux
 
+INSTRUMENTS = ("recorder", "impose", "measure")  # what a run may ask for
+OLDEST_TORCH = 2
 PATIENCE = 20  # keepers that may die without a word, one after the other
 
 
@@ -29,6 +32,7 @@ def main(words: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     world = _World(host, namespaces=words[2:] != ["copy"])
     hello = _import_torch()
+    _write_no_bytecode()
     _forget_finalizers()
     gc.freeze()  # the collector would touch, and so copy, every page in every run
     host.sendall(json.dumps(hello).encode() + b"\n")
@@ -160,11 +164,24 @@ def _import_torch() -> dict[str, str]:
         import torch
         import torch.optim
 
+        if int(torch.__version__.split(".")[0]) < OLDEST_TORCH:
+            return {
+                **hello,
+                "problem": f"torch {torch.__version__}, and {OLDEST_TORCH}.0 is the oldest that works",
+            }
         dynamo.stand_in()
+        for name in INSTRUMENTS:
+            importlib.import_module(f"{__package__}.{name}")
         hello["torch"] = str(torch.__version__)
     except (ImportError, OSError) as problem:  # OSError: a shared library that does not load
         hello["problem"] = f"{type(problem).__name__}: {problem}"
     return hello
+
+
+def _write_no_bytecode() -> None:
+    """From here on, and in all that runs start: bytecode belongs to whoever owns the folder."""
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 def _forget_finalizers() -> None:

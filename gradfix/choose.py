@@ -48,6 +48,7 @@ class Round:
     tried: tuple[Tried, ...]
     applied: bool
     before: Mapping[str, str]  # every file's text before this round
+    identity: tuple[str, str] = ("", "")  # of the conflict, whatever moves its lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def rounds(
         say(f"proving {len(found)} candidate{'s' * (len(found) != 1)}")
         tried = try_all(found, baseline, conflict, prover, project.files)
         applied = bool(tried) and tried[0].verdict.status in wanted.accept
-        done = Round(conflict, tried, applied, project.files)
+        done = Round(conflict, tried, applied, project.files, identity(conflict, project))
         if applied:
             files = dict(project.files) | dict(tried[0].candidate.texts)
             baseline = prover.baseline(files)

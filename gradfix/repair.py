@@ -151,9 +151,10 @@ def _result(
         if verdict.status not in settings.accept:
             changed = {}
     diagnoses = [_diagnosis(r, bool(changed), files) for r in rounds]
-    tried = {(r.conflict.kind, r.conflict.message) for r in rounds}
+    tried = {r.identity for r in rounds}
+    now = Project(last.tape, final)
     for conflict in last.conflicts:
-        if _asked(conflict, settings) and (conflict.kind, conflict.message) not in tried:
+        if _asked(conflict, settings) and choose.identity(conflict, now) not in tried:
             note = conflict.severity == "note" and not settings.notes
             diagnoses.append(Diagnosis(conflict, (), "note" if note else "left", final))
     return Result(

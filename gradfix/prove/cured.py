@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -75,19 +75,33 @@ def left(
     new: list[Conflict] = []
     others: list[Conflict] = []
     for conflict in after:
-        if any(_alike(conflict, b, lines) for b in cured):
+        # the exact place first: two faults may be needed by one backward
+        match = _first(conflict, [*cured, *known], _same_place_at_fault, lines) or _first(
+            conflict, [*cured, *known], _same_need, lines
+        )
+        if match is not None and any(match is c for c in cured):
             still.append(conflict)
         elif conflict.severity == "error":
-            (others if any(_alike(conflict, b, lines) for b in known) else new).append(conflict)
+            (new if match is None else others).append(conflict)
     return Left(tuple(still), tuple(new), tuple(others))
 
 
-def _alike(after: Conflict, before: Conflict, lines: Lines) -> bool:
-    """The same fault shows at the same place; the tensor may be another in a later pass of the loop."""
-    return after.kind == before.kind and (
-        lines.same(after.at, before.at)
-        or bool(after.labels and before.labels and lines.same(after.labels[-1].at, before.labels[-1].at))
-    )
+def _first(
+    after: Conflict,
+    before: Sequence[Conflict],
+    alike: Callable[[Conflict, Conflict, Lines], bool],
+    lines: Lines,
+) -> Conflict | None:
+    return next((b for b in before if b.kind == after.kind and alike(after, b, lines)), None)
+
+
+def _same_place_at_fault(after: Conflict, before: Conflict, lines: Lines) -> bool:
+    return lines.same(after.at, before.at)
+
+
+def _same_need(after: Conflict, before: Conflict, lines: Lines) -> bool:
+    """The same backward trips, over another tensor perhaps: a later pass of the loop may show the fault for it."""
+    return bool(after.labels and before.labels) and lines.same(after.labels[-1].at, before.labels[-1].at)
 
 
 def stale_for_ever(before: Tape, after: Tape, conflicts: Sequence[Conflict], lines: Lines) -> str:

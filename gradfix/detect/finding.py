@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from gradfix import wording
 from gradfix.detect.conflict import KINDS, Conflict, Label, Severity
+from gradfix.graph import Graph
 from gradfix.tape import Backward, Event, Mutate, Record, Ref, Stack
+
+Found = Iterator[
+    tuple[Hashable, Event, Conflict | None]
+]  # (the fault's key, the event it was met at, itself)
 
 MOST_ALSO = 64  # consequences kept; a tape of a long run has thousands that say the same
 
@@ -88,3 +94,11 @@ def make(
         earlier,
         event,
     )
+
+
+def optimizer_words(graph: Graph, number: int) -> str:
+    """The optimizer's name in backticks, or words that tell it by the place of its step."""
+    optimizer, steps = graph.optimizers.get(number), graph.steps_of(number)
+    if optimizer is not None and optimizer.name:
+        return f"`{optimizer.name}`"
+    return f"the optimizer of {wording.at('step', steps[0].stack)}" if steps else "an optimizer"

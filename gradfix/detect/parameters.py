@@ -1,0 +1,222 @@
+"""cut-graph, stray-optimizer, missing-grad: parameters that an optimizer steps, or was meant to step, and that
+never get a gradient.
+
+PyTorch says nothing about any of these, and much sound code looks alike (frozen models, unused heads), so each
+asks for evidence that the person did not mean it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from gradfix import wording
+from gradfix.detect.finding import Found, make, optimizer_words
+from gradfix.detect.refused import CUT_WORDS, NO_GRAPH
+from gradfix.graph import Graph, plain_op
+from gradfix.tape import Cut, Record, Ref, Stack
+
+# what makes a non-leaf of a parameter by accident
+CONVERSIONS = {"to_copy", "mul", "div", "clone", "add", "to"}
+
+
+def _filled_ever(graph: Graph) -> set[int]:
+    return {r.storage for b in graph.backwards for r in b.accumulates}
+
+
+def _cuts(graph: Graph) -> list[Cut]:
+    return [e for e in graph.tape.events if isinstance(e, Cut)]
+
+
+def dead_parameters(graph: Graph) -> Found:
+    """All parameters of an optimizer stay without a gradient in every step, though graphs were built on
+    them."""
+    filled = _filled_ever(graph)
+    for number, optimizer in graph.optimizers.items():
+        steps = graph.steps_of(number)
+        if len(steps) < 2 or any(s.refs for s in steps) or any(r.storage in filled for r in optimizer.refs):
+            continue
+        mine = graph.owned_mask([number])
+        first = steps[0]
+        before = max((b.time for b in graph.backwards if b.time < first.time), default=first.time)
+        cut = next(
+            (c for c in reversed(_cuts(graph)) if c.time < before and c.stack and _reached(graph, c) & mine),
+            None,
+        )
+        if cut is None:
+            continue  # frozen on purpose, or used nowhere: nothing shows that a gradient was meant
+        backward = next((b for b in reversed(graph.backwards) if cut.time < b.time < first.time), None)
+        if backward is not None and NO_GRAPH in backward.refused:
+            continue  # said already: that loss has no graph at all
+        labels: list[tuple[str, Stack, str]] = [
+            ("cut", cut.stack, CUT_WORDS.get(cut.how, "the graph is left here"))
+        ]
+        if backward is not None:
+            labels.append(("needed", backward.stack, "this loss reaches none of its parameters"))
+        labels.append(("step", first.stack, "steps without a single gradient"))
+        yield (
+            ("dead", number),
+            first,
+            make(
+                "cut-graph",
+                "dead-parameter",
+                f"no parameter of {optimizer_words(graph, number)} ever gets a gradient: "
+                f"{wording.at('cut', cut.stack)} cuts the graph between them and the loss",
+                labels,
+                "cut",
+                ref=cut.ref,
+                backward=backward,
+                event=cut,
+            ),
+        )
+
+
+def _reached(graph: Graph, cut: Cut) -> int:
+    """The leaves behind a cut, as a bit mask; under no_grad the tensor may be a leaf itself."""
+    return graph.reach_mask(cut.node) if cut.node is not None else graph.mask([cut.ref.storage])
+
+
+def rewrapped(graph: Graph) -> Found:
+    """A cut value is made a leaf, gets a gradient, and nothing pushes that back into the graph it was cut
+    from."""
+    filled = _filled_ever(graph)
+    walked = frozenset().union(*(graph.walk(b) for b in graph.backwards)) if graph.backwards else frozenset()
+    for cut in _cuts(graph):
+        if (
+            cut.node is None
+            or cut.node in walked
+            or cut.how not in ("data", "detach", "tensor")
+            or not cut.stack
+        ):
+            continue
+        behind = graph.reaches(cut.node)
+        dead = [s for s in behind if s in graph.owners and s not in filled]
+        leaf = next(
+            (
+                b
+                for b in graph.backwards
+                if b.time > cut.time and any(r.storage == cut.ref.storage for r in b.accumulates)
+            ),
+            None,
+        )
+        if leaf is None or not dead or len(dead) < len([s for s in behind if s in graph.owners]):
+            continue
+        steps = [s for s in graph.steps if graph.owners[dead[0]] & {s.optimizer}]
+        if not steps:
+            continue
+        names = _names(graph, dead)
+        yield (
+            ("rewrapped", cut.stack[-1]),
+            cut,
+            make(
+                "cut-graph",
+                "rewrapped",
+                f"{names} never get a gradient: {wording.at('cut', cut.stack)} makes a new leaf of "
+                f"{wording.name(cut.ref, 'the value')}, and its gradient is not passed on",
+                [
+                    ("cut", cut.stack, CUT_WORDS[cut.how]),
+                    ("needed", leaf.stack, "the gradient ends at the new leaf"),
+                    ("step", steps[0].stack, "steps these parameters without a gradient"),
+                ],
+                "cut",
+                ref=cut.ref,
+                record=graph.records.get(cut.node),
+                backward=leaf,
+                event=cut,
+            ),
+        )
+
+
+def _names(graph: Graph, storages: Iterable[int]) -> str:
+    refs = {r.storage: r for o in graph.optimizers.values() for r in o.refs}
+    names = [f"`{refs[s].name}`" for s in sorted(storages) if s in refs and refs[s].name]
+    return wording.listed(names) if names else "parameters"
+
+
+def stray_optimizers(graph: Graph) -> Found:
+    """An optimizer holds a parameter that was replaced: the old one is dead, the new one gets gradients and
+    is nobody's."""
+    filled = _filled_ever(graph)
+    homeless: dict[int, Ref] = {}
+    for backward in graph.backwards:
+        if not backward.inputs:
+            homeless |= {r.storage: r for r in backward.accumulates if r.storage not in graph.owners}
+    if not homeless:
+        return
+    for number, optimizer in graph.optimizers.items():
+        steps = graph.steps_of(number)
+        dead = [r for r in optimizer.refs if r.storage not in filled and not _used(graph, r.storage)]
+        if not steps or not dead:
+            continue
+        by_name = {r.name: r for r in homeless.values() if r.name}
+        replaced = [(old, by_name[old.name]) for old in dead if old.name in by_name]
+        whole = len(dead) == len(optimizer.refs) and Counter(r.shape for r in dead) == Counter(
+            r.shape for r in homeless.values()
+        )
+        if not replaced and not whole:
+            continue
+        new = [r for _, r in replaced] or list(homeless.values())
+        names = [f"`{r.name}`" for r in new if r.name]
+        yield (
+            ("stray", number),
+            steps[0],
+            make(
+                "stray-optimizer",
+                "replaced",
+                f"{optimizer_words(graph, number)} steps tensors that are no longer the model's: "
+                f"{wording.listed(names) if names else 'its parameters'} get gradients and are never updated",
+                [
+                    ("made", optimizer.stack, "made with the parameters as they were here"),
+                    ("step", steps[0].stack, "steps tensors that no loss uses"),
+                ],
+                "made",
+                ref=new[0],
+                event=optimizer,
+            ),
+        )
+
+
+def _used(graph: Graph, storage: int) -> bool:
+    return any(~storage in r.parents for r in graph.records.values())
+
+
+def converted(graph: Graph) -> Found:
+    """A "parameter" that an op made of a leaf once, before the loop: the leaf gets the gradient, and is
+    nobody's."""
+    if len(graph.steps) < 2 or not graph.backwards:
+        return
+    consumers: dict[int, list[Record]] = {}
+    for record in graph.records.values():
+        for parent in record.parents:
+            if parent < 0:
+                consumers.setdefault(~parent, []).append(record)
+    first = graph.backwards[0].time
+    for storage, records in consumers.items():
+        record = records[0]
+        if storage in graph.owners or len(records) > 1 or record.time > first or len(record.parents) > 1:
+            continue
+        if plain_op(record) not in CONVERSIONS or not record.stack:
+            continue
+        walks = [b for b in graph.backwards if record.node in graph.walk(b) and not b.inputs]
+        if len(walks) < 2 or graph.stack_number(walks[0].stack) != graph.stack_number(walks[1].stack):
+            continue
+        name = wording.name(record.output, "this tensor")
+        yield (
+            ("converted", record.stack[-1]),
+            walks[0],
+            make(
+                "missing-grad",
+                "parameter",
+                f"{name} is meant as a parameter but is the result of an op ({plain_op(record).strip('_')}): no optimizer "
+                "steps it and it keeps no gradient",
+                [
+                    ("made", record.stack, f"{name} is made by an op here: not a leaf"),
+                    ("needed", walks[0].stack, "its gradient goes to the tensor it was made of"),
+                ],
+                "made",
+                severity="warning",
+                ref=record.output,
+                record=record,
+                backward=walks[0],
+            ),
+        )

@@ -12,7 +12,7 @@ from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View
 from gradfix.liveness import scope_of, shared_with, sharing
-from gradfix.syntax import function_of, undone_data
+from gradfix.syntax import descendants, function_of, undone_data
 from gradfix.tape import Cut
 from gradfix.tensors import detached_alias, element_of, is_leaf, of_container
 from gradfix.writes import Write, may_rebind, write_of
@@ -91,21 +91,22 @@ def _numpy_copies(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     if conflict.write.how != "numpy":
         return
     storage = conflict.write.ref.storage
-    for event in project.tape.events:
-        if isinstance(event, Cut) and event.how == "numpy" and event.ref.storage == storage and event.at:
-            found = project.node(event.at)
-            if found is None:
-                continue
-            view, node = found
-            call = node.value if isinstance(node, cst.Expr) else node
-            calls = [
-                n for n in (call, *_inside(call)) if isinstance(n, cst.Call) and function_of(n) == "numpy"
-            ]
-            if calls:
-                code = f"{view.code(calls[0])}.copy()"
-                edit = Replace(calls[0], lambda n: method(cast(cst.BaseExpression, n), "copy"))
-                yield Proposal(f"an array of its own: `{code}`", NONE, {view.path: (edit,)})
-                return
+    cuts = [
+        e for e in project.tape.events if isinstance(e, Cut) and e.how == "numpy" and e.ref.storage == storage
+    ]
+    for site in [e.stack[-1] for e in (*cuts, conflict.write) if e.stack]:
+        found = project.node(site)
+        if found is None:
+            continue
+        view, node = found
+        calls = [
+            n for n in (node, *descendants(node)) if isinstance(n, cst.Call) and function_of(n) == "numpy"
+        ]
+        if calls:
+            edit = Replace(calls[0], lambda n: method(cast(cst.BaseExpression, n), "copy"))
+            summary = f"an array of its own: `{view.code(calls[0])}.copy()`"
+            yield Proposal(summary, NONE, {view.path: (edit,)})
+            return
 
 
 def _at_alias(write: Write, alias: cst.Assign) -> Proposal:
@@ -221,9 +222,3 @@ def _saved_copies(write: Write, saved: tuple[cst.BaseExpression, ...], rank: int
     code = " ".join(write.view.code(saved[0]).split())
     short = code if len(code) < 50 else "…" + code[-40:]
     return Proposal(f"save a copy: `{short}.clone()`", NONE, {write.view.path: edits}, rank)
-
-
-def _inside(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    for child in node.children:
-        yield child
-        yield from _inside(child)

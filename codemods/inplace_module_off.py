@@ -104,7 +104,7 @@ net(torch.ones(1, 2)).sum().backward()
         places = finder.constructors(conflict.write.module)
         for rank, place in enumerate(places[:_SEVERAL]):
             edit = Replace(place.call, _constant(_off(place.call)))
-            code = place.view.module.code_for_node(_off(place.call))
+            code = " ".join(place.view.module.code_for_node(_off(place.call)).split())
             yield Proposal(f"not in place: `{code}`", NONE, {place.view.path: (edit,)}, rank)
         if len(places) > 1 and not finder.exact:
             edits: dict[str, tuple[Edit, ...]] = {}

@@ -109,7 +109,8 @@ y.sum().backward()
                 continue  # what is bound anew would not require grad
             yield _proposal(write, statement, effect, rank, edits)
         if (built := _rebuilt(write)) is not None and not leaf:
-            code = _short(write.view.module.code_for_node(built[1]))
+            bare = built[1].with_changes(leading_lines=(), trailing_whitespace=cst.TrailingWhitespace())
+            code = _short(write.view.module.code_for_node(bare))
             yield Proposal(f"out of place: `{code}`", effect, {write.view.path: (built[0],)}, rank)
         if (edit := _dropped(write, conflict, project)) is not None:
             old = write.view.code(edit.node)

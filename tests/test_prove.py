@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import dedent, indent
 
 import pytest
 
@@ -363,7 +362,7 @@ def test_reason_has_numbers(bench):
     before, after, effect, kind, _ = SOUND["recompute"]
     verdict = bench.verdict(before, after, effect, kind)
     assert "`optG` gradient cosine 0.9" in verdict.reason
-    assert "`optD` equal" in verdict.reason or "norm ratio" in verdict.reason
+    assert "norm ratio 1." in verdict.reason
     assert verdict.measured["passes"] == 6
 
 
@@ -439,7 +438,3 @@ def test_zero_gradients_prove_nothing():
 def test_likeness_of_a_run_with_itself():
     run = _measured(("b", 0), ("s", 0))
     assert likeness(run, run)[0].equal
-
-
-def test_indentation_of_scripts():
-    assert indent(dedent(STALE), "") == STALE  # the scripts above are whole programs

@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/recorder.py
 
-Every measurement is a process of its own, forked from this one; a figure is the median over interleaved rounds of the
-median step, in the thread's own time, so that a busy machine does not show. The first steps are recorded in full, later
-ones only where they are new or wrong: both are measured. Peak memory is the maximum resident set of the process, with
-the losses kept in a list and without.
+Every measurement is a process of its own, forked from this one; a figure is the median over interleaved
+rounds of the median step, in the thread's own time, so that a busy machine does not show. The first steps are
+recorded in full, later ones only where they are new or wrong: both are measured. Peak memory is the maximum
+resident set of the process, with the losses kept in a list and without.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ MODELS = {"conv GAN": conv_gan, "LSTM": lstm, "MLP": mlp}
 def measure(
     make: Callable[[int], Step], how: str, *, keep: bool = False, scale: int = 1, steps: int = STEPS
 ) -> tuple:
-    """(milliseconds of an early step, of a later one, peak MiB) of a forked process that trains `make` `how`: plain,
-    anomaly or recorded."""
+    """(milliseconds of an early step, of a later one, peak MiB) of a forked process that trains `make` `how`:
+    plain, anomaly or recorded."""
     read, write = os.pipe()
     if pid := os.fork():
         os.close(write)
@@ -125,7 +125,7 @@ def _train(
         warnings.simplefilter("ignore")
         torch.autograd.set_detect_anomaly(True)
     if how == "recorded":
-        sink = open(os.devnull, "w")
+        sink = Path(os.devnull).open("w")
         Recorder(lambda line: print(json.dumps(line), file=sink), {"script": __file__}).install()
     step, losses, times = make(scale), [], []
     for _ in range(WARM + steps if steps >= STEPS else steps):

@@ -1,12 +1,12 @@
 """The tape: what one run did to the autograd graph, as a list of events.
 
-Both emitters (the recorded run in :mod:`gradfix.run` and, later, the symbolic run in ``gradfix.read``) write these
-events, and :mod:`gradfix.detect` reads nothing else. The name is the one automatic differentiation uses for the
-record of a forward pass. Standard library only, so that a tape can be read anywhere.
+Both emitters (the recorded run in :mod:`gradfix.run` and, later, the symbolic run in ``gradfix.read``) write
+these events, and :mod:`gradfix.detect` reads nothing else. The name is the one automatic differentiation uses
+for the record of a forward pass. Standard library only, so that a tape can be read anywhere.
 
-The tape file is JSON lines, documented in ``docs/tape.md``: a header, then one object an event. Sites, stacks and
-refs repeat endlessly in a training loop, so they are interned: a line ``{"site": 3, ...}`` or ``{"stack": 7, ...}``
-defines an index that later events use.
+The tape file is JSON lines, documented in ``docs/tape.md``: a header, then one object an event. Sites, stacks
+and refs repeat endlessly in a training loop, so they are interned: a line ``{"site": 3, ...}`` or ``{"stack":
+7, ...}`` defines an index that later events use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ VERSION = 1
 
 
 class TapeError(ValueError):
-    """The file is not a tape, or of a version this gradfix does not read. The message is a sentence for the user."""
+    """The file is not a tape, or of a version this gradfix does not read. The message is a sentence for the
+    user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ Stack = tuple[Site, ...]  # the user's own frames, outermost first; never a fram
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A storage at one version. Views share a storage; storages are numbered by the emitter, never by address.
+    """A storage at one version. Views share a storage; storages are numbered by the emitter, never by
+    address.
 
     `version` counts every write the emitter saw, whether or not PyTorch's own version counter moved.
     `name` is what the user calls the tensor (``D.net.0.weight``, ``h``), or "" where no name was found.
@@ -77,10 +79,10 @@ class Event:
 class Record(Event):
     """A forward op joined the graph as `node`.
 
-    Nodes are numbered from 0; a leaf's gradient accumulator is ``~storage`` (negative) of that leaf and has no Record
-    of its own. `parents` are the nodes whose outputs this one consumed (``next_functions``), leaves among them.
-    `op` is the ATen name (``aten.addmm``) or the autograd.Function's class name. `name` is PyTorch's node name
-    (``AddmmBackward0``). `output` is the result's storage where the emitter knows it.
+    Nodes are numbered from 0; a leaf's gradient accumulator is ``~storage`` (negative) of that leaf and has
+    no Record of its own. `parents` are the nodes whose outputs this one consumed (``next_functions``), leaves
+    among them. `op` is the ATen name (``aten.addmm``) or the autograd.Function's class name. `name` is
+    PyTorch's node name (``AddmmBackward0``). `output` is the result's storage where the emitter knows it.
     """
 
     node: int
@@ -95,13 +97,13 @@ class Record(Event):
 class Mutate(Event):
     """An op wrote into a storage; `ref` carries the version after the write.
 
-    `counted` is False where PyTorch's version counter did not move (``.data``, a NumPy alias, a fused optimizer).
-    `how` says by what route it came: ``""`` an op on the tensor itself, ``data`` through ``.data``, ``numpy`` a NumPy
-    alias, ``detach`` through a detached alias, ``set_data`` for ``x.data = y``, ``module`` a torch.nn module called
-    with ``inplace=True`` or max_norm.
+    `counted` is False where PyTorch's version counter did not move (``.data``, a NumPy alias, a fused
+    optimizer). `how` says by what route it came: ``""`` an op on the tensor itself, ``data`` through
+    ``.data``, ``numpy`` a NumPy alias, ``detach`` through a detached alias, ``set_data`` for ``x.data = y``,
+    ``module`` a torch.nn module called with ``inplace=True`` or max_norm.
     `optimizer` is the number of the optimizer in whose step() it happened, else None.
-    `refused` is PyTorch's own error sentence where a plain run would have raised here (leaf write, forbidden view
-    write) and the recorder let the write through.
+    `refused` is PyTorch's own error sentence where a plain run would have raised here (leaf write, forbidden
+    view write) and the recorder let the write through.
     `module` names the torch.nn module whose forward did the write (``net.2``), where there is one.
     """
 
@@ -118,11 +120,12 @@ class Mutate(Event):
 class Backward(Event):
     """The engine walked `nodes` from `roots` (backward() or autograd.grad()).
 
-    `accumulates` are the leaves whose ``.grad`` it filled, `inputs` whether they were chosen by ``inputs=``/grad().
-    `retain` and `create` are the caller's retain_graph and create_graph.
+    `accumulates` are the leaves whose ``.grad`` it filled, `inputs` whether they were chosen by
+    ``inputs=``/grad(). `retain` and `create` are the caller's retain_graph and create_graph.
     `refused` is PyTorch's error sentence where a plain run would have raised in this backward.
-    `wrong` is the relative difference (2-norm over all gradients) between the gradient of the program as written and
-    the one plain PyTorch would have computed silently from overwritten values; 0.0 where they agree.
+    `wrong` is the relative difference (2-norm over all gradients) between the gradient of the program as
+    written and the one plain PyTorch would have computed silently from overwritten values; 0.0 where they
+    agree.
     """
 
     roots: tuple[int, ...]
@@ -144,9 +147,11 @@ class Free(Event):
 
 @dataclass(frozen=True, slots=True)
 class Optimizer(Event):
-    """An optimizer was made (or got more groups): its number, class name, user's name and the parameters it steps.
+    """An optimizer was made (or got more groups): its number, class name, user's name and the parameters it
+    steps.
 
-    `refs` are in the order of its param_groups. A tensor among them that is not a leaf is a non-leaf "parameter".
+    `refs` are in the order of its param_groups. A tensor among them that is not a leaf is a non-leaf
+    "parameter".
     """
 
     optimizer: int
@@ -157,7 +162,8 @@ class Optimizer(Event):
 
 @dataclass(frozen=True, slots=True)
 class Step(Event):
-    """optimizer.step(): `refs` are the parameters that had a gradient and were updated, `without` those that had none.
+    """optimizer.step(): `refs` are the parameters that had a gradient and were updated, `without` those that
+    had none.
 
     `refs` carry the versions after the step.
     """
@@ -169,7 +175,8 @@ class Step(Event):
 
 @dataclass(frozen=True, slots=True)
 class Zero(Event):
-    """These parameters' gradients were cleared (optimizer or module zero_grad, ``p.grad = None``, ``p.grad.zero_()``)."""
+    """These parameters' gradients were cleared (optimizer or module zero_grad, ``p.grad = None``,
+    ``p.grad.zero_()``)."""
 
     refs: tuple[Ref, ...]
     optimizer: int | None = None
@@ -177,7 +184,8 @@ class Zero(Event):
 
 @dataclass(frozen=True, slots=True)
 class Cut(Event):
-    """The graph was left: `how` is ``detach``, ``data``, ``item``, ``numpy``, ``tensor`` (torch.tensor(t)), ``no_grad``.
+    """The graph was left: `how` is ``detach``, ``data``, ``item``, ``numpy``, ``tensor`` (torch.tensor(t)),
+    ``no_grad``.
 
     `ref` is the tensor it was done to, `node` its grad_fn (None for a leaf).
     """
@@ -197,7 +205,8 @@ class GradRead(Event):
 
 @dataclass(frozen=True, slots=True)
 class Failure(Event):
-    """The exception that ended the script, as the user would see it. `autograd` if the wording is autograd's."""
+    """The exception that ended the script, as the user would see it. `autograd` if the wording is
+    autograd's."""
 
     type: str
     message: str
@@ -207,14 +216,16 @@ class Failure(Event):
 
 @dataclass(frozen=True, slots=True)
 class Note(Event):
-    """Something the emitter could not watch (a torch.func region, evidence dropped for memory), in a sentence."""
+    """Something the emitter could not watch (a torch.func region, evidence dropped for memory), in a
+    sentence."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class End(Event):
-    """How the run ended: ``finished``, ``steps`` (each optimizer stepped enough), ``timeout``, ``exit``, ``failed``."""
+    """How the run ended: ``finished``, ``steps`` (each optimizer stepped enough), ``timeout``, ``exit``,
+    ``failed``."""
 
     how: str
     seconds: float = 0.0
@@ -242,8 +253,8 @@ class Tape:
 def read_tape(path: Path | str) -> Tape:
     """Read a tape file.
 
-    Raises TapeError where the file is no tape or of a newer version; a file that breaks off (the run was killed)
-    is read as far as it goes, with ``complete=False``.
+    Raises TapeError where the file is no tape or of a newer version; a file that breaks off (the run was
+    killed) is read as far as it goes, with ``complete=False``.
     """
     with open(path, encoding="utf-8", errors="strict") as lines:
         try:

@@ -1,4 +1,4 @@
-"""What a recorded run writes down, told by small scripts; every script runs in a forked child of this process."""
+"""What a recorded run writes down, told by small scripts, each in a forked child of this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,7 +44,7 @@ def warm() -> None:
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Iterator[Recorded]:
+def record(tmp_path: Path) -> Recorded:
     def run(text: str, *, name: str = "train.py", steps: int = 0, plain: bool = False) -> Tape:
         script, lines, out = tmp_path / name, tmp_path / "tape", tmp_path / "out"
         script.write_text(textwrap.dedent(text), encoding="utf-8")
@@ -64,12 +64,12 @@ def record(tmp_path: Path) -> Iterator[Recorded]:
         with open(lines, encoding="utf-8") as stream:
             return parse_tape(stream) if not plain else Tape(())
 
-    yield run
+    return run
 
 
 class _Emit:
     def __init__(self, path: Path) -> None:
-        self.stream = open(path, "w", encoding="utf-8")
+        self.stream = path.open("w", encoding="utf-8")
 
     def __call__(self, line: dict) -> None:
         if "x" not in line:
@@ -99,11 +99,11 @@ def test_step_between_forward_and_backward(record: Recorded) -> None:
     saved = next(
         r for e in of(tape, Record) if e.node in late.nodes for r in e.saves if r.storage == write.ref.storage
     )
-    assert (7, 0, 7, 10) == (write.at.line - 1, write.at.column, write.at.end_line - 1, write.at.end_column)
-    assert (0, "opt") == (write.optimizer, of(tape, Optimizer)[0].name)
+    assert (write.at.line - 1, write.at.column, write.at.end_line - 1, write.at.end_column) == (7, 0, 7, 10)
+    assert (write.optimizer, of(tape, Optimizer)[0].name) == (0, "opt")
     assert saved.version == 0 and write.ref.version == 1 and write.counted
     assert "modified by an inplace operation" in late.refused and not of(tape, Backward)[0].refused
-    assert "finished" == of(tape, End)[0].how
+    assert of(tape, End)[0].how == "finished"
 
 
 def test_gradient_is_that_of_the_values_as_saved(record: Recorded) -> None:
@@ -116,7 +116,7 @@ def test_gradient_is_that_of_the_values_as_saved(record: Recorded) -> None:
         loss.backward()
         print(torch.equal(x.grad, torch.ones(3).exp()))
     """)
-    assert "True\n" == record.out
+    assert record.out == "True\n"
 
 
 def test_op_that_overwrites_its_own_save(record: Recorded) -> None:
@@ -129,8 +129,8 @@ def test_op_that_overwrites_its_own_save(record: Recorded) -> None:
         print(x.grad.tolist())
     """)
     assert of(tape, Backward)[0].refused
-    assert [("aten.mul_", "y", True)] == [(e.op, e.ref.name, e.counted) for e in of(tape, Mutate)]
-    assert "[6.0, 6.0]\n" == record.out
+    assert [(e.op, e.ref.name, e.counted) for e in of(tape, Mutate)] == [("aten.mul_", "y", True)]
+    assert record.out == "[6.0, 6.0]\n"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_write_that_no_counter_sees(record: Recorded, write: str, how: str) -> N
     writes = [e for e in of(tape, Mutate) if not e.counted]
     assert [how] == [e.how for e in writes]
     assert of(tape, Backward)[0].wrong > 0.5 and not of(tape, Backward)[0].refused
-    assert "[24.0, 24.0, 24.0]\n" == record.out
+    assert record.out == "[24.0, 24.0, 24.0]\n"
 
 
 def test_fused_optimizer_is_not_counted(record: Recorded) -> None:
@@ -164,7 +164,7 @@ def test_fused_optimizer_is_not_counted(record: Recorded) -> None:
         loss.backward()
     """)
     assert {False} == {e.counted for e in of(tape, Mutate)}
-    assert [0.0] == [e.wrong for e in of(tape, Backward)[:1]]
+    assert [e.wrong for e in of(tape, Backward)[:1]] == [0.0]
     assert of(tape, Backward)[1].wrong > 0
 
 
@@ -179,7 +179,7 @@ def test_batch_norm_statistics_are_no_overwrite(record: Recorded) -> None:
             (a.mean() + b.mean()).backward()
             opt.step()
     """)
-    assert [("", 0.0)] * 3 == [(e.refused, e.wrong) for e in of(tape, Backward)]
+    assert [(e.refused, e.wrong) for e in of(tape, Backward)] == [("", 0.0)] * 3
     assert 3 == len(of(tape, Step)) == len(of(tape, Zero)) == len(of(tape, Free))
 
 
@@ -196,8 +196,8 @@ def test_second_backward_goes_on(record: Recorded) -> None:
             h.sum().backward()
         print(x.grad.shape)
     """)
-    assert [False, True, False, True] == ["a second time" in e.refused for e in of(tape, Backward)]
-    assert "torch.Size([2])\n" == record.out
+    assert ["a second time" in e.refused for e in of(tape, Backward)] == [False, True, False, True]
+    assert record.out == "torch.Size([2])\n"
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_leaf_write_is_let_through(record: Recorded, write: str) -> None:
     if "init" not in write:  # init works under no_grad of its own
         assert ["leaf Variable that requires grad is being used in an in-place operation." in e.refused
                 for e in of(tape, Mutate)] == [True]  # fmt: skip
-        assert 4 == of(tape, Mutate)[0].at.line
-    assert "True True\n" == record.out
+        assert of(tape, Mutate)[0].at.line == 4
+    assert record.out == "True True\n"
 
 
 def test_accumulator_stays_differentiable(record: Recorded) -> None:
@@ -230,7 +230,7 @@ def test_accumulator_stays_differentiable(record: Recorded) -> None:
         print(w.grad.tolist())
     """)
     assert "leaf" in of(tape, Mutate)[0].refused
-    assert "[6.0, 6.0]\n" == record.out
+    assert record.out == "[6.0, 6.0]\n"
 
 
 def test_forbidden_view_write_is_let_through(record: Recorded) -> None:
@@ -243,7 +243,7 @@ def test_forbidden_view_write_is_let_through(record: Recorded) -> None:
         print(a.tolist())
     """)
     assert "is a view and is being modified inplace" in of(tape, Mutate)[0].refused
-    assert "[2.0, 2.0]\n" == record.out
+    assert record.out == "[2.0, 2.0]\n"
 
 
 def test_no_graph(record: Recorded) -> None:
@@ -258,7 +258,7 @@ def test_no_graph(record: Recorded) -> None:
     """)
     assert "element 0 of tensors does not require grad" in of(tape, Backward)[0].refused
     assert {"tensor", "detach", "item"} <= {e.how for e in of(tape, Cut)}
-    assert ["y"] == [e.ref.name for e in of(tape, GradRead)]
+    assert [e.ref.name for e in of(tape, GradRead)] == ["y"]
 
 
 def test_non_leaf_parameter(record: Recorded) -> None:
@@ -267,15 +267,15 @@ def test_non_leaf_parameter(record: Recorded) -> None:
         w = torch.ones(2, requires_grad=True) * 0.1
         torch.optim.SGD([w], 0.1)
     """)
-    assert ["w"] == [r.name for r in of(tape, Optimizer)[0].refs]
+    assert [r.name for r in of(tape, Optimizer)[0].refs] == ["w"]
     failure = of(tape, Failure)[0]
-    assert ("ValueError", "can't optimize a non-leaf Tensor", 4) == (
+    assert (
         failure.type,
         failure.message,
         failure.at.line,
-    )
+    ) == ("ValueError", "can't optimize a non-leaf Tensor", 4)
     assert "run/child" not in failure.traceback
-    assert "failed" == of(tape, End)[0].how
+    assert of(tape, End)[0].how == "failed"
 
 
 def test_clearing_of_gradients(record: Recorded) -> None:
@@ -287,9 +287,9 @@ def test_clearing_of_gradients(record: Recorded) -> None:
             (w * w).sum().backward()
             clear()
     """)
-    assert [(("w",), 0), (("w",), None), (("w",), None)] == [
+    assert [
         (tuple(r.name for r in e.refs), e.optimizer) for e in of(tape, Zero)
-    ]
+    ] == [(("w",), 0), (("w",), None), (("w",), None)]
 
 
 def test_closures_and_parameters_without_gradient(record: Recorded) -> None:
@@ -305,7 +305,7 @@ def test_closures_and_parameters_without_gradient(record: Recorded) -> None:
         opt.step(closure)
     """)
     step = of(tape, Step)[0]
-    assert (["w"], ["idle"]) == ([r.name for r in step.refs], [r.name for r in step.without])
+    assert ([r.name for r in step.refs], [r.name for r in step.without]) == (["w"], ["idle"])
     assert not any(e.refused for e in of(tape, Backward))
 
 
@@ -315,7 +315,7 @@ def test_module_that_writes(record: Recorded) -> None:
         net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sigmoid(), torch.nn.Dropout(0.5, inplace=True))
         net(torch.ones(1, 2)).sum().backward()
     """)
-    assert [("module", "net.2")] == [(e.how, e.module) for e in of(tape, Mutate)]
+    assert [(e.how, e.module) for e in of(tape, Mutate)] == [("module", "net.2")]
     assert of(tape, Backward)[0].refused
 
 
@@ -347,10 +347,10 @@ def test_stack_and_names_through_methods(record: Recorded) -> None:
         trainer.fit()
     """)
     backward = of(tape, Backward)[0]
-    assert ["<module>", "Trainer.fit"] == [s.function for s in backward.stack]
+    assert [s.function for s in backward.stack] == ["<module>", "Trainer.fit"]
     assert {"trainer.net.weight", "trainer.net.bias"} == {r.name for r in backward.accumulates}
     addmm = next(e for e in of(tape, Record) if e.op == "aten.addmm")
-    assert ["<module>", "Trainer.fit", "Trainer.loss"] == [s.function for s in addmm.stack]
+    assert [s.function for s in addmm.stack] == ["<module>", "Trainer.fit", "Trainer.loss"]
     assert {~r.storage for r in backward.accumulates} <= set(backward.nodes)
 
 
@@ -367,9 +367,9 @@ def test_inputs_limit_the_walk(record: Recorded) -> None:
     assert "aten.exp" not in {ops.get(n) for n in first.nodes} and "aten.sin" in {
         ops.get(n) for n in first.nodes
     }
-    assert (["b"], True) == ([r.name for r in first.accumulates], first.inputs)
-    assert (True, True, ()) == (second.create, second.inputs, second.accumulates)
-    assert ["b"] == [r.name for r in third.accumulates]
+    assert ([r.name for r in first.accumulates], first.inputs) == (["b"], True)
+    assert (second.create, second.inputs, second.accumulates) == (True, True, ())
+    assert [r.name for r in third.accumulates] == ["b"]
 
 
 def test_regions_that_are_not_watched(record: Recorded) -> None:
@@ -414,7 +414,7 @@ def test_workers_do_not_write_to_the_tape(record: Recorded) -> None:
         os.waitpid(pid, 0)
         (w * 2).sum().backward()
     """)
-    assert 1 == len(of(tape, Backward)) and tape.complete
+    assert len(of(tape, Backward)) == 1 and tape.complete
 
 
 def test_late_fault_is_not_lost_in_the_flood(record: Recorded) -> None:
@@ -428,10 +428,10 @@ def test_late_fault_is_not_lost_in_the_flood(record: Recorded) -> None:
                 y += 1
             loss.backward()
     """)
-    assert [True] == [bool(e.refused) for e in of(tape, Backward) if e.time > of(tape, Note)[0].time]
+    assert [bool(e.refused) for e in of(tape, Backward) if e.time > of(tape, Note)[0].time] == [True]
     refused = next(e for e in of(tape, Backward) if e.refused)
     assert {"aten.exp", "aten.sum", "aten.mul"} == {e.op for e in of(tape, Record) if e.node in refused.nodes}
-    assert 60 > len(of(tape, Backward))
+    assert len(of(tape, Backward)) < 60
 
 
 def test_span_of_stores_is_the_statement(record: Recorded) -> None:
@@ -442,9 +442,9 @@ def test_span_of_stores_is_the_statement(record: Recorded) -> None:
         z.backward()
     """)
     write = next(e for e in of(tape, Mutate))
-    assert (3, 60, 3, 68) == (write.at.line, write.at.column, write.at.end_line, write.at.end_column)
+    assert (write.at.line, write.at.column, write.at.end_line, write.at.end_column) == (3, 60, 3, 68)
     total = next(e for e in of(tape, Record) if e.op == "aten.sum")
-    assert (3, 75, 4, 10) == (total.at.line, total.at.column, total.at.end_line, total.at.end_column)
+    assert (total.at.line, total.at.column, total.at.end_line, total.at.end_column) == (3, 75, 4, 10)
 
 
 @given(

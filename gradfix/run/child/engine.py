@@ -1,7 +1,9 @@
-"""The one way into the autograd engine: which nodes a backward walks, what it frees, what it would have refused.
+"""The one way into the autograd engine: which nodes a backward walks, what it frees, what it would have
+refused.
 
-Every graph is kept, so that the run goes on where PyTorch would raise; what a plain run would have freed is stamped.
-A backward that finds nothing wrong costs one walk, and after many passes of the same backward not even that.
+Every graph is kept, so that the run goes on where PyTorch would raise; what a plain run would have freed is
+stamped. A backward that finds nothing wrong costs one walk, and after many passes of the same backward not
+even that.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _FULL = 32  # passes of one backward that are recorded in full
 
 FREED = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
-    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
-    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
-    "after calling backward."
+    "Trying to backward through the graph a second time (or directly access saved tensors after they "
+    "have already been freed). Saved intermediate values of the graph are freed when you call "
+    ".backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
+    "graph a second time or if you need to access saved tensors after calling backward."
 )
 
 
@@ -33,7 +35,8 @@ def no_graph(index: int) -> str:
 
 
 class Walk:
-    """What the engine will execute: `nodes` in topological order of discovery, ids of `leaves` and their tensors."""
+    """What the engine will execute: `nodes` in topological order of discovery, ids of `leaves` and their
+    tensors."""
 
     __slots__ = ("accumulated", "nodes", "parents", "roots", "tensors")
 
@@ -62,8 +65,8 @@ class Engine:
         self._budget = 64 << 20
 
     def install(self) -> None:
-        module = torch.autograd
-        plain = module._engine_run_backward  # type: ignore[attr-defined]
+        module: Any = torch.autograd
+        plain = module._engine_run_backward
         self._plain = plain
 
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -71,8 +74,8 @@ class Engine:
                 return plain(outputs, *args, **kwargs)
             return self.run(outputs, *args, **kwargs)
 
-        module._engine_run_backward = run  # type: ignore[attr-defined]
-        torch.autograd.graph._engine_run_backward = run
+        module._engine_run_backward = run
+        module.graph._engine_run_backward = run
 
     def run(
         self, outputs: Any, grads: Any, retain: Any, create: Any, inputs: Any = (), *more: Any, **kwargs: Any
@@ -100,9 +103,7 @@ class Engine:
         except BaseException as problem:
             if isinstance(problem, RuntimeError):
                 walk = walk or self._walk(outputs, inputs, accumulate)
-                self._emit(
-                    stack, time, walk, inner, retain, create, inputs, accumulate, str(problem), 0.0, frame
-                )
+                self._emit(stack, time, walk, inner, (retain, create, inputs), str(problem), 0.0, frame)
             raise
         finally:
             self._inner = None
@@ -118,7 +119,7 @@ class Engine:
         if walk is None and (refused or wrong or new):
             walk = self._walk(outputs, inputs, accumulate)
         if walk is not None:
-            self._emit(stack, time, walk, inner, retain, create, inputs, accumulate, refused, wrong, frame)
+            self._emit(stack, time, walk, inner, (retain, create, inputs), refused, wrong, frame)
             if not retain:
                 self._freed.update(r.bare.intersection(walk.parents))
                 r.tape.event("Free", free_time, stack, nodes=[n for n, _ in walk.nodes if n >= 0])
@@ -176,7 +177,8 @@ class Engine:
     # ---- the walk
 
     def tell(self, tensor: Any) -> None:
-        """Write the Records of the graph behind `tensor`, which no backward may ever walk: what a cut cuts off."""
+        """Write the Records of the graph behind `tensor`, which no backward may ever walk: what a cut cuts
+        off."""
         self.r.record(self._walk((tensor,), (), True))
 
     def _walk(self, outputs: Any, inputs: Any, accumulate: bool) -> Walk:
@@ -247,7 +249,8 @@ class Engine:
     # ---- what was found
 
     def _refusal(self, used: list[Entry]) -> str:
-        """PyTorch's sentence at the first saved tensor where a plain run would have raised, in the engine's order."""
+        """PyTorch's sentence at the first saved tensor where a plain run would have raised, in the engine's
+        order."""
         for entry in used:
             fate = entry.fate
             if fate is not None and fate.freed is not None:
@@ -269,7 +272,8 @@ class Engine:
         return found
 
     def _difference(self, outputs: Any, grads: Any, inputs: Any, more: Any, kwargs: Any, walk: Walk) -> float:
-        """The relative difference between the gradients from values as saved and as plain PyTorch would use them."""
+        """The relative difference between the gradients from values as saved and as plain PyTorch would use
+        them."""
         leaves = [x for x in inputs if isinstance(x, torch.Tensor)] or walk.accumulated
         if not leaves:
             return 0.0
@@ -322,7 +326,7 @@ class Engine:
         )
 
     def _emit(
-        self, stack: Any, time: int, walk: Walk, inner: Walk, retain: Any, create: Any, inputs: Any, accumulate: bool,
+        self, stack: Any, time: int, walk: Walk, inner: Walk, flags: tuple[Any, Any, Any],
         refused: str, wrong: float, frame: Any,
     ) -> None:  # fmt: skip
         r = self.r
@@ -331,7 +335,7 @@ class Engine:
         walk.parents.update(inner.parents)
         r.record(walk)
         leaves = {id(t): t for t in (*walk.accumulated, *inner.accumulated)}
-        fields: dict[str, Any] = _flags(retain, create, inputs)
+        fields: dict[str, Any] = _flags(*flags)
         if leaves:
             fields["accumulates"] = [r.tape.ref(r.leaf(t), t) for t in leaves.values()]
         if refused:
@@ -346,7 +350,7 @@ def _transformed(outputs: Any) -> bool:
     """Whether a torch.func transform is at work, or has been on these outputs."""
     if torch._C._are_functorch_transforms_active():
         return True
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return any(isinstance(x, torch.Tensor) and wrapped(x) for x in outputs)
 
 
@@ -367,9 +371,10 @@ def _modified(entry: Entry) -> str:
     shape = list(tensor.shape)
     return (
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{tensor.type()} {shape}]{made} is at version {tensor._version}; expected version {entry.version} instead. "
+        f"[{tensor.type()} {shape}]{made} is at version {tensor._version}; "
+        f"expected version {entry.version} instead. "
         "Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
-        "torch.autograd.set_detect_anomaly(True)."
+        "torch.autograd.set_detect_anomaly(True, check_nan=False)."
     )
 
 
@@ -388,7 +393,7 @@ def _relative(right: Any, other: Any) -> float:
 
 
 def _pairs(right: Any, other: Any) -> Iterator[tuple[Any, Any]]:
-    for a, b in zip(right, other):
+    for a, b in zip(right, other):  # noqa: B905 (Python 3.9)
         if a is None and b is None:
             continue
         a, b = (torch.zeros_like(b) if a is None else a), (torch.zeros_like(a) if b is None else b)

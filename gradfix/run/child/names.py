@@ -1,4 +1,5 @@
-"""What the user calls a tensor, a module or an optimizer: looked up in the variables of their frames, when needed."""
+"""What the user calls a tensor, a module or an optimizer: looked up in the variables of their frames, when
+needed."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Names:
         self._owners: dict[int, tuple[tuple[int, int, int], str]] = {}  # id of module or optimizer -> name
 
     def look(self, frame: FrameType | None, again: bool = False) -> None:
-        """Name what the user's variables in `frame` and outwards hold; the first few times at one place, or `again`."""
+        """Name what the user's variables in `frame` and outwards hold; the first few times at one place, or
+        `again`."""
         key = self._sites.stack(frame)
         if not again:
             self._looks[key] = looks = self._looks.get(key, 0) + 1
@@ -123,7 +125,7 @@ class Names:
 def _rank(name: str, frame: int) -> tuple[int, int, int]:
     """Outer names before ``self.x`` of a method, names before items, short before long, near frames first."""
     inner = 1 if name.startswith(("self.", "self[", "_")) else 0
-    return (inner, name.count("[") * 2 + (0 if "." in name else 0), len(name) * 8 + frame)
+    return (inner, name.count("["), len(name) * 8 + frame)
 
 
 def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
@@ -134,8 +136,6 @@ def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
 
 def _is_plain_object(value: Any) -> bool:
     """An object of a class of the user's, with attributes to look into."""
-    if callable(value) and not hasattr(type(value), "__call__"):
-        return False
     module = type(value).__module__ or ""
     if module.split(".")[0] in (
         "torch",

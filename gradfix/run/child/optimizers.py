@@ -1,6 +1,7 @@
 """Optimizers: their making, their steps, and the clearing of gradients.
 
-torch.optim's own step() runs unwatched (it is nearly all of a step's calls): what it wrote to is its parameters.
+torch.optim's own step() runs unwatched (it is nearly all of a step's calls): what it wrote to is its
+parameters.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class Optimizers:
         r = self.r
         if r.off():
             return None
-        guard = torch._C.DisableTorchFunction()  # until the post hook, or from within for a closure
+        guard: Any = torch._C.DisableTorchFunction()  # until the post hook, or from within for a closure
         guard.__enter__()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         params = [p for g in optimizer.param_groups for p in g["params"]]
@@ -243,8 +244,10 @@ class Optimizers:
         if not full:
             r.flood()
             return
-        had = [h or p.grad is not None for h, p in zip(had, params)]
-        refs = [r.tape.ref(r.leaf(p), p) for p, h in zip(params, had) if h]
-        without = [r.tape.ref(r.leaf(p), p) for p, h in zip(params, had) if not h]
+        refs: list[Any] = []
+        without: list[Any] = []
+        for i, p in enumerate(params):
+            updated = had[i] or p.grad is not None
+            (refs if updated else without).append(r.tape.ref(r.leaf(p), p))
         fields = {"without": without} if without else {}
         r.tape.event("Step", r.clock.tick(), stack, optimizer=known.number, refs=refs, **fields)

@@ -5,8 +5,8 @@
     ...the script...
     recorder.finish("finished", None)
 
-See docs/tape.md for the lines and DESIGN for the facts it stands on. Parts: watch.py sees calls, saves.py what was
-saved, engine.py backwards, optimizers.py steps, regions.py what can't be watched.
+See docs/tape.md for the lines and DESIGN for the facts it stands on. Parts: watch.py sees calls, saves.py
+what was saved, engine.py backwards, optimizers.py steps, regions.py what can't be watched.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Recorder:
         self.optimizers.install()
         self.engine.install()
         torch._C._autograd._push_saved_tensors_default_hooks(self.saves.pack, self.saves.unpack)
-        self.watch.__enter__()
+        self.watch.__enter__()  # type: ignore[no-untyped-call]
 
     def finish(self, how: str, exc: BaseException | None) -> None:
         """Write what ended the run. Never raises for what the script did."""
@@ -117,7 +117,8 @@ class Recorder:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """The mode is off inside a call it sees; what the engine calls (hooks, backwards of the user's) wants it on."""
+        """The mode is off inside a call it sees; what the engine calls (hooks, backwards of the user's) wants
+        it on."""
         if torch._C._len_torch_function_stack():
             yield
         else:
@@ -127,7 +128,8 @@ class Recorder:
     # ---- values
 
     def keep(self, entry: Entry, clones: dict[Any, Any], early: bool | None = None) -> None:
-        """Clone what `entry` saved before a write: always while a backward may need it, else within reason."""
+        """Clone what `entry` saved before a write: always while a backward may need it, else within
+        reason."""
         fate = entry.fate
         if (
             fate is not None
@@ -138,12 +140,14 @@ class Recorder:
         keep_value(entry, clones)
 
     def keep_freed(self) -> bool:
-        """Whether values of graphs that were freed are still kept: at first, and where graphs are walked twice."""
+        """Whether values of graphs that were freed are still kept: at first, and where graphs are walked
+        twice."""
         self._cloned_freed += 1
         return self.met_freed or self._cloned_freed <= _EARLY_STEPS
 
     def expose(self, tensor: Any, frame: Any) -> None:
-        """Memory outside torch aliases `tensor` from now on: keep what is saved of it, compare at the backward."""
+        """Memory outside torch aliases `tensor` from now on: keep what is saved of it, compare at the
+        backward."""
         address = address_of(tensor)
         if not address or tensor.device.type != "cpu":
             return
@@ -164,7 +168,8 @@ class Recorder:
         self.mutated(fate.time, exposed[0], "numpy", entry.tensor, counted=False, how="numpy", threatens=True)
 
     def counter(self, storage: Storage | None, tensor: Any) -> Callable[[], bool]:
-        """A function that tells, after a write, whether the counter of the tensor the user knows has moved."""
+        """A function that tells, after a write, whether the counter of the tensor the user knows has
+        moved."""
         leaf = self._leaves.get(storage.number) if storage is not None else None
         watched = leaf() if leaf is not None else None
         if watched is None:
@@ -225,8 +230,9 @@ class Recorder:
         )
 
     def mutated(
-        self, time: int, stack: Key, op: str, tensor: Any, counted: bool = True, how: str = "", refused: str = "",
-        threatens: bool = False, optimizer: int | None = None, frame: Any = None, quietly: bool = False,
+        self, time: int, stack: Key, op: str, tensor: Any, counted: bool = True, how: str = "",
+        refused: str = "", threatens: bool = False, optimizer: int | None = None, frame: Any = None,
+        quietly: bool = False,
     ) -> None:  # fmt: skip
         """A write. It is always counted; it is told where it matters, or while it is new."""
         storage = self.storages.of(tensor)
@@ -318,7 +324,7 @@ class Recorder:
         return seen <= most
 
     def _failure(self, exc: BaseException) -> None:
-        frames = []
+        frames: list[int] = []
         trace = exc.__traceback__
         while trace is not None:
             if self.sites.is_user(trace.tb_frame.f_code):
@@ -353,7 +359,8 @@ _SAVED: dict[Any, list[str]] = {}  # names of a node class's saved tensors
 
 
 def _saves_numbers(node: Any) -> bool:
-    """Whether a node without entries has saved tensors all the same: the number in ``x * 3`` passes no hook."""
+    """Whether a node without entries has saved tensors all the same: the number in ``x * 3`` passes no
+    hook."""
     kind = type(node)
     names = _SAVED.get(kind)
     if names is None:

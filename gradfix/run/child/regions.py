@@ -1,4 +1,5 @@
-"""What can't be watched, or must not be: torch.func, compiled code, processes forked by the user, custom Functions."""
+"""What can't be watched, or must not be: torch.func, compiled code, processes forked by the user, custom
+Functions."""
 
 from __future__ import annotations
 
@@ -61,10 +62,11 @@ class Regions:
                 if ours:
                     torch._C._autograd._push_saved_tensors_default_hooks(r.saves.pack, r.saves.unpack)
 
-        graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks  # type: ignore[assignment]
+        graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks
 
     def _compile(self) -> None:
-        """Compiled code runs eagerly while it is recorded: the values are the same, the graph is the user's."""
+        """Compiled code runs eagerly while it is recorded: the values are the same, the graph is the
+        user's."""
         r = self.r
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
 

@@ -1,8 +1,8 @@
 """What forward ops saved for their backwards: entries that stand in for the saved tensors.
 
-A pack hook sees every saved tensor, a parameter's too. It must cost next to nothing, so an entry is only put on a list
-there; it is filed by storage and by node when somebody asks. An entry lives exactly as long as PyTorch's own saved
-variable would, for the node holds it and the files hold it weakly.
+A pack hook sees every saved tensor, a parameter's too. It must cost next to nothing, so an entry is only put
+on a list there; it is filed by storage and by node when somebody asks. An entry lives exactly as long as
+PyTorch's own saved variable would, for the node holds it and the files hold it weakly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ GONE = "gone"  # in place of the tensor of an entry whose evidence was dropped f
 
 
 class Overwrite:
-    """What happened to a saved tensor after it was saved. `value` is a clone taken before, where one could be."""
+    """What happened to a saved tensor after it was saved. `value` is a clone taken before, where one could
+    be."""
 
     __slots__ = ("counted", "freed", "restored", "time", "value")
 
@@ -35,8 +36,9 @@ class Overwrite:
 
 
 class Entry:
-    """One saved tensor. `tensor` is the tensor itself; for an op's own output an alias, since the output holds the
-    node and the node the entry. `node` is the sequence number, `version` PyTorch's counter, `time` the tape's."""
+    """One saved tensor. `tensor` is the tensor itself; for an op's own output an alias, since the output
+    holds the node and the node the entry. `node` is the sequence number, `version` PyTorch's counter, `time`
+    the tape's."""
 
     __slots__ = ("__weakref__", "fate", "node", "output", "tensor", "time", "version")
 
@@ -175,7 +177,8 @@ def fate_of(entry: Entry) -> Overwrite:
 
 
 def keep_value(entry: Entry, clones: dict[Any, Any] | None = None) -> None:
-    """Clone what `entry` saved, now, once; entries of one call share clones of equal geometry through `clones`."""
+    """Clone what `entry` saved, now, once; entries of one call share clones of equal geometry through
+    `clones`."""
     fate = fate_of(entry)
     tensor = entry.tensor
     if fate.value is not None or fate.time is not None or tensor is GONE:

@@ -1,7 +1,8 @@
 """From the frames of a running program to places in its text.
 
-The hot path keeps a stack as a flat tuple ``(id(code), lasti, id(code), lasti, ...)``, innermost first; spans are
-looked up only for stacks that reach the tape. ``co_positions()`` counts UTF-8 bytes, the tape counts code points.
+The hot path keeps a stack as a flat tuple ``(id(code), lasti, id(code), lasti, ...)``, innermost first; spans
+are looked up only for stacks that reach the tape. ``co_positions()`` counts UTF-8 bytes, the tape counts code
+points.
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ class Sites:
         return (code.co_filename, *self.span(code, lasti), function)
 
     def span(self, code: CodeType, lasti: int) -> Span:
-        """The span of the instruction at `lasti`; columns are 0 where only the line is known (before 3.11)."""
-        if sys.version_info < (3, 11):
+        """The span of the instruction at `lasti`; columns are 0 where only the line is known (before
+        3.11)."""
+        if sys.version_info < (3, 11):  # noqa: UP036 (the user's interpreter)
             line = code.co_firstlineno
             for start, number in dis.findlinestarts(code):
                 if start > lasti:
@@ -215,7 +217,8 @@ def nodes(text: str, lines: list[str], kind: Any) -> list[Span]:
 
 
 def _foreign_folders() -> tuple[str, ...]:
-    """Folders whose code is never the user's: the standard library, installed packages, torch, this package."""
+    """Folders whose code is never the user's: the standard library, installed packages, torch, this
+    package."""
     paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths.update(getattr(site, "getsitepackages", list)())
     user = getattr(site, "getusersitepackages", None)
@@ -225,7 +228,7 @@ def _foreign_folders() -> tuple[str, ...]:
     torch = sys.modules.get("torch")
     if torch is not None and getattr(torch, "__file__", None):
         paths.add(os.path.dirname(os.path.abspath(str(torch.__file__))))
-    folders = set()
+    folders: set[str] = set()
     for path in paths:
         if path:
             folders.update((path, os.path.realpath(path)))

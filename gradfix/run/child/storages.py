@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-_address = torch._C._storage_address  # of the StorageImpl: one for all views
+_address: Callable[[Any], int] = torch._C._storage_address  # type: ignore[attr-defined]  # of the StorageImpl: one for all views
+
+
+def _weak(tensor: Any) -> Any:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def address_of(tensor: Any) -> int:
-    """The address of the tensor's storage, 0 for one without (sparse, a wrapper). Only good while somebody holds it."""
+    """The address of the tensor's storage, 0 for one without (sparse, a wrapper). Only good while somebody
+    holds it."""
     try:
         return _address(tensor)
     except (RuntimeError, NotImplementedError, TypeError):
@@ -20,17 +26,21 @@ def address_of(tensor: Any) -> int:
 
 
 class Storage:
-    """One storage, alive or gone. `writes` are the times of the writes seen, so that a version can be told later."""
+    """One storage, alive or gone. `writes` are the times of the writes seen, so that a version can be told
+    later."""
 
     __slots__ = ("known_name", "leaf", "name", "number", "weak", "writes")
 
-    def __init__(self, number: int, weak: StorageWeakRef | None) -> None:
+    def __init__(self, number: int, weak: Any) -> None:
         self.number = number
         self.weak = weak
         self.writes: list[int] = []
         self.leaf = False
         self.name = ""
         self.known_name = ""  # the name as it was last written to the tape
+
+    def gone(self) -> bool:
+        return self.weak is None or bool(self.weak.expired())
 
     def version(self, time: int | None = None) -> int:
         """The version as of `time`, or as of now."""
@@ -40,7 +50,8 @@ class Storage:
 class Storages:
     """Every storage that an event may speak of.
 
-    While a StorageWeakRef is held its address is not given out again, so an address in the table means one storage.
+    While a StorageWeakRef is held its address is not given out again, so an address in the table means one
+    storage.
     """
 
     def __init__(self) -> None:
@@ -60,24 +71,22 @@ class Storages:
         return self._table.get(address)
 
     def alive(self) -> list[Storage]:
-        return [s for s in self._table.values() if s.weak is not None and not s.weak.expired()]
+        return [s for s in self._table.values() if not s.gone()]
 
     def rebind(self, storage: Storage, tensor: Any) -> None:
         """`tensor` keeps its number although ``x.data = y`` gave it another storage."""
         address = address_of(tensor)
         if address and address not in self._table:
-            storage.weak = StorageWeakRef(tensor.untyped_storage())
+            storage.weak = _weak(tensor)
             self._table[address] = storage
 
     def _new(self, tensor: Any, address: int) -> Storage:
         if len(self._table) > self._sweep_at:
-            self._table = {
-                a: s for a, s in self._table.items() if s.weak is not None and not s.weak.expired()
-            }
+            self._table = {a: s for a, s in self._table.items() if not s.gone()}
             self._sweep_at = max(4096, 2 * len(self._table))
         storage = Storage(self._next, None)
         self._next += 1
         if address:
-            storage.weak = StorageWeakRef(tensor.untyped_storage())
+            storage.weak = _weak(tensor)
             self._table[address] = storage
         return storage

@@ -1,4 +1,5 @@
-"""The tape's lines: interned sites, stacks and names, then the events (the format is documented in docs/tape.md)."""
+"""The tape's lines: interned sites, stacks and names, then the events (the format is documented in
+docs/tape.md)."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class TapeWriter:
         )
 
     def event(self, kind: str, time: int, stack: Key, /, **fields: Any) -> None:
-        """One event; `fields` as the tape writes them, those with their default value left out by the caller."""
+        """One event; `fields` as the tape writes them, those with their default value left out by the
+        caller."""
         line = {"e": kind, "t": time, "s": self.stack(stack)}
         line.update(fields)
         self._emit(line)

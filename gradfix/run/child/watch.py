@@ -1,8 +1,8 @@
 """Every call of torch's Python API, seen by one TorchFunctionMode: nodes, writes, cuts, refused writes.
 
-A dispatch mode would see every ATen op, also those inside the engine and the optimizers, and costs two to three times
-as much; the calls are what the user wrote. What a call wrote unseen (TorchScript, an extension) still shows by the
-version counter when a backward asks for the tensor.
+A dispatch mode would see every ATen op, also those inside the engine and the optimizers, and costs two to
+three times as much; the calls are what the user wrote. What a call wrote unseen (TorchScript, an extension)
+still shows by the version counter when a backward asks for the tensor.
 """
 
 from __future__ import annotations
@@ -74,7 +74,12 @@ class Watch(TorchFunctionMode):
             address = address_of(tensor)
             entries = r.saves.at(address) if address else []
             storage = r.storages.at(address)
-            if entries or storage is not None or tensor.requires_grad and tensor.is_leaf or self._how(tensor):
+            if (
+                entries
+                or storage is not None
+                or (tensor.requires_grad and tensor.is_leaf)
+                or self._how(tensor)
+            ):
                 for entry in entries:
                     r.keep(entry, clones)
                 watched.append((tensor, address, entries, r.counter(storage, tensor)))
@@ -160,9 +165,10 @@ class Watch(TorchFunctionMode):
         )
 
     def _let_through(self, func: Any, args: Any, kwargs: Any, targets: list[Any], refused: str) -> Any:
-        """Do the write that PyTorch refused. One whose value needs a gradient stays differentiable: the leaf gives up
-        its place as a leaf, as it would in the program without its ``requires_grad=True``. A forbidden view is written
-        through an alias, for once its counter has moved PyTorch refuses to read it, too."""
+        """Do the write that PyTorch refused. One whose value needs a gradient stays differentiable: the leaf
+        gives up its place as a leaf, as it would in the program without its ``requires_grad=True``. A
+        forbidden view is written through an alias, for once its counter has moved PyTorch refuses to read it,
+        too."""
         if writes.is_view_refusal(refused):
             swap = {id(t): t.data for t in targets if isinstance(t, torch.Tensor)}
             with torch.no_grad():
@@ -217,11 +223,8 @@ class Watch(TorchFunctionMode):
     def _no_grad(self, args: Any) -> None:
         """A function of a tensor that requires grad, under no_grad: its result has no graph."""
         for a in args:
-            if (
-                isinstance(a, torch.Tensor)
-                and a.requires_grad
-                and not a.is_leaf
-                or isinstance(a, torch.nn.Parameter)
+            if (isinstance(a, torch.Tensor) and a.requires_grad and not a.is_leaf) or isinstance(
+                a, torch.nn.Parameter
             ):
                 self._no_grad_left -= 1
                 self.r.cut("no_grad", a, _getframe(2))

@@ -1,7 +1,8 @@
-"""What each torch function means to the recorder: which arguments it writes to, and whether it leaves the graph.
+"""What each torch function means to the recorder: which arguments it writes to, and whether it leaves the
+graph.
 
-A function is looked up once by its name: PyTorch's in-place functions end in an underscore, take ``out=`` or say
-``inplace``; everything else only makes nodes.
+A function is looked up once by its name: PyTorch's in-place functions end in an underscore, take ``out=`` or
+say ``inplace``; everything else only makes nodes.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ def is_view_refusal(message: str) -> bool:
 
 
 def classify(func: Any) -> tuple[str, Any]:
-    """(kind, detail): ``op`` nothing special; ``write`` with a function that finds the written tensors; ``cut`` with
-    its how; ``get-data``, ``set-data``, ``get-grad``, ``set-grad``; ``run`` what runs a backward."""
+    """(kind, detail): ``op`` nothing special; ``write`` with a function that finds the written tensors;
+    ``cut`` with its how; ``get-data``, ``set-data``, ``get-grad``, ``set-grad``; ``run`` what runs a
+    backward."""
     name = getattr(func, "__name__", "") or ""
     if name in ("__get__", "__set__", "__delete__"):
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -91,7 +93,8 @@ def classify(func: Any) -> tuple[str, Any]:
 
 
 _IN_PLACE_OPERATORS = {
-    "add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "matmul",
+    "add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor",
+    "lshift", "rshift", "matmul",
 }  # fmt: skip
 
 

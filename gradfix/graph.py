@@ -384,7 +384,8 @@ class Graph:
 
     def boundary(self, backward: Backward, own: int, other: int) -> tuple[Crossing, ...]:
         """Edges of `backward`'s walk from a node that reaches leaves of the mask `own` to one that reaches
-        leaves of the mask `other` and none of `own`; a mere view of a parameter is no value. Highest consumer first."""
+        leaves of the mask `other` and none of `own`; a mere view of a parameter is no value. Highest
+        consumer first."""
         found = []
         walk = self.walk(backward)
         for node in sorted(walk, reverse=True):
@@ -400,7 +401,8 @@ class Graph:
         return tuple(found)
 
     def _is_parameter(self, node: int) -> bool:
-        """Whether `node` is no more than a parameter seen another way: transposed, cast, weight-normalised."""
+        """Whether `node` is no more than a parameter seen another way: transposed, cast,
+        weight-normalised."""
         while (record := self.records.get(node)) is not None:
             if "weight_norm" in record.op:
                 return True
@@ -484,7 +486,8 @@ class Graph:
 
 
 def plain_op(event: Record | Mutate) -> str:
-    """The op without namespace, overload, underscores: ``aten._to_copy`` is ``to_copy``, ``aten.add_.Tensor`` ``add``."""
+    """The op without namespace, overload, underscores: ``aten._to_copy`` is ``to_copy``,
+    ``aten.add_.Tensor`` ``add``."""
     parts = event.op.split(".")
     return (parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[0]).strip("_")
 

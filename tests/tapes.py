@@ -1,4 +1,5 @@
-"""Tapes made by hand: a script told in the words of a training loop, and the events a recorder would have written."""
+"""Tapes made by hand: a script told in the words of a training loop, and the events a recorder would have
+written."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ Lines = int | tuple[int, ...]  # a line of the script, or the lines of its frame
 
 @dataclass(eq=False)
 class Tensor:
-    """A tensor of the script: its storage, its grad_fn's node (~storage for a leaf, None without a graph), its name."""
+    """A tensor of the script: its storage, its grad_fn's node (~storage for a leaf, None without a graph),
+    its name."""
 
     storage: int
     node: int | None
@@ -47,7 +49,8 @@ class Optim:
 
 
 class Script:
-    """Builds a tape statement by statement; keeps versions, gradients and freed graphs as the recorder would."""
+    """Builds a tape statement by statement; keeps versions, gradients and freed graphs as the recorder
+    would."""
 
     def __init__(self) -> None:
         self.events: list[AnyEvent] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from tapes import FILE, Optim, Script, Tensor
@@ -82,7 +83,8 @@ def test_step_between_forward_and_backward_is_one_conflict() -> None:
         ("needed", 19),
     ]
     assert conflict.at.line == 15
-    assert conflict.ref is not None and conflict.ref.name == "D.weight"
+    assert conflict.ref is not None
+    assert conflict.ref.name == "D.weight"
     assert (
         conflict.message
         == "`D.weight` is overwritten by `optD.step()` before the backward in line 19 needs it"
@@ -100,7 +102,8 @@ def test_many_weights_of_one_step_fold_and_the_last_node_stands_for_them() -> No
     s.step(opt, 51)
     s.backward(s.op("neg", 52, h), 53)
     conflict = only(s.end())
-    assert conflict.ref is not None and conflict.ref.name == "net.29.weight"
+    assert conflict.ref is not None
+    assert conflict.ref.name == "net.29.weight"
     assert {c.ref.name for c in conflict.also if c.ref} == {f"net.{i}.weight" for i in range(29)}
 
 
@@ -166,8 +169,6 @@ def test_op_that_overwrites_what_it_saved_itself() -> None:
     result = s.op("mul_", 3, x, saves=[x])
     record = s.nodes[result.node or 0]
     s.write(x, 3, "aten.mul_")
-    from dataclasses import replace
-
     s.events[s.events.index(record)] = s.nodes[record.node] = replace(record, output=s.ref(x))
     s.backward(result, 4)
     assert only(s.end()).pattern == "self-write"
@@ -241,7 +242,8 @@ def test_carried_state() -> None:
     conflict = only(recurrent())
     assert (conflict.kind, conflict.pattern) == ("freed-graph", "carried")
     assert (lines(conflict, "made"), lines(conflict, "used"), conflict.at.line) == ([11], [10], 14)
-    assert conflict.record is not None and conflict.record.op == "aten.tanh"
+    assert conflict.record is not None
+    assert conflict.record.op == "aten.tanh"
 
 
 def test_detached_state_is_sound() -> None:
@@ -625,7 +627,8 @@ def test_gradient_left_over_for_the_other_step() -> None:
         s.step(gan.opt_d, 17)
     conflict = only(s.end("steps"))
     assert (conflict.kind, conflict.pattern, conflict.at.line) == ("mixed-gradient", "left-over", 13)
-    assert conflict.backward is not None and conflict.backward.stack[-1].line == 16
+    assert conflict.backward is not None
+    assert conflict.backward.stack[-1].line == 16
 
 
 def test_loss_that_flows_on_into_the_other_model() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tapes import Optim, Script, Tensor
 
 from gradfix.graph import Graph
-from gradfix.tape import Backward, Record, Step
+from gradfix.tape import Backward, Mutate, Record, Step
 
 
 class Pair:
@@ -79,7 +79,8 @@ def test_backward_serves_who_steps_before_the_next_backward() -> None:
     assert graph.serves(first) == {p.opt_d.number}
     assert graph.serves(second) == {p.opt_g.number, p.opt_d.number}
     step = graph.next_step(first)
-    assert isinstance(step, Step) and step.optimizer == p.opt_d.number
+    assert isinstance(step, Step)
+    assert step.optimizer == p.opt_d.number
 
 
 def test_backwards_before_any_step_serve_those_whose_gradient_lives_on() -> None:
@@ -163,8 +164,6 @@ def test_entries_are_the_edges_into_the_old_part_that_lead_on() -> None:
 
 
 def test_writes_of_a_step_that_no_mutate_tells_of() -> None:
-    from gradfix.tape import Mutate
-
     s = Script()
     w = s.leaf("w")
     opt = s.optimizer("opt", [w], 1)

@@ -32,7 +32,8 @@ def detect(tape: Tape) -> tuple[Conflict, ...]:
 
 
 def _told(note: Conflict, fault: Conflict) -> bool:
-    """Whether `fault` says already what `note` says: the flow of one loss into the other model that broke the graph, the
+    """Whether `fault` says already what `note` says: the flow of one loss into the other model that broke
+    the graph, the
     `.data` that hid a write."""
     if note.severity != "note" or fault.severity == "note":
         return False

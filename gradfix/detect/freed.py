@@ -159,7 +159,8 @@ def _conflict(graph: Graph, group: Group) -> Conflict | None:
 
 
 def _taken(graph: Graph, freeing: Backward, group: Group) -> list[Record]:
-    """Where the freeing backward's own nodes, those the second backward does not share, take the shared values."""
+    """Where the freeing backward's own nodes, those the second backward does not share, take the shared
+    values."""
     producers = {e.producer.node for e in group.entries}
     own = graph.walk(freeing) - graph.walk(group.backward)
     records = (graph.records[n] for n in sorted(own, reverse=True) if n in graph.records)
@@ -181,7 +182,10 @@ def _message(group: Group, value: str, made: Stack) -> str:
     if group.pattern == "two-losses":
         return f"{again} needs the graph of {what}, which {first} has freed"
     if group.pattern == "before-loop":
-        return f"the graph of {what} is made once, but {again} walks it in every pass, and the first pass frees it"
+        return (
+            f"the graph of {what} is made once, but {again} walks it in every pass, and the first "
+            "pass frees it"
+        )
     if group.pattern == "accumulated":
         return f"{again} walks the losses of earlier passes again: {what} is summed up with its graph"
     return f"{what} carries the graph of the pass before, which {first} has freed, into {again}"

@@ -175,7 +175,8 @@ def _silent(hit: Hit) -> Conflict | None:
     return make(
         "silent-overwrite",
         pattern,
-        f"{name} is overwritten {route} before {wording.at('needed', hit.backward.stack)} needs it: no error, and the "
+        f"{name} is overwritten {route} before {wording.at('needed', hit.backward.stack)} needs it: no "
+        "error, and the "
         f"gradient is {_percent(hit.backward.wrong)} off",
         (
             ("saved", hit.record.stack, f"{wording.shaped(ref)} saved here, version {ref.version}"),

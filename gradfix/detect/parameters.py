@@ -1,8 +1,8 @@
 """cut-graph, stray-optimizer, missing-grad: parameters that an optimizer steps, or was meant to step, and that
 never get a gradient.
 
-PyTorch says nothing about any of these, and much sound code looks alike (frozen models, unused heads), so each
-asks for evidence that the person did not mean it.
+PyTorch says nothing about any of these, and much sound code looks alike (frozen models, unused heads), so
+each asks for evidence that the person did not mean it.
 """
 
 from __future__ import annotations
@@ -207,7 +207,8 @@ def converted(graph: Graph) -> Found:
             make(
                 "missing-grad",
                 "parameter",
-                f"{name} is meant as a parameter but is the result of an op ({plain_op(record).strip('_')}): no optimizer "
+                f"{name} is meant as a parameter but is the result of an op ({plain_op(record).strip('_')}): "
+                "no optimizer "
                 "steps it and it keeps no gradient",
                 [
                     ("made", record.stack, f"{name} is made by an op here: not a leaf"),

@@ -59,13 +59,18 @@ def _refused_write(write: Mutate) -> Conflict | None:
     )
     name = wording.name(write.ref, "")
     what = {
-        "leaf": f"{name or 'a leaf'} requires grad and is a leaf: autograd refuses to have it changed in place",
-        "view": f"this writes into a view of {name or 'a leaf'}, a leaf that requires grad: autograd refuses that",
-        "multi-view": f"{name or 'this tensor'} is one of several views made by one op: autograd refuses to have it "
+        "leaf": f"{name or 'a leaf'} requires grad and is a leaf: autograd refuses to have it changed in "
+        "place",
+        "view": f"this writes into a view of {name or 'a leaf'}, a leaf that requires grad: autograd refuses "
+        "that",
+        "multi-view": f"{name or 'this tensor'} is one of several views made by one op: autograd refuses to "
+        "have it "
         "changed in place",
-        "expanded": f"several elements of {name or 'this tensor'} share one memory location (expand): they can't be "
+        "expanded": f"several elements of {name or 'this tensor'} share one memory location (expand): they "
+        "can't be "
         "changed in place",
-        "no-grad-view": f"{name or 'this tensor'} is a view made under no_grad: autograd refuses to have it changed in "
+        "no-grad-view": f"{name or 'this tensor'} is a view made under no_grad: autograd refuses to have it "
+        "changed in "
         "place where gradients are on",
     }[pattern]
     return make(

@@ -186,7 +186,8 @@ def _bootstrapped(
     return make(
         "attached-target",
         "bootstrap",
-        f"{name} is part of a target, but carries its graph into the loss: the target is trained towards the prediction",
+        f"{name} is part of a target, but carries its graph into the loss: the target is trained towards the "
+        "prediction",
         labels,
         "target" if cut is None else "cut",
         ref=target.output,
@@ -201,7 +202,8 @@ def _weighted(weight: Record, product: Record, backward: Backward) -> Conflict |
     return make(
         "attached-target",
         "advantage",
-        f"{name} weighs a log-probability and carries its graph: the policy's loss trains the value model too",
+        f"{name} weighs a log-probability and carries its graph: the policy's loss trains the value model "
+        "too",
         [
             ("target", weight.stack, "the weight, with its graph"),
             ("used", product.stack, "multiplied with the log-probability here"),

@@ -9,6 +9,7 @@ false alarm.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from itertools import pairwise
 
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
@@ -57,7 +58,8 @@ def _never_cleared(graph: Graph, number: int, optimizer: Optimizer, steps: list[
         make(
             "unreset-grad",
             "never-cleared",
-            f"nothing clears the gradients of {name} between its steps: every step uses the sum of all passes so far",
+            f"nothing clears the gradients of {name} between its steps: every step uses the sum of all "
+            "passes so far",
             [
                 ("needed", again[-1].stack, "adds to the gradients of all earlier passes"),
                 ("step", second.stack, "steps with their sum"),
@@ -103,7 +105,8 @@ def _cleared_early(
 
 
 def _ever_cleared(graph: Graph, optimizer: int) -> bool:
-    """Whether anything clears the gradients of `optimizer` between its steps; where not, that is the fault."""
+    """Whether anything clears the gradients of `optimizer` between its steps; where not, that is the
+    fault."""
     return any(isinstance(e, Zero) for s in graph.steps_of(optimizer)[1:] for e in graph.before_step(s))
 
 
@@ -113,7 +116,7 @@ def left_over(graph: Graph) -> Found:
     for step in graph.steps:
         mine = graph.owned_mask([step.optimizer])
         since = _since_cleared(graph.before_step(step))
-        for foreign, meant in zip(since, since[1:], strict=False):
+        for foreign, meant in pairwise(since):
             if graph.stack_number(foreign.stack) == graph.stack_number(meant.stack):
                 continue
             used = [
@@ -159,7 +162,7 @@ def flows_on(graph: Graph) -> Found:
     for step in graph.steps:
         since = _since_cleared(graph.before_step(step))
         mine = graph.owned_mask([step.optimizer])
-        for meant, foreign in zip(since, since[1:], strict=False):
+        for meant, foreign in pairwise(since):
             if graph.stack_number(foreign.stack) == graph.stack_number(meant.stack):
                 continue
             for other in graph.discards(meant) & graph.filled(foreign) - {step.optimizer}:

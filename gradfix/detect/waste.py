@@ -1,4 +1,5 @@
-"""wasted-backward and data-attribute: notes on what costs time or memory, or hides from autograd without need."""
+"""wasted-backward and data-attribute: notes on what costs time or memory, or hides from autograd without
+need."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def idle_retain(graph: Graph) -> Found:
             make(
                 "wasted-backward",
                 "idle-retain",
-                f"{wording.at('needed', backward.stack)} keeps its graph (retain_graph=True), and no later backward uses it",
+                f"{wording.at('needed', backward.stack)} keeps its graph (retain_graph=True), and no later "
+                "backward uses it",
                 [("needed", backward.stack, "retain_graph=True is not needed")],
                 "needed",
                 backward=backward,

@@ -207,7 +207,7 @@ def difference(after: Measured, before: Measured, terms: Terms = STRICT) -> Diff
         )
     found = _steps(after, before, terms) if before.steps else _leaves(after, before, terms)
     if found is None and terms.losses:
-        found = _losses(after, before)
+        found = _losses(after, before, terms.gains)
     if found is None and not (after.trains and (before.trains or terms.gains)):
         return Difference("nothing", detail="every gradient is zero or None, which proves nothing")
     return found
@@ -227,6 +227,24 @@ def kept(after: Measured, before: Measured) -> Difference | None:
             if s.changed != t.changed:
                 return Difference("kept", t.number, k, tuple(sorted(set(s.changed) ^ set(t.changed))))
     return None
+
+
+def aligned(after: Measured, kept: Mapping[int, Sequence[int]]) -> Measured:
+    """`after` with only the parameters `kept` of each optimizer (indices, in the order of before)."""
+
+    def only(step: Stepped) -> Stepped:
+        which = kept.get(step.optimizer)
+        if which is None or len(step.grads) <= max(which, default=-1):
+            return step
+        place = {j: n for n, j in enumerate(which)}
+        return replace(
+            step,
+            grads=tuple(step.grads[j] for j in which),
+            updates=tuple(step.updates[j] for j in which if j < len(step.updates)),
+            changed=tuple(place[j] for j in step.changed if j in place),
+        )
+
+    return replace(after, steps=tuple(map(only, after.steps)))
 
 
 def _steps(after: Measured, before: Measured, terms: Terms) -> Difference | None:
@@ -317,8 +335,9 @@ def _leaves(after: Measured, before: Measured, terms: Terms) -> Difference | Non
     return None
 
 
-def _losses(after: Measured, before: Measured) -> Difference | None:
-    """Backwards may change order and number: their values agree as a multiset, else their sum."""
+def _losses(after: Measured, before: Measured, more: bool) -> Difference | None:
+    """Backwards may change order and number: their values agree as a multiset, else their sum; with `more`
+    there may be further backwards after."""
     mine = [b.value for b in after.backwards if b.accumulates]
     theirs = [b.value for b in before.backwards if b.accumulates and not b.raised]
     scale = max((abs(x) for x in theirs), default=0.0)
@@ -327,6 +346,8 @@ def _losses(after: Measured, before: Measured) -> Difference | None:
     ):
         return None
     if _near(math.fsum(mine), math.fsum(theirs), scale * max(len(theirs), 1)):
+        return None
+    if more and all(any(_near(x, y, scale) for x in mine) for y in theirs):
         return None
     shown = ", ".join(f"{x:.6g}" for x in mine[:4]), ", ".join(f"{x:.6g}" for x in theirs[:4])
     return Difference("loss", detail=f"losses {shown[0]}; before {shown[1]}")

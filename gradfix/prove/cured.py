@@ -100,7 +100,7 @@ def _same_place_at_fault(after: Conflict, before: Conflict, lines: Lines) -> boo
 
 
 def _same_need(after: Conflict, before: Conflict, lines: Lines) -> bool:
-    """The same backward trips, over another tensor perhaps: a later pass of the loop may show the fault for it."""
+    """The same backward trips, perhaps over another tensor: a later pass of the loop may show that."""
     return bool(after.labels and before.labels) and lines.same(after.labels[-1].at, before.labels[-1].at)
 
 

@@ -11,7 +11,17 @@ from functools import cached_property
 
 from gradfix.detect import Conflict, detect
 from gradfix.prove import words
-from gradfix.prove.compare import Difference, Likeness, Measured, difference, head, kept, likeness, read
+from gradfix.prove.compare import (
+    Difference,
+    Likeness,
+    Measured,
+    aligned,
+    difference,
+    head,
+    kept,
+    likeness,
+    read,
+)
 from gradfix.prove.cured import Left, Lines, left, stale_for_ever
 from gradfix.prove.effects import Attempt, Impose, attempts
 from gradfix.run import Outcome, Run
@@ -32,7 +42,7 @@ class Baseline:
     outcome: Outcome
     plain: Outcome
     conflicts: tuple[Conflict, ...]
-    shims: bool = False  # whether calls of an old PyTorch were let through
+    base: Impose = field(default_factory=dict)  # what lets the script run that else would reach no backward
     _imposed: dict[str, Future[Outcome]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -134,8 +144,7 @@ class Prover:
         whole: bool = False,
     ) -> Verdict:
         try:
-            if any(e.kind == "restored" for e in effects) and not baseline.shims:
-                baseline = self._restored(baseline)
+            baseline = self._runnable(baseline, effects)
             self._can_judge(baseline)
             lines = Lines(baseline.files, files)
             after = self._run_after(baseline, files, conflicts, lines, whole)
@@ -152,10 +161,17 @@ class Prover:
         except Refusal as refusal:
             return refusal.verdict
 
-    def _restored(self, baseline: Baseline) -> Baseline:
-        """The script as it ran when its calls were still there."""
-        outcome = self._imposed(baseline, {"shims": True})
-        return replace(baseline, outcome=outcome, shims=True, _imposed={})
+    def _runnable(self, baseline: Baseline, effects: Sequence[Effect]) -> Baseline:
+        """The script with what its effect says it lacked: an old PyTorch's calls, or leaves."""
+        kinds = {e.kind for e in effects}
+        stuck = "adds-gradient" in kinds and not baseline.oracle.passes
+        if baseline.base or not (stuck or "restored" in kinds):
+            return baseline
+        base = {"shims": True} if "restored" in kinds else {"retain": True}
+        outcome = self._imposed(baseline, base)
+        if not read(outcome.measurement).passes:
+            return baseline
+        return replace(baseline, outcome=outcome, base=base, _imposed={})
 
     def _can_judge(self, baseline: Baseline) -> None:
         before = baseline.outcome
@@ -196,10 +212,13 @@ class Prover:
         if rest.still:
             raise Refusal("rejected", f"the fault is still there: {rest.still[0].message}")
         mixed = next((c for c in found if _mixes(c, conflicts, lines)), None)
-        if mixed is not None and baseline.plain.failure is not None:
-            raise Refusal("rejected", f"runs, and trains wrongly: {mixed.message}")
-        if rest.new:
-            raise Refusal("rejected", f"a new fault: {rest.new[0].message}")
+        worse = rest.new[0] if rest.new else mixed if baseline.plain.failure is not None else None
+        if worse is not None:
+            numbers = words.alike(likeness(read(recorded.measurement), baseline.oracle), baseline.names)
+            said = (
+                f"a new fault: {worse.message}" if rest.new else f"runs, and trains wrongly: {worse.message}"
+            )
+            raise Refusal("rejected", f"{said}; {numbers}" if numbers else said)
         if failed and not (rest.others and recorded.ended in (*CLEAN, baseline.outcome.ended)):
             raise Refusal("rejected", _how_it_ended(plain))
         after = After(plain, recorded, rest)
@@ -260,6 +279,8 @@ class Prover:
         now = read(run.result().measurement) if run is not None else after.measured
         if cut_short:
             now = head(now, before)
+        if attempt.terms.gains:
+            now = aligned(now, _kept(baseline.names, words.Names.of(after.recorded.tape or Tape(()))))
         found = difference(now, before, attempt.terms)
         if found is not None and "draws" in (attempt.after or {}):
             keys = {k for k in {*now.draws, *before.draws} if now.draws.get(k) != before.draws.get(k)}
@@ -290,8 +311,11 @@ class Prover:
                 return Verdict("rejected", f"gets no further than before ({passes} {unit}s)", measured)
             reason = f"equal as far as the script could run before ({over.removeprefix('over ')})"
             return Verdict("intended", reason + rest, measured)
-        if baseline.shims:
-            reason = f"equal {over} to the script as it ran on the PyTorch it was written for"
+        if baseline.base:
+            old = "as it ran on the PyTorch it was written for"
+            reason = (
+                f"equal {over} to the script {old if 'shims' in baseline.base else 'run as if it had leaves'}"
+            )
             return Verdict("intended", "; ".join([reason, *drift]) + rest, measured)
         if attempt.effects:
             said = words.alike(like, names) or f"equal {over} once the effect is taken into account"
@@ -316,9 +340,8 @@ class Prover:
         return self.pool.submit(self.zygote.run, run)
 
     def _begin(self, baseline: Baseline, impose: Impose) -> Future[Outcome]:
-        """A recorded run before with `impose`, begun once per baseline; {} is the script once more."""
-        if baseline.shims:
-            impose = {**impose, "shims": True}
+        """A recorded run before with `impose`, begun once; {} is the script once more."""
+        impose = {**baseline.base, **impose}
         key = json.dumps(impose, sort_keys=True)
         with self.lock:
             if key not in baseline._imposed:
@@ -327,6 +350,18 @@ class Prover:
 
     def _imposed(self, baseline: Baseline, impose: Impose) -> Outcome:
         return self._begin(baseline, impose).result()
+
+
+def _kept(before: words.Names, after: words.Names) -> dict[int, list[int]]:
+    """Per optimizer, where the parameters it had before are after; only for those that have more now."""
+    found = {}
+    for k, event in before.optimizers.items():
+        now = after.optimizers.get(k)
+        if now is not None and len(now.refs) > len(event.refs):
+            place = {ref.name: j for j, ref in enumerate(now.refs) if ref.name}
+            if all(ref.name in place for ref in event.refs):
+                found[k] = [place[ref.name] for ref in event.refs]
+    return found
 
 
 def _mixes(conflict: Conflict, cured: Sequence[Conflict], lines: Lines) -> bool:

@@ -22,9 +22,12 @@ class Names:
 
     def optimizer(self, number: int) -> str:
         event = self.optimizers.get(number)
-        if event is None or not event.name:
-            return f"optimizer {number + 1}" + (f" ({event.kind})" if event else "")
-        return f"`{event.name}`"
+        if event is None or event.name:
+            return f"`{event.name}`" if event else f"optimizer {number + 1}"
+        owners = {ref.name.partition(".")[0] for ref in event.refs}
+        if len(owners) == 1 and "" not in owners:
+            return f"{owners.pop()}'s {event.kind}"
+        return f"optimizer {number + 1} ({event.kind})"
 
     def parameters(self, optimizer: int, which: Sequence[int]) -> str:
         """``D's 12 parameters``, or the name of the only one."""
@@ -70,6 +73,9 @@ def alike(found: Mapping[int, Likeness], names: Names) -> str:
         who = names.optimizer(k)
         if x.equal:
             said.append(f"{who} equal")
+        elif math.isnan(x.cosine) and x.lost:
+            said.append(f"{who}: {names.parameters(k, x.lost)} get no gradient (had one before)")
+            continue
         elif math.isnan(x.cosine):
             said.append(f"{who} has no gradient to compare")
         else:

@@ -14,6 +14,7 @@ The request is a JSON object; every key is optional, and they combine:
 ``through``  ``.data``, ``.detach()`` and ``torch.tensor(t)`` in user lines (all, or those listed) give the
              tensor itself.
 ``clear``    an optimizer's gradients are cleared after each of its steps.
+``retain``   non-leaf tensors given to an optimizer keep their gradient, as leaves do.
 ``shims``    calls of PyTorch 0.x that were removed do what they did.
 
 Standard library and torch only; installed after the recorder and before the measurer.
@@ -73,6 +74,8 @@ class Imposer:
             _freeze_statistics()
         if "through" in self.request:
             _see_through(self.request["through"])
+        if self.request.get("retain"):
+            _retain_gradients()
         if self.request.get("shims"):
             _restore_old_calls()
         if "draws" in self.request or "write" in self.request:
@@ -386,6 +389,21 @@ def _see_through(sites: Any) -> None:
     torch.Tensor.data = property(data, _DATA.__set__)  # type: ignore
     torch.Tensor.detach = detach
     torch.tensor = tensor  # type: ignore
+
+
+def _retain_gradients() -> None:
+    """An optimizer takes non-leaf tensors, and they keep their gradient."""
+    add = torch.optim.Optimizer.add_param_group
+
+    def add_param_group(self: Any, group: Any) -> Any:
+        given = group["params"]
+        given = [given] if isinstance(given, torch.Tensor) else list(given)
+        for p in given:
+            if isinstance(p, torch.Tensor) and p.requires_grad and not p.is_leaf:
+                p.retain_grad()
+        return add(self, {**group, "params": given})
+
+    torch.optim.Optimizer.add_param_group = add_param_group  # type: ignore
 
 
 def _restore_old_calls() -> None:

@@ -171,22 +171,25 @@ def _moved(
 def _proposal(
     project: Project, view: View, placed: Sequence[_Placed], early: Sequence[Unit], end: Unit
 ) -> Iterator[Proposal]:
-    edits: list[Edit] = []
+    steps = ", ".join(f"`{view.code(u.node).strip()}`" for u in early)
+    moved = [e for unit in early for e in take_away(unit, view)]
+    moved.append(put_after(end, *(lifted(u) for u in early)))
+    restricted: list[Edit] = []
+    kept: list[Edit] = []
     for n, p in enumerate(placed):
         inputs = _inputs(project, p.event, view, p.call, [x.event for x in placed])
+        put = {} if inputs is None or says(p.call, "inputs") else {"inputs": inputs}
         if inputs is None:
             return
-        put: dict[str, cst.BaseExpression] = {} if says(p.call, "inputs") else {"inputs": inputs}
-        if n < len(placed) - 1:
-            if says(p.call, "retain_graph") != "True":
-                put = {"retain_graph": cst.Name("True"), **put}
-            edits.append(with_arguments(p.call, put))
+        if n == len(placed) - 1:
+            restricted.append(with_arguments(p.call, put, ("retain_graph",)))
+        elif says(p.call, "retain_graph") == "True":
+            restricted.append(with_arguments(p.call, put))
         else:
-            edits.append(with_arguments(p.call, put, ("retain_graph",)))
-    for unit in early:
-        edits += take_away(unit, view)
-    edits.append(put_after(end, *(lifted(u) for u in early)))
-    steps = ", ".join(f"`{view.code(u.node).strip()}`" for u in early)
-    yield Proposal(
-        f"take every gradient before {steps}, each into its own parameters", NONE, gather((view, edits)), 2
-    )
+            keep = {"retain_graph": cst.Name("True")}
+            kept.append(with_arguments(p.call, keep))
+            restricted.append(with_arguments(p.call, {**keep, **put}))
+    summary = f"take every gradient before {steps}, each into its own parameters"
+    yield Proposal(summary, NONE, gather((view, [*restricted, *moved])), 2)
+    # The plain reorder is in real repositories: shown with what it does to the other gradients.
+    yield Proposal(f"only move {steps} behind the last backward", NONE, gather((view, [*kept, *moved])), 9)

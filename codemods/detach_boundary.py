@@ -10,12 +10,14 @@ import libcst as cst
 from gradfix.boundary import (
     SHAPES,
     Feed,
+    backwards,
     cleared,
     crossings,
     detach,
     detached,
     feeds,
     gather,
+    same_place,
     shape_of,
     shared,
 )
@@ -24,7 +26,7 @@ from gradfix.codemod import Codemod, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.graph import Crossing
-from gradfix.rerun import reads_of
+from gradfix.rerun import plan, reads_of
 from gradfix.statements import Unit, body_of, dotted, names, touches, walk
 from gradfix.tape import Backward
 from gradfix.verdict import NONE, Effect
@@ -61,6 +63,8 @@ class DetachBoundary(Codemod):
                     seen.add(key)
                     yield from _proposals(project, backward, own, found, conflict.pattern == "before-loop")
             yield from _separated(project, backward, [c for c in edges if c not in own])
+        if conflict.backward is not None and conflict.severity == "error":
+            yield from _given_up(project, conflict.backward)
 
 
 def _shared(project: Project, backward: Backward, crossing: Crossing) -> bool:
@@ -94,13 +98,24 @@ def _proposals(
     named = ", ".join(dict.fromkeys(f"`{f.view.code(f.value).strip()}`" for f in found))
     summary = f"detach {named} where {_takers(found)} it"
     cuts = [(f.view, [_cut(f, project)]) for f in found]
-    call = backward_call(project, backward)
-    drop = drop_retain(call[1]) if call else None
-    if call and drop:
-        yield Proposal(
-            f"{summary}; drop the idle retain_graph", effect, gather(*cuts, (call[0], [drop])), int(once)
-        )
-    yield Proposal(summary, effect, gather(*cuts), int(once) + bool(drop))
+    drops = _idle(project, backward, edges)
+    if drops:
+        yield Proposal(f"{summary}; drop the idle retain_graph", effect, gather(*cuts, *drops), int(once))
+    yield Proposal(summary, effect, gather(*cuts), int(once) + bool(drops))
+
+
+def _idle(project: Project, backward: Backward, edges: Sequence[Crossing]) -> list[tuple[View, list[Edit]]]:
+    """Drop retain_graph from the backward, and from those before it that kept the producers' graph for it."""
+    walked = {c.producer.node for c in edges}
+    since = max((b.time for b in same_place(project.graph, backward) if b.time < backward.time), default=-1)
+    found: dict[int, tuple[View, list[Edit]]] = {}
+    for b in backwards(project.graph):
+        if since < b.time <= backward.time and walked & set(b.nodes):
+            place = backward_call(project, b)
+            edit = drop_retain(place[1]) if place else None
+            if place and edit:
+                found[id(place[1])] = (place[0], [edit])
+    return list(found.values())
 
 
 def _takers(found: Iterable[Feed]) -> str:
@@ -150,6 +165,24 @@ def _separated(project: Project, backward: Backward, edges: Sequence[Crossing]) 
             yield Proposal(summary, OWN, with_drop, 2)
             if any(e for _, some in drops for e in some):
                 yield Proposal(summary, NONE, gather((feed.view, edits)), 3)
+
+
+def _given_up(project: Project, backward: Backward) -> Iterator[Proposal]:
+    """The advice given most often: detach the stale output in the later loss. It is right only where that
+    loss has nothing to learn through it, so it is shown with what was measured, last of all."""
+    found = plan(project, backward)
+    if found is None or found.moved:
+        return
+    bound = [w for u in found.kept for w in sorted(u.writes)]
+    reads = [n for name in bound for u in found.later() for n in reads_of(u.node, name)]
+    if not reads:
+        return
+    summary = f"detach {', '.join(f'`{b}`' for b in bound)} in the later loss"
+    edits: list[Edit] = [detach(n) for n in reads]
+    cuts = [(v, [e]) for v, e in found.cuts()]
+    if cuts:
+        yield Proposal(f"{summary}, and at the boundary", OWN, gather((found.view, edits), *cuts), 8)
+    yield Proposal(summary, OWN, gather((found.view, edits)), 8)
 
 
 def _binding(feed: Feed) -> cst.Assign | None:

@@ -136,12 +136,13 @@ class Plan:
         name = dotted(node.targets[0].target)
         return name is not None and len(self._reads_of(name)) == 1
 
-    def _later(self) -> tuple[Unit, ...]:
+    def later(self) -> tuple[Unit, ...]:
+        """What runs behind the step until the backward, the moved statements first."""
         here = self.flat.index(self.step) + 1
         return (*self.moved, *self.flat[here : self.flat.index(self.backward) + 1])
 
     def _reads_of(self, name: str) -> list[tuple[Unit, cst.BaseExpression]]:
-        return [(u, n) for u in self._later() for n in reads_of(u.node, name)]
+        return [(u, n) for u in self.later() for n in reads_of(u.node, name)]
 
     def _inlined(self) -> tuple[Edit, ...]:
         node = self.kept[0].node

@@ -360,7 +360,7 @@ def test_nothing_is_detached_where_one_optimizer_owns_both():
 
 def test_gradients_are_taken_before_the_steps():
     conflict, project = gan("D(fake)", "D(fake)")
-    (proposal,) = BackwardInputs.cures(conflict, project)
+    proposal = next(BackwardInputs.cures(conflict, project))
     text = project.apply(proposal.edits)[PATH]
     assert "loss_d.backward(retain_graph=True, inputs=list(D.parameters()))\n    loss_g = D(fake)" in text
     assert "loss_g.backward(inputs=list(G.parameters()))\n    opt_d.step()\n    opt_g.step()\n" in text

@@ -1,0 +1,180 @@
+"""Scripts that end in every way a script can: each run says how, in time, and leaves nothing behind."""
+
+# ruff: noqa: F401, F811 (fixtures are imported)
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runs import IGNORES_SIGNALS, MODEL, copying, processes_named, project, run, until
+
+from gradfix.run import Outcome
+from gradfix.run.zygote import Zygote
+
+
+def test_exception_has_the_users_traceback(run: Callable[..., Outcome], project: Path) -> None:
+    outcome = run("def f(x):\n    return 1 / x\n\nf(0)\n")
+    assert outcome.failure is not None
+    assert (outcome.ended, outcome.failure.type, outcome.failure.message) == (
+        "failed",
+        "ZeroDivisionError",
+        "division by zero",
+    )
+    frames = [line for line in outcome.failure.traceback.splitlines() if line.startswith("  File ")]
+    script = project / "script.py"
+    assert frames == [f'  File "{script}", line 4, in <module>', f'  File "{script}", line 2, in f']
+    assert outcome.stderr == outcome.failure.traceback
+    assert [(site.line, site.function) for site in outcome.failure.stack] == [(4, "<module>"), (2, "f")]
+
+
+def test_syntax_error(run: Callable[..., Outcome]) -> None:
+    outcome = run("x = (1,\n")
+    assert outcome.failure is not None
+    assert (outcome.ended, outcome.failure.type) == ("failed", "SyntaxError")
+
+
+NONSENSE = """
+import os
+for fd in range(3, 2000):
+    try: os.write(fd, b"{nonsense\\n")
+    except OSError: pass
+"""
+LATE_THREAD = """
+import threading, time
+threading.Thread(target=lambda: (time.sleep(0.1), print("late"))).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "ended", "status", "detail"),
+    [
+        ("", "finished", 0, ""),
+        ("import sys; sys.exit()", "finished", 0, ""),
+        ("import sys; sys.exit(3)", "exit", 3, "sys.exit(3)"),
+        ("import sys; sys.exit('no data')", "exit", 1, "no data"),
+        ("import os; os._exit(4)", "exit", 4, "os._exit(4)"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "killed", -9, "SIGKILL"),
+        ("import os; os.abort()", "killed", -6, "SIGABRT"),
+        ("import ctypes; ctypes.string_at(0)", "killed", -11, "SIGSEGV"),
+        ("import os; os.execv('/bin/true', ['true'])", "tampered", 0, "replaced"),
+        ("import os; os.closerange(3, 65536)", "tampered", 117, "closed"),
+        (NONSENSE, "tampered", 0, "nonsense"),
+        ("import sys; sys.excepthook = lambda *_: None; 1/0", "failed", 1, ""),
+        ("import os, sys; sys.excepthook = lambda *_: os._exit(9); 1/0", "failed", 9, ""),
+        ("import sys; sys.stdout.close(); sys.stderr = None; 1/0", "failed", 1, ""),
+        ("import os; os.remove(__file__); os.chdir('/'); print(1)", "finished", 0, ""),
+        ("raise KeyboardInterrupt", "failed", 1, ""),
+        ("input()", "failed", 1, ""),
+        ("import os, time\nif os.fork() == 0: time.sleep(60)", "finished", 0, ""),
+        ("import atexit; atexit.register(print, 'bye'); atexit.register(lambda: 1/0)", "finished", 0, ""),
+        (LATE_THREAD, "finished", 0, ""),
+    ],
+)  # fmt: skip
+def test_ways_out(run: Callable[..., Outcome], text: str, ended: str, status: int, detail: str) -> None:
+    started = time.monotonic()
+    outcome = run(text)
+    assert (outcome.ended, outcome.status) == (ended, status), outcome
+    assert detail in outcome.detail
+    assert time.monotonic() - started < 5
+    if "bye" in text or "late" in text:
+        assert outcome.stdout in ("bye\n", "late\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "while True: pass",
+        "import time; time.sleep(60)",
+        "while True:\n  try:\n    while True: pass\n  except: pass",
+        IGNORES_SIGNALS,
+        "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65)); time.sleep(60)",
+        "import atexit, time; atexit.register(time.sleep, 60)",
+        "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()",
+        "import os, time\nif os.fork(): os.wait()\ntime.sleep(60)",
+        MODEL + "other = torch.optim.SGD([w], lr=0.1)\nwhile True: train()",
+    ],
+)  # fmt: skip
+def test_never_ending(run: Callable[..., Outcome], text: str) -> None:
+    started = time.monotonic()
+    outcome = run("print('before', flush=True)\n" + text, timeout=0.6)
+    assert (outcome.ended, outcome.detail) == ("timeout", "the run was not over after 0.6 s.")
+    assert outcome.stdout == "before\n"
+    assert time.monotonic() - started < 4
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "while True: train(); print('.', end='')",
+        "while True:\n  try: train(); print('.', end='')\n  except: pass",
+        "for epoch in range(99):\n  optimizer = torch.optim.Adam([w]); train(); print('.', end='')",
+    ],
+)
+def test_ends_by_steps(run: Callable[..., Outcome], loop: str) -> None:
+    outcome = run(MODEL + loop, steps=4)
+    assert (outcome.ended, outcome.stdout) == ("steps", "...")
+
+
+def test_steps_of_every_optimizer(run: Callable[..., Outcome]) -> None:
+    text = """
+late = torch.optim.SGD([w], lr=0.1)
+for i in range(10): train()
+print("pretrained")
+for i in range(9): late.step(); print(i)
+"""
+    text = MODEL + text
+    assert run(text, steps=2).stdout == "pretrained\n0\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x = []\nwhile True: x.append(torch.ones(1 << 20))", "torch.ones(1 << 32)", "b = bytearray(1 << 33)"],
+)
+def test_memory(run: Callable[..., Outcome], text: str) -> None:
+    outcome = run("import torch\n" + text, memory=1 << 29)
+    assert outcome.ended == "memory"
+    assert "memory" in outcome.detail
+
+
+def test_resident_memory_without_a_limit_of_address_space(
+    run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradfix.run.conversation._resident_limit", lambda _: 400 << 20)
+    outcome = run("import time\nx = b'1' * (600 << 20)\ntime.sleep(9)")
+    assert (outcome.ended, outcome.detail) == ("memory", "the run used up the memory it may have.")
+
+
+def test_megabytes_of_output_keep_the_end(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        "import sys\nfor i in range(200_000): print(i, 'x' * 60)\nsys.stderr.write('y' * (1 << 22) + 'end')"
+    )
+    assert len(outcome.stdout) == 65536
+    assert outcome.stdout.endswith("199999 " + "x" * 60 + "\n")
+    assert (len(outcome.stderr), outcome.stderr[-4:]) == (65536, "yend")
+
+
+def test_fork_bomb(run: Callable[..., Outcome]) -> None:
+    outcome = run("import os, time\nfor _ in range(2000): os.fork() or time.sleep(60)\n", timeout=10)
+    assert outcome.ended in ("killed", "timeout")
+    assert processes_named("script.py") == []
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_nothing_survives_a_daemon(
+    run: Callable[..., Outcome], zygote: Zygote, copying: Zygote, namespaces: bool
+) -> None:
+    mark = f"gradfix-daemon-{os.getpid()}"
+    text = f"""
+    import os, subprocess, sys
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(99)", {mark!r}])
+        os._exit(0)
+    """
+    assert run(text, zygote if namespaces else copying).ended == "finished"
+    assert until(lambda: processes_named(mark) == [])

@@ -71,7 +71,7 @@ def gan(detach: bool = False, retain: bool = False, share: bool = False, last: s
     return s.end(last)
 
 
-# -- stale-saved-tensor ------------------------------------------------------------------------------------------------
+# -- stale-saved-tensor ----------------------------------------------------------------------------
 
 
 def test_step_between_forward_and_backward_is_one_conflict() -> None:
@@ -181,7 +181,7 @@ def test_retained_state_of_the_pass_before_says_where_it_is_taken_over() -> None
     assert lines(conflict, "used") == [10]
 
 
-# -- silent-overwrite ----------------------------------------------------------------------------------------------------
+# -- silent-overwrite ------------------------------------------------------------------------------
 
 
 def hidden_write(wrong: float, **write: object) -> Tape:
@@ -218,7 +218,7 @@ def test_fused_step_is_a_silent_overwrite() -> None:
     assert (conflict.kind, conflict.pattern, conflict.at.line) == ("silent-overwrite", "fused-step", 8)
 
 
-# -- freed-graph ---------------------------------------------------------------------------------------------------------
+# -- freed-graph -----------------------------------------------------------------------------------
 
 
 def recurrent(retain: bool = False, detach: bool = False) -> Tape:
@@ -359,7 +359,7 @@ def test_retained_graph_of_two_losses_is_sound() -> None:
     assert not detect(s.end())
 
 
-# -- refused on the spot -------------------------------------------------------------------------------------------------
+# -- refused on the spot ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -368,8 +368,8 @@ def test_retained_graph_of_two_losses_is_sound() -> None:
         (LEAF, "leaf-write", "leaf"),
         (VIEW, "leaf-write", "view"),
         (
-            "Output 0 of UnbindBackward0 is a view and is being modified inplace. This view is the output of a function "
-            "that returns multiple views.",
+            "Output 0 of UnbindBackward0 is a view and is being modified inplace. This view is the output "
+            "of a function that returns multiple views.",
             "forbidden-view-write",
             "multi-view",
         ),
@@ -379,7 +379,8 @@ def test_retained_graph_of_two_losses_is_sound() -> None:
             "no-grad-view",
         ),
         (
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory location.",
+            "unsupported operation: more than one element of the written-to tensor refers to a single "
+            "memory location.",
             "forbidden-view-write",
             "expanded",
         ),
@@ -477,7 +478,7 @@ def test_failure_that_is_not_autograds() -> None:
     assert not detect(s.end("failed"))
 
 
-# -- what optimizers show ------------------------------------------------------------------------------------------------
+# -- what optimizers show --------------------------------------------------------------------------
 
 
 def test_generator_that_never_learns() -> None:
@@ -532,6 +533,26 @@ def test_leaf_made_of_a_cut_value_keeps_the_gradient_to_itself() -> None:
 
 def test_gradient_pushed_back_by_hand_is_sound() -> None:
     assert not loud(rewrapped(push_back=True))
+
+
+@pytest.mark.parametrize("through_data", [True, False])
+def test_inner_update_through_data_loses_the_second_order(through_data: bool) -> None:
+    s = Script()
+    meta = s.leaf("meta")
+    opt = s.optimizer("opt", [meta], 2)
+    for _ in range(3):
+        fast = s.op("clone", 4, meta, name="fast")
+        s.zero(opt, 5)
+        s.backward(s.op("mm", 6, fast, saves=[fast]), 6, create=True, inputs=[])
+        s.filled.clear()
+        if through_data:
+            s.write(fast, 7, counted=False, how="data")
+        else:
+            fast = s.op("sub", 7, fast)
+        s.backward(s.op("mm", 8, fast, saves=[fast]), 8)
+        s.step(opt, 9)
+    found = [(c.kind, c.pattern, c.at.line) for c in loud(s.end())]
+    assert found == ([("cut-graph", "second-order", 7)] if through_data else [])
 
 
 def loop(*statements: str, passes: int = 3) -> Tape:
@@ -711,11 +732,11 @@ def test_data_attribute_is_one_note_a_place() -> None:
     ]
 
 
-# -- attached-target -----------------------------------------------------------------------------------------------------
+# -- attached-target -------------------------------------------------------------------------------
 
 
 def q_learning(detach: bool = False, other: bool = False, shared: bool = False) -> Tape:
-    """``mse(q(s), r + gamma * q(s2).max())``, the target by the same net or by `other`, both of one pass if `shared`."""
+    """``mse(q(s), r + gamma * q(s2).max())``: the target by the same net or an `other`, or of one pass."""
     s = Script()
     w, t = s.leaf("q.weight"), s.leaf("target.weight")
     opt: Optim = s.optimizer("opt", [w], 2)
@@ -777,7 +798,7 @@ def test_advantage_with_its_graph(detach: bool) -> None:
     assert found == ([] if detach else [("attached-target", "advantage", [6])])
 
 
-# -- the whole -----------------------------------------------------------------------------------------------------------
+# -- the whole -------------------------------------------------------------------------------------
 
 
 def test_every_pattern_is_declared() -> None:

@@ -31,9 +31,9 @@ KINDS: dict[str, Severity] = {
 class Label:
     """A place the person is shown, `stack` the user's frames there, `text` what stands under the span.
 
-    `role` is ``saved``, ``overwritten``, ``needed``, ``freed``, ``made``, ``used`` (where a later pass, a second
-    loss or another model takes the value made), ``crossing`` (where the loss that freed a shared value had taken
-    it), ``read``, ``cut``, ``zero``, ``step`` or ``target``.
+    `role` is ``saved``, ``overwritten``, ``needed``, ``freed``, ``made``, ``used`` (where a later pass, a
+    second loss or another model takes the value made), ``crossing`` (where the loss that freed a shared value
+    had taken it), ``read``, ``cut``, ``zero``, ``step`` or ``target``.
     """
 
     role: str
@@ -108,6 +108,7 @@ PATTERNS = {
         "dead-parameter": "no loss reaches an optimizer's parameters",
         "rewrapped": "a gradient arrives at a leaf made of a cut value, and is never passed on to the graph "
         "behind it",
+        "second-order": "an update that create_graph=True was asked for goes through .data",
     },
     "missing-grad": {
         "read": ".grad of a non-leaf is read",

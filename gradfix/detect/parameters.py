@@ -1,4 +1,4 @@
-"""cut-graph, stray-optimizer, missing-grad: parameters that an optimizer steps, or was meant to step, and that
+"""cut-graph, stray-optimizer, missing-grad: parameters that an optimizer steps, or was meant to, and that
 never get a gradient.
 
 PyTorch says nothing about any of these, and much sound code looks alike (frozen models, unused heads), so
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.refused import CUT_WORDS, NO_GRAPH
 from gradfix.graph import Graph, plain_op
-from gradfix.tape import Cut, Record, Ref, Stack
+from gradfix.tape import Cut, Mutate, Record, Ref, Stack
 
 # what makes a non-leaf of a parameter by accident
 CONVERSIONS = {"to_copy", "mul", "div", "clone", "add", "to"}
@@ -221,3 +222,40 @@ def converted(graph: Graph) -> Found:
                 backward=walks[0],
             ),
         )
+
+
+def second_order(graph: Graph) -> Found:
+    """create_graph=True asks for the gradients' own graph, and the update made of them goes through ``.data``:
+    what is differentiated next knows nothing of it (MAML's second-order terms)."""
+    writes = [e for e in graph.tape.events if isinstance(e, Mutate) and e.how in ("data", "set_data")]
+    for backward, following in pairwise(graph.backwards):
+        if not writes or not backward.create or not backward.inputs or following.create:
+            continue
+        walked = (graph.records[n] for n in graph.walk(backward) if n in graph.records)
+        saved = {ref.storage for record in walked for ref in record.saves}
+        for write in writes:
+            between = backward.time < write.time < following.time
+            leaf = graph.mask([write.ref.storage])
+            if not between or leaf or write.ref.storage not in saved or not graph.filled(following):
+                continue
+            yield (
+                ("second-order", write.stack[-1:]),
+                write,
+                make(
+                    "cut-graph",
+                    "second-order",
+                    f"{wording.name(write.ref)} is updated through `.data`: the gradients' own graph, which "
+                    f"create_graph=True asked for, does not reach {wording.at('needed', following.stack)}",
+                    [
+                        ("made", backward.stack, "the gradients, with their graph"),
+                        ("cut", write.stack, "updated behind autograd's back"),
+                        ("needed", following.stack, "differentiates without the update"),
+                    ],
+                    "cut",
+                    severity="warning",
+                    ref=write.ref,
+                    write=write,
+                    backward=following,
+                    earlier=backward,
+                ),
+            )

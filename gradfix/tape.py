@@ -203,15 +203,32 @@ class GradRead(Event):
     node: int | None = None
 
 
+_AUTOGRAD = (
+    "modified by an inplace operation",
+    "backward through the graph a second time",
+    "leaf Variable that requires grad",
+    "is being modified inplace",
+    "does not require grad and does not have a grad_fn",
+    "can't optimize a non-leaf Tensor",
+    "grad can be implicitly created only for scalar outputs",
+    "appears to not have been used in the graph",
+    "on Tensor that requires grad",
+    "on Variable that requires grad",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Failure(Event):
-    """The exception that ended the script, as the user would see it. `autograd` if the wording is
-    autograd's."""
+    """The exception that ended the script, as the user would see it."""
 
     type: str
     message: str
     traceback: str = ""
-    autograd: bool = False
+
+    @property
+    def autograd(self) -> bool:
+        """Whether the wording is autograd's."""
+        return any(words in self.message for words in _AUTOGRAD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,3 +136,11 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 def test_defaults_are_left_out() -> None:
     lines = [json.loads(line) for line in format_tape(Tape((Backward(1, (), (0,), (0,)),)))]
     assert lines[-1] == {"e": "Backward", "t": 1, "s": 0, "roots": [0], "nodes": [0]}
+
+
+def test_whose_words_a_failure_speaks() -> None:
+    ours = Failure(
+        1, (), "RuntimeError", "element 0 of tensors does not require grad and does not have a grad_fn"
+    )
+    assert ours.autograd
+    assert not Failure(1, (), "ValueError", "Target size must be the same as input size").autograd

@@ -20,6 +20,7 @@ from .saves import GONE, Entry, Saves, fate_of
 from .storages import address_of
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
+_UNSEEN = 8
 _FULL = 32  # passes of one backward that are recorded in full
 
 FREED = (
@@ -93,6 +94,8 @@ class Engine:
         seen = self._passes.setdefault(stack, [0, None, set()])
         seen[0] += 1
         walk = self._walk(outputs, inputs, accumulate) if seen[0] <= _FULL else None
+        unseen = iter(range(r.clock.now + 1, r.clock.now + 1 + _UNSEEN))  # times for writes found only now
+        r.clock.now += _UNSEEN
         time = r.clock.tick()
         free_time = r.clock.tick()
         used: list[Entry] = []
@@ -112,7 +115,7 @@ class Engine:
         refused = self._refusal(used)
         if not refused and walk is not None and self._freed and not self._freed.isdisjoint(walk.parents):
             refused = FREED
-        if self._overwritten_unseen(used, time, stack):
+        if self._overwritten_unseen(used, unseen):
             wrong = self._difference(
                 outputs, grads, inputs, more, kwargs, walk or self._walk(outputs, inputs, accumulate)
             )
@@ -259,15 +262,20 @@ class Engine:
                 return _modified(entry)
         return ""
 
-    def _overwritten_unseen(self, used: list[Entry], time: int, stack: Any) -> bool:
-        """Whether values used here were overwritten without PyTorch's counter moving."""
+    def _overwritten_unseen(self, used: list[Entry], times: Iterator[int]) -> bool:
+        """Whether values used here were overwritten without PyTorch's counter moving; tells the writes that no
+        call showed (through a NumPy alias, in an extension)."""
         found = False
         for entry in used:
-            fate = entry.fate
-            if fate is not None and entry.tensor is not GONE:
+            if entry.tensor is GONE:
+                continue
+            fate, moved = entry.fate, entry.moved()
+            if moved and (fate is None or fate.time is None):
+                self.r.unseen(entry, next(times, 0))
+            elif fate is not None:
                 if fate.time is None and fate.value is not None and self.saves.exposed:
-                    self.r.compare_exposed(entry)
-                if fate.time is not None and not entry.moved():
+                    self.r.compare_exposed(entry, next(times, 0))
+                if fate.time is not None and not moved:
                     found = True
         return found
 

@@ -158,13 +158,20 @@ class Recorder:
         for entry in self.saves.at(address):
             keep_value(entry, clones)
 
-    def compare_exposed(self, entry: Entry) -> None:
+    def unseen(self, entry: Entry, time: int) -> None:
+        """Emit a write that only the version counter shows; where it was done nobody knows."""
+        storage = self.storages.of(entry.tensor)
+        if time and storage.version(entry.time) == len(storage.writes):
+            fate_of(entry).time = time
+            self.mutated(time, (), "unknown", entry.tensor, threatens=True)
+
+    def compare_exposed(self, entry: Entry, time: int) -> None:
         """Emit the write through a NumPy alias, if what `entry` saved is no longer what lies there."""
         fate = fate_of(entry)
         exposed = self.saves.exposed.get(address_of(entry.tensor))
         if exposed is None or torch.equal(entry.tensor, fate.value):
             return
-        fate.time, fate.counted = self.clock.tick(), False
+        fate.time, fate.counted = time or self.clock.tick(), False
         self.mutated(fate.time, exposed[0], "numpy", entry.tensor, counted=False, how="numpy", threatens=True)
 
     def counter(self, storage: Storage | None, tensor: Any) -> Callable[[], bool]:

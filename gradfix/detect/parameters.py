@@ -225,7 +225,7 @@ def converted(graph: Graph) -> Found:
 
 
 def second_order(graph: Graph) -> Found:
-    """create_graph=True asks for the gradients' own graph, and the update made of them goes through ``.data``:
+    """create_graph=True asks for the gradients' own graph, and the update made of them goes by ``.data``:
     what is differentiated next knows nothing of it (MAML's second-order terms)."""
     writes = [e for e in graph.tape.events if isinstance(e, Mutate) and e.how in ("data", "set_data")]
     for backward, following in pairwise(graph.backwards):

@@ -49,6 +49,7 @@ def copying() -> Iterator[Zygote]:
 @pytest.fixture
 def run(zygote: Zygote, project: Path) -> Iterator[Callable[..., Outcome]]:
     """Runs a text as the project's script; afterwards the project must be what it was."""
+    zygote.ready()
     script = project / "script.py"
     before: list[dict[str, str]] = []
 

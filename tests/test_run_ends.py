@@ -79,7 +79,7 @@ def test_ways_out(run: Callable[..., Outcome], text: str, ended: str, status: in
     outcome = run(text)
     assert (outcome.ended, outcome.status) == (ended, status), outcome
     assert detail in outcome.detail
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     if "bye" in text or "late" in text:
         assert outcome.stdout in ("bye\n", "late\n")
 
@@ -103,7 +103,7 @@ def test_never_ending(run: Callable[..., Outcome], text: str) -> None:
     outcome = run("print('before', flush=True)\n" + text, timeout=0.6)
     assert (outcome.ended, outcome.detail) == ("timeout", "the run was not over after 0.6 s.")
     assert outcome.stdout == "before\n"
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 15
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,15 @@ def _cut(feed: Feed, project: Project) -> Edit:
     if isinstance(arg, cst.Arg) and arg.star == "*":
         return detach(feed.value, "list")
     shape = shape_of(feed.view, feed.value, project)
+    name = dotted(feed.value)
+    if shape == "tensor" and name and any(n.startswith(f"{name}[") for n in _named(project)):
+        shape = "list"
     return detach(feed.value, shape if shape in SHAPES else "tensor")
+
+
+def _named(project: Project) -> Iterator[str]:
+    """What the tape calls the tensors that it saw made."""
+    return (r.output.name for r in project.graph.records.values() if r.output is not None)
 
 
 def _separated(project: Project, backward: Backward, edges: Sequence[Crossing]) -> Iterator[Proposal]:

@@ -13,7 +13,7 @@ from gradfix.codemod import Codemod, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
 from gradfix.rerun import reads_of
-from gradfix.statements import dotted, line_of, put_before
+from gradfix.statements import dotted, line_of, put_after, put_before, touches, units
 from gradfix.verdict import Effect
 
 ROUND = Effect("cut-round", "no gradient flows into an earlier pass; the values carried over stay the same")
@@ -70,7 +70,8 @@ def _ways(project: Project, found: tuple[Carried, ...], edges: object) -> Iterat
     for group in groups:
         shapes = {i.name: i.shapes(project, consumers) for i in group}
         # another method may read an attribute after it is stored, so it is detached where it is read
-        for way in (_read, _stored) if any("." in i.name for i in group) else (_stored, _read):
+        ways = (_read, _stored, _after) if any("." in i.name for i in group) else (_stored, _read, _after)
+        for way in ways:
             for n in range(max(len(s) for s in shapes.values())):
                 parts: list[Part] = []
                 for item in group:
@@ -110,6 +111,18 @@ def _read(item: Carried, shape: str) -> list[Edit]:
     if isinstance(reader.node, cst.BaseCompoundStatement) and not item.in_loop:
         return []
     return [put_before(reader, line_of(_rebinding(item.name, shape)))]
+
+
+def _after(item: Carried, shape: str) -> list[Edit]:
+    """``state = state.detach()`` behind the last statement of the pass that needs it: where the name first
+    holds None, or a number."""
+    if not item.starts_bare():
+        return []
+    body = units(item.body)
+    needs = [u for u in body if touches(u.reads | u.writes, {item.name})]
+    if not needs or isinstance(needs[-1].node, cst.Return):
+        return []
+    return [put_after(needs[-1], line_of(_rebinding(item.name, shape)))]
 
 
 def _rebinding(name: str, shape: str) -> cst.Assign:

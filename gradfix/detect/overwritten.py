@@ -254,4 +254,6 @@ def _unnamed(hit: Hit) -> str:
 
 
 def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.2g} %" if ratio < 10 else f"{ratio:.2g} times"
+    if ratio >= 10:
+        return f"{ratio:.2g} times"
+    return f"{100 * ratio:.0f} %" if ratio >= 0.1 else f"{100 * ratio:.2g} %"

@@ -263,7 +263,7 @@ class Engine:
         return ""
 
     def _overwritten_unseen(self, used: list[Entry], times: Iterator[int]) -> bool:
-        """Whether values used here were overwritten without PyTorch's counter moving; tells the writes that no
+        """Whether values used here were overwritten without PyTorch's counter moving; tells writes that no
         call showed (through a NumPy alias, in an extension)."""
         found = False
         for entry in used:

@@ -353,7 +353,8 @@ def test_wrong(case, bench):
 
 
 def test_lost_gradient_is_named(bench):
-    detached = swap(FREED, ("D(fake), zeros", "D(fake.detach()), zeros"), ("D(fake), ones", "D(fake.detach()), ones"))
+    cut = ("D(fake), zeros", "D(fake.detach()), zeros"), ("D(fake), ones", "D(fake.detach()), ones")
+    detached = swap(FREED, *cut)
     verdict = bench.verdict(HEAD + FREED, HEAD + detached, "cut-own-loss")
     assert "G's 4 parameters get no gradient" in verdict.reason
 
@@ -381,6 +382,112 @@ def test_one_of_two_faults_cured(bench):
     verdict = bench.verdict(before, swap(before, ("e += 1", "e = e + 1")), "none")
     assert verdict.status == "proved", verdict.reason
     assert verdict.measured["remaining"] == 1
+
+
+def test_two_cures_together(bench):
+    before = CARRIED.replace("loss = (head(h)", "s = torch.sigmoid(h)\n    s += 1\n    loss = (head(s)")
+    after = swap(before, ("h = cell(x, h)", "h = cell(x, h.detach())"), ("s += 1", "s = s + 1"))
+    prover, baseline = bench.prover(before)
+    files = {str(bench.folder / "train.py"): after}
+    verdict = prover.prove_whole(baseline, files, (Effect("cut-round"), Effect("none")))
+    assert verdict.status == "intended", verdict.reason
+
+
+def test_old_calls_run_through_a_shim(bench):
+    before = NET + swap(
+        INPLACE, ("h *= 2", "h = h * 2"), ("loss.backward()", "loss.backward(retain_variables=True)")
+    )
+    verdict = bench.verdict(
+        before, swap(before, ("retain_variables", "retain_graph")), "restored", "legacy-api"
+    )
+    assert verdict.status == "intended", verdict.reason
+
+
+def test_leaf_that_lost_its_place(bench):
+    before = """\
+import torch
+
+torch.manual_seed(0)
+w = torch.randn(3, requires_grad=True).double()
+opt = torch.optim.SGD([w], lr=0.1)
+for _ in range(4):
+    loss = (w * torch.randn(3).double()).pow(2).sum()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+    leaf = swap(before, ("requires_grad=True).double()", "dtype=torch.float32).double().requires_grad_()"))
+    verdict = bench.verdict(before, leaf, "adds-gradient", "missing-grad")
+    assert verdict.status == "intended", verdict.reason
+
+
+def test_missing_zero_grad(bench):
+    before = NET + swap(INPLACE, ("h *= 2", "h = h * 2"), ("    opt.zero_grad()\n", ""))
+    after = before.replace("    loss.backward()", "    opt.zero_grad()\n    loss.backward()")
+    verdict = bench.verdict(before, after, "adds-gradient", "unreset-grad")
+    assert verdict.status == "intended", verdict.reason
+
+
+def test_clipping_moved_after_the_step(bench):
+    clip = "    for p in D.parameters():\n        p.data.clamp_(-0.2, 0.2)\n"
+    loop = swap(
+        FREED,
+        ("D(fake), zeros", "D(fake.detach()), zeros"),
+        ("    lossD.backward()\n", clip + "    lossD.backward()\n"),
+    )
+    after = swap(loop, (clip, ""), ("    optD.step()\n", "    optD.step()\n" + clip))
+    verdict = bench.verdict(HEAD + loop, HEAD + after, "moved-write", "silent-overwrite")
+    assert verdict.status == "intended", verdict.reason
+    gone = bench.verdict(HEAD + loop, HEAD + swap(loop, (clip, "")), "moved-write", "silent-overwrite")
+    assert gone.status == "rejected", gone.reason
+
+
+def test_dropout_of_a_second_pass_replayed(bench):
+    head = HEAD.replace(
+        "D = nn.Sequential(nn.Linear(4, 8),", "D = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3),"
+    )
+    verdict = bench.verdict(head + STALE, head + RECOMPUTED, "later-parameters", "stale-saved-tensor")
+    assert verdict.status == "intended", verdict.reason
+    assert "random draws" in verdict.reason
+
+
+def test_batch_norm_of_a_second_pass(bench):
+    head = HEAD.replace(
+        "D = nn.Sequential(nn.Linear(4, 8),", "D = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8),"
+    )
+    verdict = bench.verdict(head + STALE, head + RECOMPUTED, "later-parameters", "stale-saved-tensor")
+    assert verdict.status == "intended", verdict.reason
+    assert "running statistics" in verdict.reason
+
+
+def test_value_made_once_must_not_go_stale(bench):
+    before = (
+        HEAD
+        + """\
+gain = torch.zeros(1, requires_grad=True)
+optS = torch.optim.SGD([gain], lr=0.5)
+scale = gain.exp()
+for _ in range(4):
+    noise = torch.randn(6, 3)
+    lossS = (gain * G(noise).detach().mean()).sum()
+    optS.zero_grad()
+    lossS.backward()
+    optS.step()
+    lossG = (scale * G(noise)).pow(2).mean()
+    optG.zero_grad()
+    lossG.backward()
+    optG.step()
+"""
+    )
+    stale = swap(before, ("scale = gain.exp()", "scale = gain.exp().detach()"))
+    for effect in ("none", "cut-round", "cut-own-loss"):
+        verdict = bench.verdict(before, stale, effect, "freed-graph")
+        assert verdict.status == "rejected", f"{effect}: {verdict.reason}"
+    again = swap(
+        before, ("scale = gain.exp()\n", ""), ("    lossG = (", "    scale = gain.exp()\n    lossG = (")
+    )
+    verdict = bench.verdict(before, again, "later-parameters", "freed-graph")
+    assert verdict.status == "intended", verdict.reason
 
 
 def test_clean_up_is_preserved(bench):

@@ -167,10 +167,6 @@ def moved_writes(conflicts: Sequence[Conflict], tape: Tape) -> Iterator[dict[str
         write = conflict.write
         if write is None:
             continue
-        if any(
-            isinstance(e, Record) and e.output and e.output.storage == write.ref.storage for e in tape.events
-        ):
-            continue  # a value of the graph: where it is written is what the program computes
         places = _places(tape)
         like = [
             e.ref
@@ -181,8 +177,15 @@ def moved_writes(conflicts: Sequence[Conflict], tape: Tape) -> Iterator[dict[str
         op = write.op.partition(".")[0] + "." + write.op.partition(".")[2].partition(".")[0]
         if params:
             yield {"op": op, "parameters": [list(p) for p in params]}
-        else:
+        elif not any(isinstance(e, Record) and _makes(e, write) for e in tape.events):
+            # (where a value of the graph is written is what the program computes)
             yield {"op": op, "shape": list(write.ref.shape)}
+
+
+def _makes(record: Record, write: Mutate) -> bool:
+    """Whether the op computed the tensor that is written; a view of a leaf did not."""
+    own = record.output is not None and record.output.storage == write.ref.storage
+    return own and ~write.ref.storage not in record.parents
 
 
 def _places(tape: Tape) -> dict[int, list[tuple[int, int]]]:

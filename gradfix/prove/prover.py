@@ -129,7 +129,7 @@ class Prover:
         return self._verdict(baseline, files, (effect,), (conflict,))
 
     def prove_whole(self, baseline: Baseline, files: Mapping[str, str], effects: Sequence[Effect]) -> Verdict:
-        """What several cures are worth together: all their effects imposed at once."""
+        """What several cures are worth together, all their effects imposed at once; errors may be left."""
         gone = tuple(c for c in baseline.conflicts if c.severity == "error")
         return self._verdict(baseline, files, tuple(effects), gone or baseline.conflicts[:1], whole=True)
 
@@ -201,14 +201,14 @@ class Prover:
         self._begin(baseline, {})  # the second run before, needed at the end
         plain = self._start(files).result()
         failed = plain.ended not in CLEAN and plain.ended != baseline.outcome.ended
-        more = whole is False and any(
-            c.severity == "error" and c not in conflicts for c in baseline.conflicts
-        )
+        more = whole or any(c.severity == "error" and c not in conflicts for c in baseline.conflicts)
         if failed and not more:
             raise Refusal("rejected", _how_it_ended(plain))
         recorded = self._start(files, record=True).result()
         found = detect(recorded.tape) if recorded.tape else ()
         rest = left(found, baseline.conflicts, conflicts, lines)
+        if whole and 0 < len(rest.still) < len(conflicts):  # some were cured, the others are said to be left
+            rest = Left((), rest.new, (*rest.still, *rest.others))
         if rest.still:
             raise Refusal("rejected", f"the fault is still there: {rest.still[0].message}")
         mixed = next((c for c in found if _mixes(c, conflicts, lines)), None)

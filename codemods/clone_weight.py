@@ -8,10 +8,11 @@ from typing import cast
 import libcst as cst
 
 from gradfix.blocks import method
-from gradfix.codemod import NONE, Codemod, Example, Proposal
+from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Edit, Project, Replace, View
+from gradfix.edit import Edit, Insert, Project, Replace, View
 from gradfix.liveness import dotted
+from gradfix.statements import Names, block_of, names, touches
 from gradfix.tensors import is_renormalised
 
 
@@ -23,10 +24,12 @@ class CloneWeight(Codemod):
     saves a copy, and the gradient still reaches the table. It is what the documentation of nn.Embedding
     advises.
 
-    When not: where the use can as well come after the lookup and is meant to see the scaled rows.
+    When not: where the use is meant to see the scaled rows: then it comes after the lookup, and what it
+    computes changes (shown as an alternative, never applied unasked).
     """
 
     kinds = ("stale-saved-tensor",)
+    effects = ("none", "changes-value")
     examples = (
         Example(
             """\
@@ -71,6 +74,7 @@ b = table(torch.tensor([0, 2])) @ W.t()  # conflict: stale-saved-tensor
                     break
         if edits:
             yield Proposal(f"use a clone: `{code}.clone()`", NONE, edits)
+        yield from _lookup_first(conflict, project)
 
 
 def _cloned(now: cst.CSTNode) -> cst.CSTNode:
@@ -117,3 +121,40 @@ def _is_weight(view: View, name: str) -> bool:
 
     view.module.visit(Find())
     return found
+
+
+def _lookup_first(conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """The lookup before the use: what is computed from the weight then changes."""
+    for used, lookup in _frames(conflict, project):
+        view, use = used
+        _, look = lookup
+        block = block_of(view, use)
+        first, second = view.statement(use), view.statement(look)
+        body = list(getattr(block, "body", ()))
+        if first is None or second is None or first not in body or second not in body:
+            continue
+        i, j = body.index(first), body.index(second)
+        if i < j and _may_pass(names(second), [names(x) for x in body[i:j]]):
+            moved = second.with_changes(leading_lines=[x for x in second.leading_lines if x.comment])
+            edits = (Insert(first, before=(moved,)), Replace(second, lambda _: cst.RemoveFromParent()))
+            what = " ".join(view.code(use).split())
+            effect = Effect("changes-value", f"`{what[:60]}` sees the renormalised weight")
+            yield Proposal("look up first", effect, {view.path: edits}, 1)
+            return
+
+
+def _frames(conflict: Conflict, project: Project):  # type: ignore[no-untyped-def]
+    """Pairs of nodes, of the use and of the lookup, in the same file, innermost first."""
+    uses = list(project.frames(conflict.record.stack))[::-1] if conflict.record else []
+    lookups = list(project.frames(conflict.write.stack))[::-1] if conflict.write else []
+    for used in uses:
+        for lookup in lookups:
+            if used[0] is lookup[0]:
+                yield used, lookup
+
+
+def _may_pass(moved: Names, passed: list[Names]) -> bool:
+    return not any(
+        touches(moved.reads, p.writes) or touches(moved.writes, p.reads) or touches(moved.writes, p.writes)
+        for p in passed
+    )

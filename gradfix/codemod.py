@@ -56,7 +56,7 @@ class Codemod(CodemodCommand):
     """Base of every cure. A subclass names the `kinds` it answers, and yields Proposals from `propose`.
 
     The docstring has fixed sections, shown by ``gradfix explain``: one line; a paragraph *Why*; *When not*.
-    It is also a libcst command: ``python -m libcst.tool codemod codemods.<file>.<Class> --tape run.tape
+    It is also a libcst command: ``python -m libcst.tool codemod -x codemods.<file>.<Class> --tape run.tape
     FILE`` applies its first proposal for every conflict of the tape in FILE.
     """
 

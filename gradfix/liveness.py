@@ -269,13 +269,33 @@ class _Names(cst.CSTVisitor):
             node.orelse.visit(self)
         return False
 
-    def visit_CompFor(self, node: cst.CompFor) -> bool:
-        node.iter.visit(self)
-        for condition in node.ifs:
-            condition.visit(self)
-        if node.inner_for_in:
-            node.inner_for_in.visit(self)
-        return False  # its target is a name of the comprehension's own
+    def _comprehension(self, node: cst.BaseComp) -> bool:
+        """What a comprehension reads, its own variables left out."""
+        inner, own = _Names(), set[str]()
+        part: cst.CompFor | None = node.for_in
+        while part is not None:
+            for child in (part.iter, *part.ifs):
+                child.visit(inner)
+            own |= target_names(part.target)
+            part = part.inner_for_in
+        results = (node.key, node.value) if isinstance(node, cst.DictComp) else (node.elt,)  # type: ignore[attr-defined]
+        for result in results:
+            result.visit(inner)
+        self.read.update(n for n in inner.read if n.partition(".")[0] not in own)
+        self.bound.update(inner.bound)
+        return False
+
+    def visit_ListComp(self, node: cst.ListComp) -> bool:
+        return self._comprehension(node)
+
+    def visit_SetComp(self, node: cst.SetComp) -> bool:
+        return self._comprehension(node)
+
+    def visit_GeneratorExp(self, node: cst.GeneratorExp) -> bool:
+        return self._comprehension(node)
+
+    def visit_DictComp(self, node: cst.DictComp) -> bool:
+        return self._comprehension(node)
 
     def visit_AsName(self, node: cst.AsName) -> bool:
         self.bind(node.name)

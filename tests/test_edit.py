@@ -1,0 +1,191 @@
+"""Views and edits: nodes found by span, edits that compose, liveness and sharing, what libcst.tool runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import libcst as cst
+import pytest
+from by_hand import PATH, site
+
+from gradfix.blocks import of_torch, right_operand, under
+from gradfix.codemod import Codemod, codemods
+from gradfix.edit import Edit, Insert, Replace, View
+from gradfix.liveness import live_after, sharing
+
+
+def statement(view: View, text: str) -> cst.CSTNode:
+    found = view.small_statement(view.at(site(view.text, text)) or view.module)
+    assert found is not None
+    return found
+
+
+def test_a_span_in_code_points_finds_the_expression() -> None:
+    view = View(PATH, "größe = 'ä'; y = f(größe).exp_()\n")
+    node = view.at(site(view.text, "f(größe)"))
+    assert isinstance(node, cst.Call)
+    assert view.code(node) == "f(größe)"
+
+
+def test_a_method_of_a_chain_is_found_by_its_name() -> None:
+    view = View(PATH, "y = (x\n    .exp()\n    .clamp_(0,\n        1))\n")
+    node = view.at(site(view.text, "clamp_(0,\n        1)"))
+    assert isinstance(node, cst.Call)
+    assert view.code(node.func).endswith("clamp_")
+
+
+def test_edits_of_a_node_and_its_child_compose() -> None:
+    view = View(PATH, "# why\ny = x  # what\n")
+    line = view.module.body[0]
+    value = statement(view, "y = x").value  # type: ignore[attr-defined]
+    edits: list[Edit] = [
+        Replace(value, lambda _: cst.Name("z")),
+        Insert(line, before=(cst.parse_statement("a = 1"),), after=(cst.parse_statement("b = 2"),)),
+    ]
+    assert view.apply(edits) == "# why\na = 1\ny = z  # what\nb = 2\n"
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("indent", ["    ", "\t", "  "])
+def test_a_block_keeps_indent_newlines_and_comments(newline: str, indent: str) -> None:
+    lines = ["def f(w):", "{}# above", "{}w += 1  # é", "", "{}w += 2", "{}return w", ""]
+    source = newline.join(lines).format(*[indent] * 4)
+    view = View(PATH, source)
+    function = view.module.body[0]
+    assert isinstance(function, cst.FunctionDef)
+    first, second = list(function.body.body)[:2]
+    text = view.apply(under(view, cst.Name("no_grad"), [first, second]))
+    after = [
+        "def f(w):",
+        "{}# above",
+        "{}with no_grad():",
+        "{}{}w += 1  # é",
+        "",
+        "{}{}w += 2",
+        "{}return w",
+        "",
+    ]
+    assert text == newline.join(after).format(*[indent] * 7)
+
+
+@pytest.mark.parametrize(
+    ("operator", "right", "written"),
+    [
+        (cst.Add(), "a * b", "a * b"),
+        (cst.Subtract(), "a - b", "(a - b)"),
+        (cst.Multiply(), "a + b", "(a + b)"),
+        (cst.Power(), "-a", "-a"),
+        (cst.Divide(), "a if b else c", "(a if b else c)"),
+        (cst.Add(), "not a", "(not a)"),
+        (cst.Add(), "(a - b)", "(a - b)"),
+        (cst.Multiply(), "a < b", "(a < b)"),
+    ],
+)
+def test_right_operands_are_held_together(operator: cst.BaseBinaryOp, right: str, written: str) -> None:
+    assert cst.Module([]).code_for_node(right_operand(cst.parse_expression(right), operator)) == written
+
+
+@pytest.mark.parametrize(
+    ("rest", "live"),
+    [
+        ("print(z)", True),
+        ("z = 1\nprint(z)", False),
+        ("if a:\n    z = 1\nprint(z)", True),
+        ("if a:\n    z = 1\nelse:\n    z = 2\nprint(z)", False),
+        ("z += 1", True),
+        ("def g():\n    return z", True),
+        ("f(z=1)", False),
+        ("[z for z in a]", False),
+        ("for z in a:\n    pass", False),
+        ("with f() as z:\n    print(z)", False),
+    ],
+)
+def test_what_may_be_read_again(rest: str, live: bool) -> None:
+    view = View(PATH, f"z = y\ny += 1\n{rest}\n")
+    assert live_after(view, statement(view, "y += 1"), "z") is live
+
+
+def test_the_next_pass_of_a_loop_reads() -> None:
+    view = View(PATH, "for i in a:\n    use(z)\n    y += 1\n")
+    assert live_after(view, statement(view, "y += 1"), "z")
+    view = View(PATH, "for i in a:\n    z = f(i)\n    use(z)\n    y += 1\n")
+    assert not live_after(view, statement(view, "y += 1"), "z")
+
+
+@pytest.mark.parametrize(
+    ("before", "names", "origin"),
+    [
+        ("y = f()\nz = y", {"z"}, "made"),
+        ("y = f()\nz = y[0].view(-1)", {"z"}, "made"),
+        ("z = f()\ny = z.detach()", {"z"}, "made"),
+        ("y = f()\nz = y\nz = g()", set(), "made"),
+        ("y = f()\nkept.append(y)", {"kept"}, "made"),
+        ("y = f()\nz = [y, 1]", {"z"}, "made"),
+        ("z = y\ny = f()", set(), "made"),
+        ("z = f(y)", set(), "free"),
+    ],
+)
+def test_who_else_holds_the_storage(before: str, names: set[str], origin: str) -> None:
+    view = View(PATH, f"{before}\ny += 1\n")
+    found = sharing(view, statement(view, "y += 1"), "y")
+    assert (set(found.names), found.origin) == (names, origin)
+
+
+def test_torch_under_its_name() -> None:
+    for source, name in [
+        ("import torch as T\n", "T.no_grad"),
+        ("from torch import no_grad as ng\n", "ng"),
+        ("import torch.nn\n", "torch.no_grad"),
+        ("from torch import nn\nimport torch\n", "torch.no_grad"),
+    ]:
+        named = of_torch(View(PATH, source), "no_grad")
+        assert (cst.Module([]).code_for_node(named.expression), named.edits) == (name, ())
+
+
+def test_every_codemod_says_what_it_is_for() -> None:
+    assert len(codemods()) > 10
+    for mod in codemods():
+        text = mod.DESCRIPTION
+        assert "\nWhy: " in text, mod
+        assert "\nWhen not: " in text, mod
+        assert mod.kinds, mod
+
+
+def test_a_folder_of_the_same_name_does_not_hide_ours(tmp_path: Path) -> None:
+    (tmp_path / "codemods").mkdir()
+    (tmp_path / "codemods" / "__init__.py").write_text("raise RuntimeError('not ours')\n")
+    code = "from gradfix.codemod import codemods; print(len(codemods()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert int(done.stdout or 0) == len(codemods()), done.stderr
+
+
+def test_libcst_runs_a_codemod_on_a_tape(tmp_path: Path, zygote) -> None:  # type: ignore[no-untyped-def]
+    from gradfix.run import Run
+    from gradfix.tape import write_tape
+
+    script, tape = tmp_path / "train.py", tmp_path / "run.tape"
+    source = codemods_by_name()["out-of-place"].examples[0].before
+    script.write_text(source)
+    outcome = zygote.run(Run(script, tmp_path, tmp_path))
+    write_tape(outcome.tape, tape)
+    tool = [
+        sys.executable,
+        "-m",
+        "libcst.tool",
+        "codemod",
+        "-x",
+        "--no-format",
+        "codemods.out_of_place.OutOfPlace",
+    ]
+    done = subprocess.run(
+        [*tool, "--tape", str(tape), str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert script.read_text() == codemods_by_name()["out-of-place"].examples[0].after, done.stderr
+
+
+def codemods_by_name() -> dict[str, type[Codemod]]:
+    return {c.name(): c for c in codemods()}

@@ -8,7 +8,7 @@ import libcst as cst
 
 from gradfix.boundary import gather
 from gradfix.calls import backward_call, loss_of
-from gradfix.codemod import Codemod, Proposal
+from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
 from gradfix.statements import Unit, body_of, dotted, line_of, put_before, walk
@@ -28,6 +28,38 @@ class AccumulateItem(Codemod):
 
     kinds = ("freed-graph", "stale-saved-tensor", "wasted-backward")
     effects = ("cut-round",)
+
+    examples = (
+        Example(
+            """\
+import torch
+
+net = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+total = 0.0
+for x in torch.randn(3, 4, 3):
+    loss = (net(x) - x).pow(2).mean()
+    total += loss
+    optimizer.zero_grad()
+    total.backward()  # conflict: freed-graph
+    optimizer.step()
+""",
+            """\
+import torch
+
+net = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+total = 0.0
+for x in torch.randn(3, 4, 3):
+    loss = (net(x) - x).pow(2).mean()
+    total += loss.item()
+    optimizer.zero_grad()
+    loss.backward()  # conflict: freed-graph
+    optimizer.step()
+""",
+            effect="cut-round",
+        ),
+    )
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:

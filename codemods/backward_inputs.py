@@ -9,7 +9,7 @@ import libcst as cst
 
 from gradfix.boundary import frame, gather, meeting, pass_end, same_place
 from gradfix.calls import backward_call, parameters_of, says, with_arguments
-from gradfix.codemod import Codemod, Proposal
+from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
 from gradfix.statements import Unit, common_block, lifted, put_after, take_away, unit_in, units
@@ -32,6 +32,39 @@ class BackwardInputs(Codemod):
 
     kinds = ("stale-saved-tensor", "freed-graph", "mixed-gradient", "silent-overwrite")
     effects = ("none", "cut-own-loss")
+
+    examples = (
+        Example(
+            """\
+import torch
+
+G, D = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+opt_g, opt_d = torch.optim.SGD(G.parameters(), 0.1), torch.optim.SGD(D.parameters(), 0.1)
+for _ in range(2):
+    score = D(G(torch.randn(4, 2))).mean()
+    opt_d.zero_grad()
+    score.backward(retain_graph=True)
+    opt_d.step()  # conflict: stale-saved-tensor
+    opt_g.zero_grad()
+    (-score).backward()
+    opt_g.step()
+""",
+            """\
+import torch
+
+G, D = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+opt_g, opt_d = torch.optim.SGD(G.parameters(), 0.1), torch.optim.SGD(D.parameters(), 0.1)
+for _ in range(2):
+    score = D(G(torch.randn(4, 2))).mean()
+    opt_d.zero_grad()
+    score.backward(retain_graph=True, inputs=list(D.parameters()))
+    opt_g.zero_grad()
+    (-score).backward(inputs=list(G.parameters()))
+    opt_d.step()  # conflict: stale-saved-tensor
+    opt_g.step()
+""",
+        ),
+    )
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:

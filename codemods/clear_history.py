@@ -8,7 +8,7 @@ import libcst as cst
 
 from gradfix.boundary import frame, gather, meeting
 from gradfix.carried import cleared_names, entries, stored_elements
-from gradfix.codemod import Codemod, Proposal
+from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Project, View
 from gradfix.rerun import views
@@ -31,6 +31,37 @@ class ClearHistory(Codemod):
 
     kinds = ("freed-graph", "stale-saved-tensor")
     effects = ("cut-round",)
+
+    examples = (
+        Example(
+            """\
+import torch
+
+net = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+kept = []
+for x in torch.randn(3, 4, 3):
+    kept.append(net(x).pow(2).mean())
+    optimizer.zero_grad()
+    sum(kept).backward()  # conflict: freed-graph
+    optimizer.step()
+""",
+            """\
+import torch
+
+net = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+kept = []
+for x in torch.randn(3, 4, 3):
+    kept.append(net(x).pow(2).mean())
+    optimizer.zero_grad()
+    sum(kept).backward()  # conflict: freed-graph
+    optimizer.step()
+    kept.clear()
+""",
+            effect="cut-round",
+        ),
+    )
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:

@@ -22,7 +22,7 @@ from gradfix.boundary import (
     shared,
 )
 from gradfix.calls import backward_call, drop_retain, loss_of
-from gradfix.codemod import Codemod, Proposal
+from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.graph import Crossing
@@ -48,6 +48,43 @@ class DetachBoundary(Codemod):
 
     kinds = ("freed-graph", "stale-saved-tensor", "wasted-backward", "mixed-gradient")
     effects = ("none", "cut-own-loss")
+
+    examples = (
+        Example(
+            """\
+import torch
+
+G, D = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+opt_g, opt_d = torch.optim.SGD(G.parameters(), 0.1), torch.optim.SGD(D.parameters(), 0.1)
+for _ in range(2):
+    fake = G(torch.randn(4, 2))
+    loss_d = D(fake).mean()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()
+    loss_g = -D(fake).mean()
+    opt_g.zero_grad()
+    loss_g.backward()  # conflict: freed-graph
+    opt_g.step()
+""",
+            """\
+import torch
+
+G, D = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+opt_g, opt_d = torch.optim.SGD(G.parameters(), 0.1), torch.optim.SGD(D.parameters(), 0.1)
+for _ in range(2):
+    fake = G(torch.randn(4, 2))
+    loss_d = D(fake.detach()).mean()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()
+    loss_g = -D(fake).mean()
+    opt_g.zero_grad()
+    loss_g.backward()  # conflict: freed-graph
+    opt_g.step()
+""",
+        ),
+    )
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:

@@ -9,7 +9,7 @@ import libcst as cst
 from gradfix.boundary import detach, detached, gather
 from gradfix.calls import backward_call, drop_retain
 from gradfix.carried import Carried, carried, entries, made_outside, stored_elements
-from gradfix.codemod import Codemod, Proposal
+from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
 from gradfix.rerun import reads_of
@@ -33,6 +33,39 @@ class DetachCarriedState(Codemod):
 
     kinds = ("freed-graph", "stale-saved-tensor")
     effects = ("cut-round",)
+
+    examples = (
+        Example(
+            """\
+import torch
+
+net = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+h = torch.zeros(4, 3)
+for x in torch.randn(3, 4, 3):
+    h = net(x + h).tanh()
+    loss = (h - 1).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()  # conflict: freed-graph
+    optimizer.step()
+""",
+            """\
+import torch
+
+net = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+h = torch.zeros(4, 3)
+for x in torch.randn(3, 4, 3):
+    h = h.detach()
+    h = net(x + h).tanh()
+    loss = (h - 1).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()  # conflict: freed-graph
+    optimizer.step()
+""",
+            effect="cut-round",
+        ),
+    )
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gradfix.boundary import gather
 from gradfix.calls import backward_call, drop_retain
-from gradfix.codemod import Codemod, Proposal
+from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Project
 from gradfix.verdict import NONE
@@ -24,6 +24,33 @@ class DropRetainGraph(Codemod):
     """
 
     kinds = ("wasted-backward",)
+
+    examples = (
+        Example(
+            """\
+import torch
+
+net = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for x in torch.randn(3, 4, 3):
+    loss = net(x).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward(retain_graph=True)  # conflict: wasted-backward
+    optimizer.step()
+""",
+            """\
+import torch
+
+net = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for x in torch.randn(3, 4, 3):
+    loss = net(x).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()  # conflict: wasted-backward
+    optimizer.step()
+""",
+        ),
+    )
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:

@@ -10,7 +10,7 @@ from gradfix.boundary import detach, frame, gather, meeting, owned
 from gradfix.cached import cached
 from gradfix.calls import backward_call, drop_retain
 from gradfix.carried import entries, made_outside
-from gradfix.codemod import Codemod, Proposal
+from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
 from gradfix.rerun import called_names, draws, views
@@ -48,6 +48,36 @@ class MoveIntoLoop(Codemod):
 
     kinds = ("freed-graph", "stale-saved-tensor")
     effects = ("none", "later-parameters", "new-draw", "cut-round")
+
+    examples = (
+        Example(
+            """\
+import torch
+
+net = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+penalty = net.weight.pow(2).sum()
+for x in torch.randn(3, 4, 3):
+    loss = (net(x) - x).pow(2).mean() + penalty
+    optimizer.zero_grad()
+    loss.backward()  # conflict: freed-graph
+    optimizer.step()
+""",
+            """\
+import torch
+
+net = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for x in torch.randn(3, 4, 3):
+    penalty = net.weight.pow(2).sum()
+    loss = (net(x) - x).pow(2).mean() + penalty
+    optimizer.zero_grad()
+    loss.backward()  # conflict: freed-graph
+    optimizer.step()
+""",
+            effect="later-parameters",
+        ),
+    )
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:

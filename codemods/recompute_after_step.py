@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gradfix.boundary import gather
 from gradfix.cached import cached
 from gradfix.calls import backward_call, drop_retain
-from gradfix.codemod import Codemod, Proposal
+from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Project
 from gradfix.rerun import DRAW, LATER, Plan, plan, shared_losses, stale
@@ -28,6 +28,44 @@ class RecomputeAfterStep(Codemod):
 
     kinds = ("stale-saved-tensor", "freed-graph", "silent-overwrite")
     effects = ("later-parameters", "new-draw")
+
+    examples = (
+        Example(
+            """\
+import torch
+
+G, D = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+opt_g, opt_d = torch.optim.SGD(G.parameters(), 0.1), torch.optim.SGD(D.parameters(), 0.1)
+for _ in range(2):
+    fake = G(torch.randn(4, 2))
+    loss_d = D(fake.detach()).mean()
+    loss_g = -D(fake).mean()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()  # conflict: stale-saved-tensor
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+""",
+            """\
+import torch
+
+G, D = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+opt_g, opt_d = torch.optim.SGD(G.parameters(), 0.1), torch.optim.SGD(D.parameters(), 0.1)
+for _ in range(2):
+    fake = G(torch.randn(4, 2))
+    loss_d = D(fake.detach()).mean()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()  # conflict: stale-saved-tensor
+    loss_g = -D(fake).mean()
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+""",
+            effect="later-parameters",
+        ),
+    )
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:

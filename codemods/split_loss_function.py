@@ -10,7 +10,7 @@ from typing import Any
 import libcst as cst
 
 from gradfix.boundary import crossings, detached, feeds, gather, returns
-from gradfix.codemod import Codemod, Proposal
+from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.rerun import DRAW, LATER, Plan, plan, shared_losses, views
@@ -44,6 +44,66 @@ class SplitLossFunction(Codemod):
 
     kinds = ("stale-saved-tensor", "freed-graph", "silent-overwrite")
     effects = ("later-parameters", "new-draw")
+
+    examples = (
+        Example(
+            """\
+import torch
+
+G, D = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+opt_g, opt_d = torch.optim.SGD(G.parameters(), 0.1), torch.optim.SGD(D.parameters(), 0.1)
+
+
+def losses(z):
+    fake = G(z)
+    score = D(fake).mean()
+    d_loss, g_loss = score, -score
+    return d_loss, g_loss
+
+
+for z in torch.randn(2, 4, 2):
+    d_loss, g_loss = losses(z)
+    opt_d.zero_grad()
+    d_loss.backward(retain_graph=True)
+    opt_d.step()  # conflict: stale-saved-tensor
+    opt_g.zero_grad()
+    g_loss.backward()
+    opt_g.step()
+""",
+            """\
+import torch
+
+G, D = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+opt_g, opt_d = torch.optim.SGD(G.parameters(), 0.1), torch.optim.SGD(D.parameters(), 0.1)
+
+
+def losses_d(z):
+    fake = G(z)
+    score = D(fake.detach()).mean()
+    d_loss = score
+    return d_loss
+
+
+def losses_g(z):
+    fake = G(z)
+    score = D(fake).mean()
+    g_loss = -score
+    return g_loss
+
+
+for z in torch.randn(2, 4, 2):
+    d_loss = losses_d(z)
+    opt_d.zero_grad()
+    d_loss.backward()
+    opt_d.step()  # conflict: stale-saved-tensor
+    g_loss = losses_g(z)
+    opt_g.zero_grad()
+    g_loss.backward()
+    opt_g.step()
+""",
+            effect="later-parameters",
+        ),
+    )
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:

@@ -8,7 +8,7 @@ import libcst as cst
 
 from gradfix.boundary import gather
 from gradfix.calls import backward_call, loss_of, retain
-from gradfix.codemod import Codemod, Proposal
+from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
 from gradfix.rerun import stale
@@ -33,6 +33,36 @@ class SumLosses(Codemod):
 
     kinds = ("freed-graph",)
     effects = ("none", "changes-value")
+
+    examples = (
+        Example(
+            """\
+import torch
+
+net = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for x in torch.randn(2, 4, 3):
+    y = net(x).tanh()
+    near, small = (y - x).pow(2).mean(), y.abs().mean()
+    optimizer.zero_grad()
+    near.backward()
+    small.backward()  # conflict: freed-graph
+    optimizer.step()
+""",
+            """\
+import torch
+
+net = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for x in torch.randn(2, 4, 3):
+    y = net(x).tanh()
+    near, small = (y - x).pow(2).mean(), y.abs().mean()
+    optimizer.zero_grad()
+    (near + small).backward()  # conflict: freed-graph
+    optimizer.step()
+""",
+        ),
+    )
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:

@@ -419,6 +419,11 @@ for _ in range(4):
     leaf = swap(before, ("requires_grad=True).double()", "dtype=torch.float32).double().requires_grad_()"))
     verdict = bench.verdict(before, leaf, "adds-gradient", "missing-grad")
     assert verdict.status == "intended", verdict.reason
+    made = "w = torch.randn(3, requires_grad=True).double()"
+    v_leads = made.replace("w =", "v =").replace(".double()", "") + "\nw = v.double()"
+    copied = swap(before, (made, v_leads), ("SGD([w]", "SGD([v]"))
+    verdict = bench.verdict(before, copied, "adds-gradient", "missing-grad")
+    assert verdict.status == "rejected", verdict.reason
 
 
 def test_missing_zero_grad(bench):

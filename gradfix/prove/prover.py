@@ -402,6 +402,10 @@ def _weak(attempt: Attempt, before: Measured, now: Measured, after: Measured, ba
         written = kept(after, baseline.oracle)
         if written is not None:
             return words.differs(written, names)
+    if attempt.frozen and "draws" not in (attempt.after or {}):
+        still = [b.value for b in now.backwards]
+        if len(still) > 1 and still == [b.value for b in after.backwards][: len(still)]:
+            return "the steps change no later loss"
     if attempt.frozen:
         free = list(now.backwards)
         for b in before.backwards:

@@ -65,7 +65,8 @@ h.sum().backward()
         write = write_of(conflict, project)
         if write is None or is_leaf(project, conflict.write.ref.storage) or of_container(write, project):
             return
-        if write.name and (alias := detached_alias(write.view, write.node, write.name)) is not None:
+        alias = detached_alias(write.view, write.node, write.name) if write.name else None
+        if alias is not None:
             yield _at_alias(write, alias)
         # a new value behind autograd's back: what is cloned and then overwritten keeps no part in the graph
         if write.form == "data" or (write.hidden and "copy_" in conflict.write.op):
@@ -74,7 +75,13 @@ h.sum().backward()
         if conflict.record is not None and not write.hidden:
             saved = _what_was_saved(conflict, project, write)
         buffer = bool(saved) and any(isinstance(n, cst.Subscript) for n in saved)
-        rank = 1 if buffer or (write.form in ("operator", "method", "function") and write.whole) else 0
+        rank = (
+            1
+            if alias is not None
+            or buffer
+            or (write.form in ("operator", "method", "function") and write.whole)
+            else 0
+        )
         if (edits := _before(write, conflict, project)) is not None:
             code = f"{write.view.code(element_of(write))}.clone()"
             effect = FLOWS if write.hidden else NONE

@@ -148,8 +148,8 @@ def _result(
         verdict = (
             rounds[0].tried[0].verdict if len(rounds) == 1 else prover.prove_whole(first, final, effects)
         )
-        if verdict.status not in settings.accept:
-            changed = {}
+        if verdict.status not in settings.accept or verdict.measured.get("remaining"):
+            changed = {}  # a script that still fails is no repair: the cures are shown, and not applied
     diagnoses = [_diagnosis(r, bool(changed), files) for r in rounds]
     tried = {r.identity for r in rounds}
     now = Project(last.tape, final)

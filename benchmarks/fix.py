@@ -28,7 +28,9 @@ def timed(command: list[str], env: dict[str, str]) -> tuple[float, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("scripts", nargs="*", type=Path, default=DEFAULT)
     args = parser.parse_args()
@@ -42,7 +44,9 @@ def main() -> None:
         document = json.loads(timed([*fix, "--output-format", "json", str(script)], env)[1])
         tried = sum(len(d["cures"]) for d in document["diagnostics"])
         a, b = statistics.median(plain), statistics.median(whole)
-        print(f"{script.parent.parent.name}/{script.parent.name}: plain python {a:.2f} s, gradfix fix {b:.2f} s")
+        print(
+            f"{script.parent.parent.name}/{script.parent.name}: plain python {a:.2f} s, gradfix fix {b:.2f} s"
+        )
         print(f"  {tried} candidates proved; ratio {b / a:.2f} (median of {args.runs}, aim 2.5)")
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from gradfix.boundary import gather
-from gradfix.calls import backward_call, loss_of
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
-from gradfix.statements import Unit, body_of, dotted, line_of, put_before, walk
+from gradfix.rewrite.boundary import gather
+from gradfix.rewrite.calls import backward_call, loss_of
+from gradfix.rewrite.statements import Unit, body_of, dotted, line_of, put_before, walk
 from gradfix.verdict import Effect
 
 ROUND = Effect("cut-round", "each pass differentiates its own loss; the sum is a number")

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from gradfix.boundary import frame, gather, meeting, pass_end, same_place
-from gradfix.calls import backward_call, parameters_of, says, with_arguments
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
-from gradfix.statements import Unit, common_block, lifted, put_after, take_away, unit_in, units
+from gradfix.rewrite.boundary import frame, gather, meeting, pass_end, same_place
+from gradfix.rewrite.calls import backward_call, parameters_of, says, with_arguments
+from gradfix.rewrite.statements import Unit, common_block, lifted, put_after, take_away, unit_in, units
 from gradfix.tape import Backward, Step, Zero
 from gradfix.verdict import NONE, Effect
 

@@ -7,15 +7,15 @@ from typing import cast
 
 import libcst as cst
 
-from gradfix.blocks import assignment, copy, line, method
 from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View
-from gradfix.liveness import scope_of, shared_with, sharing
-from gradfix.syntax import descendants, function_of, undone_data
+from gradfix.rewrite.blocks import assignment, copy, line, method
+from gradfix.rewrite.liveness import scope_of, shared_with, sharing
+from gradfix.rewrite.spelling import descendants, function_of, undone_data
+from gradfix.rewrite.tensors import detached_alias, element_of, is_leaf, of_container
+from gradfix.rewrite.writes import Write, may_rebind, write_of
 from gradfix.tape import Cut
-from gradfix.tensors import detached_alias, element_of, is_leaf, of_container
-from gradfix.writes import Write, may_rebind, write_of
 
 FLOWS = Effect("adds-gradient", "the write is part of the graph and the gradient flows through it")
 

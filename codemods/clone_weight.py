@@ -7,13 +7,13 @@ from typing import cast
 
 import libcst as cst
 
-from gradfix.blocks import method
 from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View
-from gradfix.liveness import dotted
-from gradfix.statements import Names, block_of, names, touches
-from gradfix.tensors import is_renormalised
+from gradfix.rewrite.blocks import method
+from gradfix.rewrite.liveness import dotted
+from gradfix.rewrite.statements import Names, block_of, names, touches
+from gradfix.rewrite.tensors import is_renormalised
 
 
 class CloneWeight(Codemod):

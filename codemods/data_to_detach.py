@@ -7,11 +7,11 @@ from typing import cast
 
 import libcst as cst
 
-from gradfix.blocks import method
 from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace
-from gradfix.syntax import writes_data
+from gradfix.rewrite.blocks import method
+from gradfix.rewrite.spelling import writes_data
 from gradfix.tape import Cut, Site
 
 

@@ -7,7 +7,11 @@ from itertools import chain
 
 import libcst as cst
 
-from gradfix.boundary import (
+from gradfix.codemod import Codemod, Example, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Edit, Project, Replace, View
+from gradfix.graph import Crossing
+from gradfix.rewrite.boundary import (
     SHAPES,
     Feed,
     backwards,
@@ -21,13 +25,9 @@ from gradfix.boundary import (
     shape_of,
     shared,
 )
-from gradfix.calls import backward_call, drop_retain, loss_of
-from gradfix.codemod import Codemod, Example, Proposal
-from gradfix.detect import Conflict
-from gradfix.edit import Edit, Project, Replace, View
-from gradfix.graph import Crossing
-from gradfix.rerun import plan, reads_of
-from gradfix.statements import Unit, body_of, dotted, names, touches, walk
+from gradfix.rewrite.calls import backward_call, drop_retain, loss_of
+from gradfix.rewrite.rerun import plan, reads_of
+from gradfix.rewrite.statements import Unit, body_of, dotted, names, touches, walk
 from gradfix.tape import Backward
 from gradfix.verdict import NONE, Effect
 

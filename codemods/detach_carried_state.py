@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from gradfix.boundary import detach, detached, gather
-from gradfix.calls import backward_call, drop_retain
-from gradfix.carried import Carried, carried, entries, made_outside, stored_elements
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
-from gradfix.rerun import reads_of
-from gradfix.statements import dotted, line_of, put_after, put_before, touches, units
+from gradfix.rewrite.boundary import detach, detached, gather
+from gradfix.rewrite.calls import backward_call, drop_retain
+from gradfix.rewrite.carried import Carried, carried, entries, made_outside, stored_elements
+from gradfix.rewrite.rerun import reads_of
+from gradfix.rewrite.statements import dotted, line_of, put_after, put_before, touches, units
 from gradfix.verdict import Effect
 
 ROUND = Effect("cut-round", "no gradient flows into an earlier pass; the values carried over stay the same")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradfix.boundary import gather
-from gradfix.calls import backward_call, drop_retain
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Project
+from gradfix.rewrite.boundary import gather
+from gradfix.rewrite.calls import backward_call, drop_retain
 from gradfix.verdict import NONE
 
 

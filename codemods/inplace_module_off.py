@@ -10,10 +10,10 @@ import libcst as cst
 from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
-from gradfix.liveness import dotted
-from gradfix.syntax import function_of, inplace_argument, small_statements, without_arguments
-from gradfix.tensors import is_renormalised
-from gradfix.writes import write_of
+from gradfix.rewrite.liveness import dotted
+from gradfix.rewrite.spelling import function_of, inplace_argument, small_statements, without_arguments
+from gradfix.rewrite.tensors import is_renormalised
+from gradfix.rewrite.writes import write_of
 
 # Where `inplace` stands among the positional arguments of torch.nn's constructors.
 _POSITION = {

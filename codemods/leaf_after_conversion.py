@@ -7,12 +7,12 @@ from typing import cast
 
 import libcst as cst
 
-from gradfix.blocks import as_receiver, method
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
-from gradfix.liveness import dotted, reads, statement_before
-from gradfix.syntax import drop_keyword, function_of, small_statements, without_arguments
+from gradfix.rewrite.blocks import as_receiver, method
+from gradfix.rewrite.liveness import dotted, reads, statement_before
+from gradfix.rewrite.spelling import drop_keyword, function_of, small_statements, without_arguments
 from gradfix.tape import GradRead
 
 LEAF = Effect("adds-gradient", "the converted tensor is the leaf and gets the gradient")

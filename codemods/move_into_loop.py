@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from gradfix.boundary import detach, frame, gather, meeting, owned
-from gradfix.cached import cached
-from gradfix.calls import backward_call, drop_retain
-from gradfix.carried import entries, made_outside
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
-from gradfix.rerun import called_names, draws, views
-from gradfix.statements import (
+from gradfix.rewrite.boundary import detach, frame, gather, meeting, owned
+from gradfix.rewrite.cached import cached
+from gradfix.rewrite.calls import backward_call, drop_retain
+from gradfix.rewrite.carried import entries, made_outside
+from gradfix.rewrite.rerun import called_names, draws, views
+from gradfix.rewrite.statements import (
     Block,
     Unit,
     block_of,

@@ -8,12 +8,12 @@ from typing import cast
 
 import libcst as cst
 
-from gradfix.blocks import copy, method, of_torch, under
 from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View
-from gradfix.liveness import dotted, first_use, reads, scope_of, target_names
-from gradfix.syntax import (
+from gradfix.rewrite.blocks import copy, method, of_torch, under
+from gradfix.rewrite.liveness import dotted, first_use, reads, scope_of, target_names
+from gradfix.rewrite.spelling import (
     drop_keyword,
     fills,
     is_inplace_call,
@@ -22,9 +22,9 @@ from gradfix.syntax import (
     without_grad,
     writes_data,
 )
+from gradfix.rewrite.tensors import accumulates
+from gradfix.rewrite.writes import write_at, write_of
 from gradfix.tape import Mutate
-from gradfix.tensors import accumulates
-from gradfix.writes import write_at, write_of
 
 
 class NoGradWrite(Codemod):

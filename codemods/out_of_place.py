@@ -7,12 +7,20 @@ from typing import cast
 
 import libcst as cst
 
-from gradfix.blocks import as_receiver, assignment, copy, in_parentheses, method, of_torch, right_operand
 from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace
-from gradfix.liveness import dotted, live_after, reads
-from gradfix.syntax import (
+from gradfix.rewrite.blocks import (
+    as_receiver,
+    assignment,
+    copy,
+    in_parentheses,
+    method,
+    of_torch,
+    right_operand,
+)
+from gradfix.rewrite.liveness import dotted, live_after, reads
+from gradfix.rewrite.spelling import (
     chain,
     chain_root,
     drop_keyword,
@@ -23,8 +31,8 @@ from gradfix.syntax import (
     undone_data,
     without_arguments,
 )
-from gradfix.tensors import detached_alias, is_leaf, is_list, is_mask, of_container
-from gradfix.writes import Write, may_rebind, write_of
+from gradfix.rewrite.tensors import detached_alias, is_leaf, is_list, is_mask, of_container
+from gradfix.rewrite.writes import Write, may_rebind, write_of
 
 FLOWS = Effect("adds-gradient", "the write is part of the graph and the gradient flows through it")
 

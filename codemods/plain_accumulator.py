@@ -9,10 +9,10 @@ import libcst as cst
 from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
-from gradfix.liveness import dotted
-from gradfix.syntax import drop_keyword, small_statements
-from gradfix.tensors import accumulates
-from gradfix.writes import write_of
+from gradfix.rewrite.liveness import dotted
+from gradfix.rewrite.spelling import drop_keyword, small_statements
+from gradfix.rewrite.tensors import accumulates
+from gradfix.rewrite.writes import write_of
 
 
 class PlainAccumulator(Codemod):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradfix.boundary import gather
-from gradfix.cached import cached
-from gradfix.calls import backward_call, drop_retain
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Project
-from gradfix.rerun import DRAW, LATER, Plan, plan, shared_losses, stale
+from gradfix.rewrite.boundary import gather
+from gradfix.rewrite.cached import cached
+from gradfix.rewrite.calls import backward_call, drop_retain
+from gradfix.rewrite.rerun import DRAW, LATER, Plan, plan, shared_losses, stale
 
 
 class RecomputeAfterStep(Codemod):

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from gradfix.blocks import line, method
 from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, View
-from gradfix.liveness import binds, dotted, reads, scope_of
-from gradfix.syntax import function_of, small_statements
+from gradfix.rewrite.blocks import line, method
+from gradfix.rewrite.liveness import binds, dotted, reads, scope_of
+from gradfix.rewrite.spelling import function_of, small_statements
 from gradfix.tape import GradRead, Stack
 
 

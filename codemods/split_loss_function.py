@@ -9,12 +9,12 @@ from typing import Any
 
 import libcst as cst
 
-from gradfix.boundary import crossings, detached, feeds, gather, returns
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
-from gradfix.rerun import DRAW, LATER, Plan, plan, shared_losses, views
-from gradfix.statements import (
+from gradfix.rewrite.boundary import crossings, detached, feeds, gather, returns
+from gradfix.rewrite.rerun import DRAW, LATER, Plan, plan, shared_losses, views
+from gradfix.rewrite.statements import (
     Unit,
     dotted,
     line_of,

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from gradfix.boundary import gather
-from gradfix.calls import backward_call, loss_of, retain
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
-from gradfix.rerun import stale
-from gradfix.statements import Unit, common_block, dotted, take_away, unit_in, units
+from gradfix.rewrite.boundary import gather
+from gradfix.rewrite.calls import backward_call, loss_of, retain
+from gradfix.rewrite.rerun import stale
+from gradfix.rewrite.statements import Unit, common_block, dotted, take_away, unit_in, units
 from gradfix.tape import Backward, Step, Zero
 from gradfix.verdict import NONE, Effect
 

@@ -9,8 +9,8 @@ import libcst as cst
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
-from gradfix.liveness import binds
-from gradfix.statements import (
+from gradfix.rewrite.liveness import binds
+from gradfix.rewrite.statements import (
     common_block,
     lifted,
     names,
@@ -21,8 +21,8 @@ from gradfix.statements import (
     unit_in,
     units,
 )
+from gradfix.rewrite.tensors import is_leaf
 from gradfix.tape import Site, Stack, Step
-from gradfix.tensors import is_leaf
 
 
 class WriteAfterStep(Codemod):

@@ -170,8 +170,8 @@ def fix(
 
     Every cure is proved: the script runs before and after, and all gradients are compared.
     """
-    from gradfix.pipeline import Settings
     from gradfix.report.terminal import Terminal
+    from gradfix.result import Settings
     from gradfix.work import Entries, Work
 
     settings = Settings(
@@ -216,8 +216,8 @@ def run(
     quiet: Quiet = False,
 ) -> int:
     """The sanitizer alone: record one run, report every fault, rewrite nothing."""
-    from gradfix.pipeline import Settings
     from gradfix.report.terminal import Terminal
+    from gradfix.result import Settings
     from gradfix.work import Entries, Work
 
     settings = Settings(

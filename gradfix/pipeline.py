@@ -1,86 +1,15 @@
-"""The arrows of the design in order, on one page: run, detect, propose, prove, choose; a generator of Results."""
+"""The arrows of the design in order: run, detect, propose, prove, choose. A generator of Results.
+
+The work itself is in gradfix.repair, whose imports (libcst) load while the zygote imports torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
-from gradfix.detect import Conflict
+from gradfix.result import Result, Settings
 from gradfix.run.zygote import Zygote
-from gradfix.tape import Failure
-from gradfix.verdict import Effect, Status, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the person asked for; every command line option that changes work, not display."""
-
-    select: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    codemods: tuple[str, ...] = ()
-    notes: bool = False
-    accept: tuple[Status, ...] = ("proved", "preserved", "intended")
-    arguments: tuple[str, ...] = ()
-    python: str | None = None
-    steps: int = 3
-    timeout: float = 120.0
-    seed: int = 0
-    tape: Path | None = None
-    repair: bool = True  # False: `gradfix run`, find and report only
-
-
-@dataclass(frozen=True, slots=True)
-class Cure:
-    """One candidate as it was measured. `before`/`after` are whole texts by absolute path, changed files only."""
-
-    codemod: str
-    summary: str
-    effect: Effect
-    verdict: Verdict
-    before: Mapping[str, str]
-    after: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """A fault and its cures, best first. `status`: ``cured`` (cures[0] is part of the result's new text), ``left``
-    (nothing acceptable), ``note`` (a note, not asked for). `sources` are the texts the conflict's labels speak of
-    where an earlier cure had already changed them; reports lead the lines back to the file as it was."""
-
-    conflict: Conflict
-    cures: tuple[Cure, ...] = ()
-    status: Literal["cured", "left", "note"] = "left"
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why the tool could not do its work, or why the script fails for a reason that is not autograd's."""
-
-    message: str
-    detail: str = ""  # a caret excerpt or the script's own traceback
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """All that one entry script came to. `files` are old and new text by absolute path, for files that change;
-    `verdict` is that of the whole change, None where nothing changes; `problem` where exit code 2 is due."""
-
-    entry: Path
-    diagnoses: tuple[Diagnosis, ...] = ()
-    files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)  # text of every file a label speaks of
-    verdict: Verdict | None = None
-    problem: Problem | None = None
-    failure: Failure | None = None  # what plain PyTorch raised on the script as it is, if it raised
-    ended: str = ""
-    wall: str = ""
-    seconds: float = 0.0
-    rounds: int = 0
-    lines: tuple[str, ...] = ()  # sentences worth saying (evidence lost, regions not watched)
-    output: str = ""  # what the script itself printed, for -v
 
 
 def fix(

@@ -13,8 +13,8 @@ from gradfix import choose
 from gradfix.codemod import codemods
 from gradfix.detect import Conflict, detect
 from gradfix.edit import Project
-from gradfix.pipeline import Cure, Diagnosis, Problem, Result, Settings
 from gradfix.prove import Baseline, Prover, Verdict
+from gradfix.result import Cure, Diagnosis, Problem, Result, Settings
 from gradfix.run import Run
 from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError

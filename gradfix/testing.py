@@ -23,7 +23,8 @@ from functools import cached_property
 from pathlib import Path
 
 from gradfix.codemod import codemods
-from gradfix.pipeline import Diagnosis, Result, Settings, fix
+from gradfix.pipeline import fix
+from gradfix.result import Diagnosis, Result, Settings
 from gradfix.run.zygote import Zygote
 
 MARK = re.compile(r"#\s*conflict:\s*([\w-]+(?:\s*,\s*[\w-]+)*)")

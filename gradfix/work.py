@@ -24,7 +24,7 @@ from gradfix.source import Source, SourceError, discover, write
 from gradfix.tape import TapeError, read_tape
 
 if TYPE_CHECKING:
-    from gradfix.pipeline import Result, Settings
+    from gradfix.result import Result, Settings
 
 NOTHING, FAULTS, FAILED = 0, 1, 2
 
@@ -155,7 +155,7 @@ def _written(result: Result) -> Result:
             write(result.files)
     except SourceError as problem:
         left = tuple(replace(d, status="left") if d.status == "cured" else d for d in result.diagnoses)
-        refused = pipeline.Problem(problem.sentence, problem.detail)
+        refused = Problem(problem.sentence, problem.detail)
         return replace(result, diagnoses=left, files={}, problem=refused)
     return result
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gradfix.detect import Conflict, Label
-from gradfix.pipeline import Cure, Diagnosis, Result
+from gradfix.result import Cure, Diagnosis, Result
 from gradfix.tape import Backward, Site
 from gradfix.verdict import Effect, Verdict
 

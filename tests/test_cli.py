@@ -18,7 +18,7 @@ import pytest
 from test_report import SCHEMA
 
 from gradfix import cli, pipeline
-from gradfix.pipeline import Problem, Result, Settings
+from gradfix.result import Problem, Result, Settings
 
 
 class Pipeline:

@@ -18,12 +18,12 @@ from codemods.recompute_after_step import RecomputeAfterStep
 from codemods.split_loss_function import SplitLossFunction
 from codemods.sum_losses import SumLosses
 from gradfix import testing
-from gradfix.boundary import detach, meeting, operands, shape_of
-from gradfix.calls import drop_retain, loss_of, parameters_of, retain, with_arguments
 from gradfix.detect import Conflict, Label
 from gradfix.edit import Project, View
-from gradfix.pipeline import Settings
-from gradfix.statements import names, put_after, take_away, touches, units
+from gradfix.result import Settings
+from gradfix.rewrite.boundary import detach, meeting, operands, shape_of
+from gradfix.rewrite.calls import drop_retain, loss_of, parameters_of, retain, with_arguments
+from gradfix.rewrite.statements import names, put_after, take_away, touches, units
 from gradfix.tape import Backward, Free, Mutate, Optimizer, Record, Ref, Site, Step, Tape, Zero
 
 

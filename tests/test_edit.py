@@ -10,10 +10,10 @@ import libcst as cst
 import pytest
 from by_hand import PATH, site
 
-from gradfix.blocks import of_torch, right_operand, under
 from gradfix.codemod import Codemod, codemods
 from gradfix.edit import Edit, Insert, Replace, View
-from gradfix.liveness import live_after, sharing
+from gradfix.rewrite.blocks import of_torch, right_operand, under
+from gradfix.rewrite.liveness import live_after, sharing
 
 
 def statement(view: View, text: str) -> cst.CSTNode:

@@ -9,7 +9,7 @@ from gradfix.report.layout import BOXES, Glyphs
 from gradfix.report.places import Paths
 
 if TYPE_CHECKING:
-    from gradfix.pipeline import Diagnosis, Result
+    from gradfix.result import Diagnosis, Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from gradfix.report.layout import wording
 from gradfix.report.places import led_back, place
 
 if TYPE_CHECKING:
-    from gradfix.pipeline import Diagnosis, Result
+    from gradfix.result import Diagnosis, Result
 
 
 def render(result: Result, view: View) -> Iterator[Line]:

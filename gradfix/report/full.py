@@ -23,7 +23,7 @@ from gradfix.source import split_lines
 
 if TYPE_CHECKING:
     from gradfix.detect import Label
-    from gradfix.pipeline import Cure, Diagnosis, Result
+    from gradfix.result import Cure, Diagnosis, Result
 
 SEVERITY = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 VERDICT = {

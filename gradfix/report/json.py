@@ -13,7 +13,7 @@ from gradfix.report.places import Place, called_at, led_back, place
 from gradfix.source import split_lines
 
 if TYPE_CHECKING:
-    from gradfix.pipeline import Cure, Diagnosis, Result
+    from gradfix.result import Cure, Diagnosis, Result
 
 
 def document(results: Iterable[Result], view: View) -> str:

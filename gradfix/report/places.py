@@ -19,7 +19,7 @@ from gradfix.source import split_lines
 from gradfix.tape import Site, Stack
 
 if TYPE_CHECKING:
-    from gradfix.pipeline import Diagnosis, Result
+    from gradfix.result import Diagnosis, Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import libcst as cst
 
 from gradfix.edit import Edit, Project, Replace, View
-from gradfix.statements import body_of, dotted, names, walk
+from gradfix.rewrite.statements import body_of, dotted, names, walk
 from gradfix.tape import Backward, Step
 
 NOTHING: Mapping[str, cst.BaseExpression] = MappingProxyType({})

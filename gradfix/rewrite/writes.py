@@ -10,7 +10,7 @@ import libcst as cst
 
 from gradfix.detect import Conflict
 from gradfix.edit import Project, View
-from gradfix.liveness import (
+from gradfix.rewrite.liveness import (
     Sharing,
     declared,
     dotted,
@@ -20,7 +20,7 @@ from gradfix.liveness import (
     shared_with,
     sharing,
 )
-from gradfix.syntax import (
+from gradfix.rewrite.spelling import (
     chain_root,
     descendants,
     hides,

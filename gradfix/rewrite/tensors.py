@@ -9,10 +9,10 @@ import libcst as cst
 
 from gradfix.detect import Conflict
 from gradfix.edit import Project, View
-from gradfix.liveness import dotted, reads, scope_of, sharing, statement_before
-from gradfix.syntax import descendants, function_of, hides, layers, small_statements
+from gradfix.rewrite.liveness import dotted, reads, scope_of, sharing, statement_before
+from gradfix.rewrite.spelling import descendants, function_of, hides, layers, small_statements
+from gradfix.rewrite.writes import Write
 from gradfix.tape import Mutate
-from gradfix.writes import Write
 
 
 def is_renormalised(conflict: Conflict) -> bool:

@@ -10,7 +10,7 @@ import libcst as cst
 
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
 from gradfix.graph import Crossing, Graph
-from gradfix.statements import body_of, dotted, names, stored, touches, walk
+from gradfix.rewrite.statements import body_of, dotted, names, stored, touches, walk
 from gradfix.tape import Backward, Event, Record, Ref, Stack, Step, Zero
 
 LITERALS = (cst.BaseNumber, cst.BaseString, cst.Ellipsis)

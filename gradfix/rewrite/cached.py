@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import libcst as cst
 
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
-from gradfix.rerun import reads_of
-from gradfix.statements import (
+from gradfix.rewrite.rerun import reads_of
+from gradfix.rewrite.statements import (
     Unit,
     body_of,
     dotted,

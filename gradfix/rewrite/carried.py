@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from gradfix.boundary import frame, meeting, same_place, shape_of
 from gradfix.edit import Project, View
 from gradfix.graph import Crossing
-from gradfix.liveness import first_use
-from gradfix.statements import Unit, body_of, dotted, names, stored, touches, units, walk
+from gradfix.rewrite.boundary import frame, meeting, same_place, shape_of
+from gradfix.rewrite.liveness import first_use
+from gradfix.rewrite.statements import Unit, body_of, dotted, names, stored, touches, units, walk
 from gradfix.tape import Backward, Record, Stack
 
 NUMBERS = ("None", "0", "0.0", "0.", "1", "1.0")

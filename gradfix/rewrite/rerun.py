@@ -11,10 +11,10 @@ from functools import cached_property
 
 import libcst as cst
 
-from gradfix.boundary import crossings, detach, feeds, frame, functions, meeting, same_place
-from gradfix.calls import backward_call, drop_retain
 from gradfix.edit import Edit, Project, Replace, View
-from gradfix.statements import (
+from gradfix.rewrite.boundary import crossings, detach, feeds, frame, functions, meeting, same_place
+from gradfix.rewrite.calls import backward_call, drop_retain
+from gradfix.rewrite.statements import (
     Unit,
     common_block,
     dotted,

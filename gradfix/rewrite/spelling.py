@@ -9,7 +9,7 @@ from typing import cast
 import libcst as cst
 
 from gradfix.edit import View
-from gradfix.liveness import SHARED_ATTRIBUTES, VIEWS, dotted
+from gradfix.rewrite.liveness import SHARED_ATTRIBUTES, VIEWS, dotted
 
 
 def names_in_place(name: str) -> bool:

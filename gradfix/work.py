@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -18,13 +17,11 @@ from gradfix.report import json as report_json
 from gradfix.report.layout import safe
 from gradfix.report.places import Paths
 from gradfix.report.terminal import Terminal
+from gradfix.result import Problem, Result, Settings
 from gradfix.run import InterpreterError
 from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError, discover, write
 from gradfix.tape import TapeError, read_tape
-
-if TYPE_CHECKING:
-    from gradfix.result import Result, Settings
 
 NOTHING, FAULTS, FAILED = 0, 1, 2
 

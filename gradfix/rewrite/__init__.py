@@ -1,1 +1,1 @@
-"""What codemods share: reading names and storages from the text, spelling in-place code, building and moving statements."""
+"""What codemods share: names and storages read from the text, in-place code spelled, statements built and moved."""

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DEFAULT = [ROOT / "fixtures/recompute_after_step/linear_pair/before.py"]
+DEFAULT = [ROOT / "fixtures/recompute_after_step/shared_score/before.py"]
 
 
 def timed(command: list[str], env: dict[str, str]) -> tuple[float, str]:

@@ -24,12 +24,12 @@ class CloneWeight(Codemod):
     saves a copy, and the gradient still reaches the table. It is what the documentation of nn.Embedding
     advises.
 
-    When not: where the use is meant to see the scaled rows: then it comes after the lookup, and what it
-    computes changes (shown as an alternative, never applied unasked).
+    When not: where the use is meant to see the scaled rows: then it comes after the lookup (shown as an
+    alternative: what is computed from the weight changes by the scaling).
     """
 
     kinds = ("stale-saved-tensor",)
-    effects = ("none", "changes-value")
+    effects = ("none", "moved-write")
     examples = (
         Example(
             """\
@@ -124,7 +124,7 @@ def _is_weight(view: View, name: str) -> bool:
 
 
 def _lookup_first(conflict: Conflict, project: Project) -> Iterator[Proposal]:
-    """The lookup before the use: what is computed from the weight then changes."""
+    """The lookup, and with it the scaling, before the use."""
     for used, lookup in _frames(conflict, project):
         view, use = used
         _, look = lookup
@@ -138,7 +138,7 @@ def _lookup_first(conflict: Conflict, project: Project) -> Iterator[Proposal]:
             moved = second.with_changes(leading_lines=[x for x in second.leading_lines if x.comment])
             edits = (Insert(first, before=(moved,)), Replace(second, lambda _: cst.RemoveFromParent()))
             what = " ".join(view.code(use).split())
-            effect = Effect("changes-value", f"`{what[:60]}` sees the renormalised weight")
+            effect = Effect("moved-write", f"`{what[:60]}` sees the renormalised weight")
             yield Proposal("look up first", effect, {view.path: edits}, 1)
             return
 

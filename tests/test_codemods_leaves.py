@@ -100,7 +100,7 @@ def test_the_lookup_moves_before_the_use() -> None:
     case = renormalised(EMBEDDED, "table.weight @ W.t()", "table(idx)")
     _, (proposal, text) = answers(CloneWeight, case)
     assert text == "W = init()\n# scaled\nb = table(idx) @ W.t()\na = table.weight @ W.t()\nout = a + b\n"
-    assert proposal.effect.kind == "changes-value"
+    assert proposal.effect.kind == "moved-write"
 
 
 def test_a_lookup_that_needs_what_stands_between_stays() -> None:

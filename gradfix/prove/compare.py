@@ -98,6 +98,7 @@ class Measured:
     random: int = 0
     draws: Mapping[str, Sequence[int]] = field(default_factory=dict)
     writes: Mapping[str, int] = field(default_factory=dict)
+    ended: str = ""
 
     @cached_property
     def by_optimizer(self) -> dict[int, list[Stepped]]:
@@ -158,7 +159,7 @@ def read(lines: Iterable[Mapping[str, Any]]) -> Measured:
         elif what == "l":
             rest["leaves"] = {k: _vector(v) for k, v in line.get("leaves", {}).items()}
             rest["retained"] = {k: _vector(v) for k, v in line.get("retained", {}).items()}
-            rest["random"] = line["rng"]
+            rest["random"], rest["ended"] = line["rng"], line.get("how", "")
         elif what == "d":
             rest["draws"], rest["writes"] = line["draws"], line["writes"]
     return Measured(tuple(steps), tuple(backwards), tuple(order), **rest)

@@ -19,13 +19,16 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cached_property
 from pathlib import Path
 
 from gradfix.codemod import codemods
 from gradfix.pipeline import fix
+from gradfix.report.places import origins
 from gradfix.result import Diagnosis, Result, Settings
 from gradfix.run.zygote import Zygote
+from gradfix.source import split_lines
 
 MARK = re.compile(r"#\s*conflict:\s*([\w-]+(?:\s*,\s*[\w-]+)*)")
 
@@ -98,24 +101,54 @@ def one(path: Path, zygote: Zygote, settings: Settings) -> Result:
 
 
 def found_where_marked(fixture: Fixture, result: Result) -> None:
-    """Every mark is touched by a conflict of its kind, and every conflict above a note touches a mark."""
+    """Every mark is touched by a conflict of its kind or by its cure, and every conflict above a note touches a mark."""
     for name, line, kind in fixture.marks:
-        hit = any(d.conflict.kind == kind and (name, line) in places(d) for d in result.diagnoses)
+        hit = any(
+            d.conflict.kind == kind and (name, line) in places(d, result) | cured(d, result)
+            for d in result.diagnoses
+        )
         assert hit, f"{fixture}: no {kind} at {name}:{line}; found {[_said(d) for d in result.diagnoses]}"
     marked = {(name, line) for name, line, _ in fixture.marks}
     for d in result.diagnoses:
         if d.conflict.severity != "note":
-            assert marked & places(d), f"{fixture}: {_said(d)} is not marked"
+            assert marked & places(d, result), f"{fixture}: {_said(d)} is not marked"
 
 
-def places(diagnosis: Diagnosis) -> set[tuple[str, int]]:
-    """(file name, line) of every line that a label's frames touch."""
+def places(diagnosis: Diagnosis, result: Result) -> set[tuple[str, int]]:
+    """(file name, line of the program as it was) of every line that a label's frames touch."""
     return {
-        (Path(site.file).name, line)
-        for label in diagnosis.conflict.labels
+        (Path(site.file).name, _first_line(site.file, line, diagnosis, result))
+        for conflict in (diagnosis.conflict, *diagnosis.conflict.also)
+        for label in conflict.labels
         for site in label.stack
         for line in range(site.line, max(site.line, min(site.end_line, site.line + 12)) + 1)
     }
+
+
+def cured(diagnosis: Diagnosis, result: Result) -> set[tuple[str, int]]:
+    """(file name, line of the program as it was) of every line that the applied cure changes: one cure may do for
+    several faulty lines."""
+    if diagnosis.status != "cured":
+        return set()
+    cure = diagnosis.cures[0]
+    return {
+        (Path(path).name, _first_line(path, line, diagnosis, result))
+        for path, new in cure.after.items()
+        for tag, i, j, _, _ in SequenceMatcher(
+            None, split_lines(cure.before[path]), split_lines(new), autojunk=False
+        ).get_opcodes()
+        if tag != "equal"
+        for line in range(i + 1, j + 1)
+    }
+
+
+def _first_line(path: str, line: int, diagnosis: Diagnosis, result: Result) -> int:
+    """The line of the program as it was that came to be `line` in the round of `diagnosis`."""
+    old, new = result.sources.get(path), diagnosis.sources.get(path)
+    if old is None or new is None or old == new:
+        return line
+    came = origins(old, new)
+    return came[min(line, len(came)) - 1][0]
 
 
 def comments(text: str) -> Iterator[str]:

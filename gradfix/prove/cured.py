@@ -59,11 +59,13 @@ def _on_disk(path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Faults after: `still`, that should be gone; of error severity `new` ones, and `others` known before."""
+    """Faults after: `still`, that should be gone; of error severity `new` ones, and `others` known before.
+    `gone` are the ones before that should be, and are."""
 
     still: tuple[Conflict, ...]
     new: tuple[Conflict, ...]
     others: tuple[Conflict, ...]
+    gone: tuple[Conflict, ...] = ()
 
 
 def left(
@@ -74,6 +76,7 @@ def left(
     still: list[Conflict] = []
     new: list[Conflict] = []
     others: list[Conflict] = []
+    met: list[Conflict] = []
     for conflict in after:
         # the exact place first: two faults may be needed by one backward
         match = _first(conflict, [*cured, *known], _same_place_at_fault, lines) or _first(
@@ -81,9 +84,11 @@ def left(
         )
         if match is not None and any(match is c for c in cured):
             still.append(conflict)
+            met.append(match)
         elif conflict.severity == "error":
             (new if match is None else others).append(conflict)
-    return Left(tuple(still), tuple(new), tuple(others))
+    gone = tuple(c for c in cured if not any(c is m for m in met))
+    return Left(tuple(still), tuple(new), tuple(others), gone)
 
 
 def _first(

@@ -130,9 +130,9 @@ class Prover:
         return self._verdict(baseline, files, (effect,), (conflict,))
 
     def prove_whole(self, baseline: Baseline, files: Mapping[str, str], effects: Sequence[Effect]) -> Verdict:
-        """What several cures are worth together, all their effects imposed at once; errors may be left."""
-        gone = tuple(c for c in baseline.conflicts if c.severity == "error")
-        return self._verdict(baseline, files, tuple(effects), gone or baseline.conflicts[:1], whole=True)
+        """What several cures are worth together, all their effects imposed at once; faults may be left."""
+        errors = tuple(c for c in baseline.conflicts if c.severity == "error")
+        return self._verdict(baseline, files, tuple(effects), errors or baseline.conflicts, whole=True)
 
     # ---- one verdict
 
@@ -149,6 +149,7 @@ class Prover:
             self._can_judge(baseline)
             lines = Lines(baseline.files, files)
             after = self._run_after(baseline, files, conflicts, lines, whole)
+            conflicts = after.left.gone
             verdict = self._compare(baseline, files, after, effects, conflicts)
             if verdict.status != "rejected":
                 name = stale_for_ever(baseline.tape, after.recorded.tape or Tape(()), conflicts, lines)
@@ -208,8 +209,9 @@ class Prover:
         recorded = self._start(files, record=True).result()
         found = detect(recorded.tape) if recorded.tape else ()
         rest = left(found, baseline.conflicts, conflicts, lines)
-        if whole and 0 < len(rest.still) < len(conflicts):  # some were cured, the others are said to be left
-            rest = Left((), rest.new, (*rest.still, *rest.others))
+        if whole and rest.gone:  # some were cured, the errors among the others are said to be left
+            more_left = tuple(c for c in rest.still if c.severity == "error")
+            rest = Left((), rest.new, (*more_left, *rest.others), rest.gone)
         if rest.still:
             raise Refusal("rejected", f"the fault is still there: {rest.still[0].message}")
         mixed = next((c for c in found if _mixes(c, conflicts, lines)), None)

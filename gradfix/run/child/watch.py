@@ -234,7 +234,7 @@ class Watch(TorchFunctionMode):
         tensor = args[0]
         result = func(*args)
         self._alias(result, "data")
-        if tensor.requires_grad:
+        if tensor.requires_grad and _getframe(2).f_code.co_name != "__deepcopy__":  # torch's own
             self.r.cut("data", tensor, _getframe(2))
         return result
 

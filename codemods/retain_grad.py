@@ -99,6 +99,11 @@ def _retained(
     if binding is not None:
         yield view.path, _after(view, binding, name)
         return
+    backward = _backward(view, small) if "." in name else None
+    if backward is not None:  # (where the tensor is made, a forward without gradients would refuse)
+        new = cst.Expr(method(cst.parse_expression(name), "retain_grad"))
+        yield view.path, Insert(backward, before=(line(new),))
+        return
     for other, node in reversed(list(project.frames(made))):
         statement = other.small_statement(node)
         if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
@@ -127,6 +132,16 @@ def _binding(view: View, scope: cst.CSTNode, read: cst.CSTNode, name: str) -> cs
     backward = [i for i, s in enumerate(before) if _runs_backward(s)]
     until = before[: backward[-1]] if backward else before
     return next((s for s in reversed(until) if name in binds(s) and not isinstance(s, cst.AugAssign)), None)
+
+
+def _backward(view: View, read: cst.CSTNode) -> cst.SimpleStatementLine | None:
+    """The line of the last backward before `read`, in the block `read` is in."""
+    holder = view.parents[read]
+    lines = list(getattr(view.parents[holder], "body", ()))
+    before = lines[: lines.index(holder)] if holder in lines else []
+    return next(
+        (x for x in reversed(before) if isinstance(x, cst.SimpleStatementLine) and _runs_backward(x)), None
+    )
 
 
 def _runs_backward(node: cst.CSTNode) -> bool:

@@ -199,6 +199,18 @@ def _places(tape: Tape) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
+def kept_sites(conflicts: Sequence[Conflict]) -> list[list[Any]]:
+    """[file, line] of every line that made a tensor whose missing gradient is read."""
+    sites = {
+        (site.file, line)
+        for conflict in conflicts
+        if conflict.kind == "missing-grad" and conflict.pattern == "read" and conflict.record is not None
+        for site in conflict.record.stack[-1:]
+        for line in range(site.line, max(site.line, min(site.end_line, site.line + 12)) + 1)
+    }
+    return [list(s) for s in sorted(sites)]
+
+
 def through_sites(conflicts: Sequence[Conflict]) -> list[list[Any]]:
     """[file, line] of every place a conflict speaks of: where a `.data` that hides a write may stand."""
     sites = {

@@ -24,7 +24,7 @@ from gradfix.prove.compare import (
     read,
 )
 from gradfix.prove.cured import Left, Lines, left, stale_for_ever
-from gradfix.prove.effects import Attempt, Impose, attempts
+from gradfix.prove.effects import Attempt, Impose, attempts, kept_sites
 from gradfix.run import Outcome, Run
 from gradfix.run.zygote import Zygote
 from gradfix.tape import Failure, Note, Tape
@@ -145,7 +145,7 @@ class Prover:
         whole: bool = False,
     ) -> Verdict:
         try:
-            baseline = self._runnable(baseline, effects)
+            baseline = self._runnable(baseline, effects, conflicts)
             self._can_judge(baseline)
             lines = Lines(baseline.files, files)
             after = self._run_after(baseline, files, conflicts, lines, whole)
@@ -163,17 +163,30 @@ class Prover:
         except Refusal as refusal:
             return refusal.verdict
 
-    def _runnable(self, baseline: Baseline, effects: Sequence[Effect]) -> Baseline:
-        """The script with what its effect says it lacked: an old PyTorch's calls, or leaves."""
+    def _runnable(
+        self, baseline: Baseline, effects: Sequence[Effect], conflicts: Sequence[Conflict]
+    ) -> Baseline:
+        """The script with what its cure says it lacked, where it comes to no end without: an old PyTorch's calls,
+        leaves, the gradients it reads."""
         kinds = {e.kind for e in effects}
-        stuck = "adds-gradient" in kinds and not baseline.oracle.passes
-        if baseline.base or not (stuck or "restored" in kinds):
+        unkept = kept_sites(conflicts) if baseline.outcome.ended == "failed" else []
+        if baseline.base:
             return baseline
-        base = {"shims": True} if "restored" in kinds else {"retain": True}
+        if "restored" in kinds:
+            base: Impose = {"shims": True}
+        elif "adds-gradient" in kinds and not baseline.oracle.passes:
+            base = {"retain": True}
+        elif unkept:
+            base = {"keep": unkept}
+        else:
+            return baseline
         outcome = self._imposed(baseline, base)
         if not read(outcome.measurement).passes:
             return baseline
-        return replace(baseline, outcome=outcome, base=base, _imposed={})
+        found = detect(outcome.tape) if outcome.tape else ()
+        later = tuple(c for c in found if not any(_alike(c, b) for b in baseline.conflicts))
+        known = (*baseline.conflicts, *later)
+        return replace(baseline, outcome=outcome, conflicts=known, base=base, _imposed={})
 
     def _can_judge(self, baseline: Baseline) -> None:
         before = baseline.outcome
@@ -314,7 +327,7 @@ class Prover:
                 return Verdict("rejected", f"gets no further than before ({passes} {unit}s)", measured)
             reason = f"equal as far as the script could run before ({over.removeprefix('over ')})"
             return Verdict("intended", reason + rest, measured)
-        if baseline.base:
+        if "shims" in baseline.base or "retain" in baseline.base:
             old = "as it ran on the PyTorch it was written for"
             reason = (
                 f"equal {over} to the script {old if 'shims' in baseline.base else 'run as if it had leaves'}"
@@ -323,6 +336,8 @@ class Prover:
         if attempt.effects:
             said = words.alike(like, names) or f"equal {over} once the effect is taken into account"
             return Verdict("intended", "; ".join([said, *drift]) + rest, measured)
+        if "keep" in baseline.base:
+            return Verdict("proved", f"the gradient is kept now; all others equal {over}{rest}", measured)
         if not baseline.sound:
             reason = f"every gradient equal to the exact one {over}"
             return Verdict("proved", "; ".join([reason, *drift]) + rest, measured)
@@ -365,6 +380,10 @@ def _kept(before: words.Names, after: words.Names) -> dict[int, list[int]]:
             if all(ref.name in place for ref in event.refs):
                 found[k] = [place[ref.name] for ref in event.refs]
     return found
+
+
+def _alike(one: Conflict, other: Conflict) -> bool:
+    return one.kind == other.kind and one.at == other.at
 
 
 def _mixes(conflict: Conflict, cured: Sequence[Conflict], lines: Lines) -> bool:

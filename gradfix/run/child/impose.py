@@ -15,6 +15,7 @@ The request is a JSON object; every key is optional, and they combine:
              tensor itself.
 ``clear``    an optimizer's gradients are cleared after each of its steps.
 ``retain``   non-leaf tensors given to an optimizer keep their gradient, as leaves do.
+``keep``     tensors made in the [file, line]s listed keep their gradient, as ``retain_grad()`` has them do.
 ``shims``    calls of PyTorch 0.x that were removed do what they did.
 
 Standard library and torch only; installed after the recorder and before the measurer.
@@ -30,6 +31,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .measure import Optimizers, parameters, quiet
@@ -78,6 +80,8 @@ class Imposer:
             _retain_gradients()
         if self.request.get("shims"):
             _restore_old_calls()
+        if self.request.get("keep"):
+            _Keep(self.request["keep"]).__enter__()  # for the whole run: never left
         if "draws" in self.request or "write" in self.request:
             self.mode = _Ops(self)
             self.mode.__enter__()  # type: ignore[no-untyped-call]  # for the whole run: never left
@@ -231,6 +235,31 @@ class _Steps:
                 for p, value in self.due.values():
                     _DATA.__get__(p).copy_(value)
                 self.due.clear()
+
+
+class _Keep(TorchFunctionMode):
+    """retain_grad() of every tensor made in some lines of the user's."""
+
+    def __init__(self, sites: Any) -> None:
+        super().__init__()
+        self.sites = {(os.path.realpath(file), line) for file, line in sites}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = result if isinstance(result, (list, tuple)) else (result,)
+        for tensor in made:
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf:
+                if self._here():
+                    tensor.retain_grad()  # type: ignore[no-untyped-call]
+        return result
+
+    def _here(self) -> bool:
+        frame = sys._getframe(2)
+        while frame is not None and _foreign(frame.f_code.co_filename):
+            frame = frame.f_back  # type: ignore[assignment]
+        return frame is not None and (
+            (os.path.realpath(frame.f_code.co_filename), frame.f_lineno) in self.sites
+        )
 
 
 class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -101,7 +101,7 @@ def one(path: Path, zygote: Zygote, settings: Settings) -> Result:
 
 
 def found_where_marked(fixture: Fixture, result: Result) -> None:
-    """Every mark is touched by a conflict of its kind or by its cure, and every conflict above a note touches a mark."""
+    """Every mark is touched by a conflict of its kind or its cure; every conflict above a note touches a mark."""
     for name, line, kind in fixture.marks:
         hit = any(
             d.conflict.kind == kind and (name, line) in places(d, result) | cured(d, result)

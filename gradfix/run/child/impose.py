@@ -248,9 +248,9 @@ class _Keep(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         made = result if isinstance(result, (list, tuple)) else (result,)
         for tensor in made:
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf:
-                if self._here():
-                    tensor.retain_grad()  # type: ignore[no-untyped-call]
+            inner = isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf
+            if inner and self._here():
+                tensor.retain_grad()
         return result
 
     def _here(self) -> bool:

@@ -81,7 +81,7 @@ class Imposer:
         if self.request.get("shims"):
             _restore_old_calls()
         if self.request.get("keep"):
-            _Keep(self.request["keep"]).__enter__()  # for the whole run: never left
+            _Keep(self.request["keep"]).__enter__()  # type: ignore[no-untyped-call]  # never left
         if "draws" in self.request or "write" in self.request:
             self.mode = _Ops(self)
             self.mode.__enter__()  # type: ignore[no-untyped-call]  # for the whole run: never left

@@ -99,12 +99,15 @@ def _retained(
     if binding is not None:
         yield view.path, _after(view, binding, name)
         return
+    frames = list(project.frames(made))
     backward = _backward(view, small) if "." in name else None
-    if backward is not None:  # (where the tensor is made, a forward without gradients would refuse)
+    inside = any(v is view and view.statement(n) is backward for v, n in frames)  # f(x).backward()
+    # (where the tensor is made, a forward without gradients would refuse)
+    if backward is not None and not inside:
         new = cst.Expr(method(cst.parse_expression(name), "retain_grad"))
         yield view.path, Insert(backward, before=(line(new),))
         return
-    for other, node in reversed(list(project.frames(made))):
+    for other, node in reversed(frames):
         statement = other.small_statement(node)
         if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
             target = dotted(statement.targets[0].target)

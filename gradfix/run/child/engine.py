@@ -19,7 +19,7 @@ import torch
 from .saves import GONE, Entry, Saves, fate_of
 from .storages import address_of
 
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_ACCUMULATE: Any = torch._C._functions.AccumulateGrad
 _UNSEEN = 8
 _FULL = 32  # passes of one backward that are recorded in full
 
@@ -93,7 +93,8 @@ class Engine:
                 return self._no_graph(i, outputs, inputs, stack, accumulate, retain, create)
         seen = self._passes.setdefault(stack, [0, None, set()])
         seen[0] += 1
-        walk = self._walk(outputs, inputs, accumulate) if seen[0] <= _FULL else None
+        with torch._C.DisableTorchFunction():
+            walk = self._walk(outputs, inputs, accumulate) if seen[0] <= _FULL else None
         unseen = iter(range(r.clock.now + 1, r.clock.now + 1 + _UNSEEN))  # times for writes found only now
         r.clock.now += _UNSEEN
         time = r.clock.tick()
@@ -105,31 +106,33 @@ class Engine:
                 result = self._engine(used, outputs, grads, True, create, inputs, more, kwargs)
         except BaseException as problem:
             if isinstance(problem, RuntimeError):
-                walk = walk or self._walk(outputs, inputs, accumulate)
-                self._emit(stack, time, walk, inner, (retain, create, inputs), str(problem), 0.0, frame)
+                with torch._C.DisableTorchFunction():
+                    walk = walk or self._walk(outputs, inputs, accumulate)
+                    self._emit(stack, time, walk, inner, (retain, create, inputs), str(problem), 0.0, frame)
             raise
         finally:
             self._inner = None
-        refused, wrong, new = "", 0.0, len(used) not in seen[2]
-        seen[2].add(len(used))
-        refused = self._refusal(used)
-        if not refused and walk is not None and self._freed and not self._freed.isdisjoint(walk.parents):
-            refused = FREED
-        if self._overwritten_unseen(used, unseen):
-            wrong = self._difference(
-                outputs, grads, inputs, more, kwargs, walk or self._walk(outputs, inputs, accumulate)
-            )
-        if walk is None and (refused or wrong or new):
-            walk = self._walk(outputs, inputs, accumulate)
-        if walk is not None:
-            self._emit(stack, time, walk, inner, (retain, create, inputs), refused, wrong, frame)
+        with torch._C.DisableTorchFunction():
+            refused, wrong, new = "", 0.0, len(used) not in seen[2]
+            seen[2].add(len(used))
+            refused = self._refusal(used)
+            if not refused and walk is not None and self._freed and not self._freed.isdisjoint(walk.parents):
+                refused = FREED
+            if self._overwritten_unseen(used, unseen):
+                wrong = self._difference(
+                    outputs, grads, inputs, more, kwargs, walk or self._walk(outputs, inputs, accumulate)
+                )
+            if walk is None and (refused or wrong or new):
+                walk = self._walk(outputs, inputs, accumulate)
+            if walk is not None:
+                self._emit(stack, time, walk, inner, (retain, create, inputs), refused, wrong, frame)
+                if not retain:
+                    self._freed.update(r.bare.intersection(walk.parents))
+                    r.tape.event("Free", free_time, stack, nodes=[n for n, _ in walk.nodes if n >= 0])
+            else:
+                r.flood()
             if not retain:
-                self._freed.update(r.bare.intersection(walk.parents))
-                r.tape.event("Free", free_time, stack, nodes=[n for n, _ in walk.nodes if n >= 0])
-        else:
-            r.flood()
-        if not retain:
-            self._stamp(used, time)
+                self._stamp(used, time)
         return result
 
     def _engine(
@@ -192,37 +195,35 @@ class Engine:
             else:
                 roots.append(output.node)
         ids: dict[Any, int] = {}
-        order: list[Any] = []
         children: dict[Any, list[Any]] = {}
+        leaves: dict[Any, Any] = {}
         todo = [n for n in roots if n is not None]
         while todo:
             node = todo.pop()
             if node in ids:
                 continue
-            ids[node] = self._id(node)
-            order.append(node)
-            follow = children[node] = [n for n, _ in node.next_functions if n is not None]
-            todo.extend(follow)
-        walk = Walk(tuple(ids[n] for n in roots if n is not None))
+            if type(node) is _ACCUMULATE:
+                leaf = leaves[node] = node.variable
+                ids[node] = ~self.r.leaf(leaf).number
+                children[node] = []
+            else:
+                ids[node] = node._sequence_nr()
+                follow = children[node] = [n for n, _ in node.next_functions if n is not None]
+                todo += follow
+        walk = Walk(tuple([ids[n] for n in roots if n is not None]))
         walk.tensors += [t for t in outputs if isinstance(t, torch.Tensor)]
-        needed = self._needed(inputs, order, children, accumulate) if inputs else None
-        for node in order:
-            number = ids[node]
+        needed = self._needed(inputs, list(ids), children, accumulate) if inputs else None
+        for node, number in ids.items():
             if needed is not None and node not in needed:
                 continue
             if number < 0:
                 if accumulate:
-                    walk.accumulated.append(node.variable)
+                    walk.accumulated.append(leaves[node])
                 walk.nodes.append((number, None))
             else:
-                walk.parents[number] = tuple(ids[n] for n in children[node])
+                walk.parents[number] = tuple([ids[n] for n in children[node]])
                 walk.nodes.append((number, node))
         return walk
-
-    def _id(self, node: Any) -> int:
-        if node.name() == _ACCUMULATE:
-            return ~int(self.r.leaf(node.variable).number)
-        return int(node._sequence_nr())
 
     def _needed(self, inputs: Any, order: list[Any], children: dict[Any, list[Any]], accumulate: bool) -> Any:
         """Nodes on a way from the roots to one of `inputs` (the engine's exec_info)."""
@@ -246,7 +247,7 @@ class Engine:
         if accumulate:
             needed.update(t for t in targets if t is not None)
         else:
-            needed.update(t for t in targets if t is not None and t.name() == _ACCUMULATE)
+            needed.update(t for t in targets if type(t) is _ACCUMULATE)
         return needed
 
     # ---- what was found
@@ -345,7 +346,7 @@ class Engine:
         leaves = {id(t): t for t in (*walk.accumulated, *inner.accumulated)}
         fields: dict[str, Any] = _flags(*flags)
         if leaves:
-            fields["accumulates"] = [r.tape.ref(r.leaf(t), t) for t in leaves.values()]
+            fields["accumulates"] = r.leaf_refs(leaves.values())
         if refused:
             fields["refused"] = refused
         if wrong:

@@ -160,7 +160,9 @@ class Optimizers:
                 for entry in entries:
                     r.keep(entry, clones, early)
                 before.append((p, p._version, entries))
-        had = [p.grad is not None for p in params]
+            had = None
+        else:
+            had = [p.grad is not None for p in params]
         if not quiet:
             guard.__exit__(None, None, None)
             guard = None
@@ -221,9 +223,12 @@ class Optimizers:
                 r.tape.name_optimizer(known.number, name)
         op = f"{type(optimizer).__name__}.step"
         for p, version, entries in before:
+            time = r.clock.tick()
+            if not entries:
+                r.leaf(p).writes.append(time)  # the Step tells of it
+                continue
             counted = p._version != version
             threatens = False
-            time = r.clock.tick()
             for entry in entries:
                 if entry.tensor is GONE:
                     continue
@@ -231,6 +236,9 @@ class Optimizers:
                 if fate.time is None:
                     fate.time, fate.counted = time, entry.moved()
                 threatens = threatens or fate.freed is None
+            if counted and not threatens:
+                r.leaf(p).writes.append(time)
+                continue
             r.mutated(
                 time,
                 stack,
@@ -244,10 +252,10 @@ class Optimizers:
         if not full:
             r.flood()
             return
-        refs: list[Any] = []
-        without: list[Any] = []
-        for i, p in enumerate(params):
-            updated = had[i] or p.grad is not None
-            (refs if updated else without).append(r.tape.ref(r.leaf(p), p))
-        fields = {"without": without} if without else {}
+        if had is None:  # what step() itself does leaves every gradient in its place
+            had = [p.grad is not None for p in params]
+        else:
+            had = [h or p.grad is not None for h, p in zip(had, params)]  # noqa: B905 (Python 3.9)
+        fields = {} if all(had) else {"without": r.leaf_refs(p for h, p in zip(had, params) if not h)}
+        refs = r.leaf_refs(params if not fields else [p for h, p in zip(had, params) if h])
         r.tape.event("Step", r.clock.tick(), stack, optimizer=known.number, refs=refs, **fields)

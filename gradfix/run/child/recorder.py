@@ -12,13 +12,12 @@ what was saved, engine.py backwards, optimizers.py steps, regions.py what can't 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import time as clock_time
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -90,6 +89,7 @@ class Recorder:
         self.optimizers = Optimizers(self)
         self.regions = Regions(self)
         self._leaves: dict[int, weakref.ref[Any]] = {}
+        self._known_leaves: dict[int, tuple[Any, ...]] = {}  # id -> (reference, address, storage, shape, dtype)
 
     def install(self) -> None:
         self.tape.header(str(self._request.get("script", "")))
@@ -110,6 +110,7 @@ class Recorder:
             self.tape.rename(storage)
         seconds = round(clock_time.monotonic() - self._started, 3)
         self.tape.event("End", self.clock.tick(), (), how=how, seconds=seconds)
+        self.tape.flush()
 
     def off(self) -> bool:
         """Whether this is not the recorded process any more (a DataLoader worker, a fork of the user's)."""
@@ -185,11 +186,32 @@ class Recorder:
         return lambda: bool(watched._version != version)
 
     def leaf(self, tensor: Any) -> Storage:
+        return self._leaf(tensor)[2]  # type: ignore[no-any-return]
+
+    def leaf_refs(self, tensors: Iterable[Any]) -> list[list[Any]]:
+        """``tape.ref(leaf(tensor), tensor)`` of each: parameters are spoken of several times a pass."""
+        refs = []
+        for tensor in tensors:
+            _, _, storage, shape, dtype = self._leaf(tensor)
+            if storage.name is not storage.known_name:
+                self.tape.rename(storage)
+            refs.append([storage.number, len(storage.writes), shape, dtype])
+        return refs
+
+    def _leaf(self, tensor: Any) -> tuple[Any, ...]:
+        known = self._known_leaves.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == address_of(tensor):
+            return known
         storage = self.storages.of(tensor)
+        reference = weakref.ref(tensor)
         if not storage.leaf:
             storage.leaf = True
-            self._leaves[storage.number] = weakref.ref(tensor)
-        return storage
+            self._leaves[storage.number] = reference
+        if len(self._known_leaves) > 100_000:
+            self._known_leaves.clear()
+        _, _, shape, dtype = self.tape.ref(storage, tensor)
+        known = self._known_leaves[id(tensor)] = (reference, address_of(tensor), storage, shape, dtype)
+        return known
 
     def _lost(self) -> None:
         raise RuntimeError(FREED)
@@ -198,43 +220,34 @@ class Recorder:
 
     def record(self, walk: Walk) -> None:
         """The Records of the nodes that no backward has walked before."""
-        new = []
+        outputs: dict[int, tuple[Any, ...]] = {}
+        emitted, by_node, parents = self._emitted, self.saves.by_node(), walk.parents
+        storage_of, call_of, records = self.storages.of, self.calls.of, []
         for number, node in walk.nodes:
-            if node is not None and number not in self._emitted:
-                self._emitted.add(number)
-                entries = [e for e in self.saves.of(number) if e.tensor is not GONE]
-                if not entries and _saves_numbers(node):
-                    self.bare.add(number)
-                new.append((number, node, entries))
-        outputs: dict[int, Any] = {}
-        for number, _, entries in new:
-            for entry in entries:
-                maker = None if entry.output else entry.tensor.grad_fn
-                made_by = number if entry.output else maker._sequence_nr() if maker is not None else None
-                if made_by is not None:
-                    storage = self.storages.of(entry.tensor)
-                    outputs[made_by] = (storage, entry.tensor, storage.version(entry.time))
+            if node is None or number in emitted:
+                continue
+            emitted.add(number)
+            saved = []
+            for reference in by_node.pop(number, ()):
+                entry = reference()
+                if entry is None or (tensor := entry.tensor) is GONE:
+                    continue
+                told = (storage_of(tensor), entry.time, tensor.shape, tensor.dtype)
+                saved.append(told)
+                if entry.output:
+                    outputs[number] = told
+                elif (maker := tensor.grad_fn) is not None:
+                    outputs[maker._sequence_nr()] = told
+            if not saved and _saves_numbers(node):
+                self.bare.add(number)
+            call = call_of(number)
+            stack, time = (call[2], call[3] + number) if call is not None else ((), self.clock.tick())
+            records.append((time, stack, number, node.name(), parents[number], saved))
         for root in walk.tensors:
             if root.grad_fn is not None:
-                outputs[root.grad_fn._sequence_nr()] = (self.storages.of(root), root, None)
-        for number, node, entries in new:
-            self._record(number, node, walk.parents[number], entries, outputs.get(number))
-
-    def _record(
-        self, number: int, node: Any, parents: tuple[int, ...], entries: list[Entry], output: Any
-    ) -> None:
-        call = self.calls.of(number)
-        stack, time = (call[2], call[3] + number) if call is not None else ((), self.clock.tick())
-        name = node.name()
-        fields: dict[str, Any] = {}
-        if entries:
-            pairs = [(self.storages.of(e.tensor), e) for e in entries]
-            fields["saves"] = [self.tape.ref(s, e.tensor, s.version(e.time)) for s, e in pairs]
-        if output is not None:
-            fields["output"] = self.tape.ref(*output)
-        self.tape.event(
-            "Record", time, stack, node=number, op=_op(name), name=name, parents=list(parents), **fields
-        )
+                told = (self.storages.of(root), self.clock.now, root.shape, root.dtype)
+                outputs[root.grad_fn._sequence_nr()] = told
+        self.tape.records(records, outputs)
 
     def mutated(
         self, time: int, stack: Key, op: str, tensor: Any, counted: bool = True, how: str = "",
@@ -300,7 +313,8 @@ class Recorder:
         if not self._new(("zero", stack), max(_FULL, 1024 if len(params) == 1 else 0)):
             return
         fields = {} if optimizer is None else {"optimizer": optimizer}
-        refs = [self.tape.ref(self.leaf(p), p) for p in params if isinstance(p, torch.Tensor)]
+        with torch._C.DisableTorchFunction():
+            refs = self.leaf_refs(p for p in params if isinstance(p, torch.Tensor))
         self.tape.event("Zero", self.clock.tick(), stack, refs=refs, **fields)
 
     def zeroed(self, targets: list[Any], stack: Key | None) -> None:
@@ -346,20 +360,6 @@ class Recorder:
             message=said["message"],
             traceback=said["traceback"],
         )
-
-
-@functools.cache
-def _op(name: str) -> str:
-    """``aten.add`` of ``AddBackward0``; the class's name of a custom Function's ``MyOpBackward``."""
-    base, found, digits = name.rpartition("Backward")
-    if not found or not digits.isdigit():
-        return base or name
-    letters = []
-    for i, c in enumerate(base):
-        if c.isupper() and i and not (base[i - 1].isupper() or base[i - 1] == "_"):
-            letters.append("_")
-        letters.append(c.lower())
-    return "aten." + "".join(letters)
 
 
 _SAVED: dict[Any, list[str]] = {}  # names of a node class's saved tensors

@@ -134,11 +134,11 @@ class Saves:
                 del self._by_address[address]
         return living
 
-    def of(self, node: int) -> list[Entry]:
-        """The living entries of a node, in the order of their saving; asked once a node."""
+    def by_node(self) -> dict[int, list[weakref.ref[Entry]]]:
+        """The entries of each node in the order of their saving, to be taken out once a node."""
         if self._new:
             self.file()
-        return [e for e in (r() for r in self._by_node.pop(node, ())) if e is not None]
+        return self._by_node
 
     def file(self) -> None:
         """File the new entries by address and by node."""

@@ -22,6 +22,7 @@ Key = tuple[int, ...]  # id(code), lasti, ... innermost first
 Span = tuple[int, int, int, int]  # line, column, end line, end column; columns in code points from 0
 
 _RUNNER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "execute.py")
+_USER, _OUTER, _FOREIGN = "user", "outer", ""
 _STORES = frozenset(
     dis.opmap[name]
     for name in ("STORE_SUBSCR", "STORE_SLICE", "STORE_ATTR", "DELETE_SUBSCR", "DELETE_ATTR")
@@ -38,8 +39,7 @@ class Sites:
     def __init__(self, texts: Mapping[str, str] | None = None) -> None:
         self._texts = dict(texts or {})
         self._foreign = _foreign_folders()
-        self._user: dict[int, bool] = {}
-        self._outer: set[int] = set()
+        self._kinds: dict[int, str] = {}
         self._codes: dict[int, CodeType] = {}  # every code ever asked about stays alive: its id is its key
         self._positions: dict[int, list[Any]] = {}
         self._lines: dict[str, list[str]] = {}
@@ -48,25 +48,23 @@ class Sites:
 
     def stack(self, frame: FrameType | None) -> Key:
         """The user's frames from `frame` outwards, innermost first."""
-        user = self._user
+        kind_of = self._kinds.get
         key: list[int] = []
         while frame is not None:
-            code = frame.f_code
-            number = id(code)
-            ours = user.get(number)
-            if ours is None:
-                ours = self._classify(code)
-            if ours:
-                key.append(number)
-                key.append(frame.f_lasti)
-            elif number in self._outer:
-                break  # who started the run is no part of the program
+            kind = kind_of(id(frame.f_code))
+            if kind is None:
+                self._classify(frame.f_code)
+                continue
+            if kind:
+                if kind is _OUTER:
+                    break  # who started the run is no part of the program
+                key += (id(frame.f_code), frame.f_lasti)
             frame = frame.f_back
         return tuple(key)
 
     def is_user(self, code: CodeType) -> bool:
-        ours = self._user.get(id(code))
-        return self._classify(code) if ours is None else ours
+        kind = self._kinds.get(id(code))
+        return (self._classify(code) if kind is None else kind) is _USER
 
     def is_user_file(self, file: str) -> bool:
         """Whether `file` is the user's: not of the interpreter, of an installed package or of this one."""
@@ -74,14 +72,16 @@ class Sites:
             return False
         return file in self._texts or not os.path.realpath(file).startswith(self._foreign)
 
-    def _classify(self, code: CodeType) -> bool:
+    def _classify(self, code: CodeType) -> str:
         self._codes[id(code)] = code
-        ours = self._user[id(code)] = self.is_user_file(code.co_filename)
-        if code.co_filename == _RUNNER and code.co_name == "run":
-            self._outer.add(id(code))
-        if ours:
+        kind = _FOREIGN
+        if self.is_user_file(code.co_filename):
+            kind = _USER
             self.lines(code.co_filename)  # now, while the text is what runs
-        return ours
+        elif code.co_filename == _RUNNER and code.co_name == "run":
+            kind = _OUTER
+        self._kinds[id(code)] = kind
+        return kind
 
     def resolve(self, key: Key) -> list[tuple[Any, ...]]:
         """The sites of a stack, outermost first, as the tape writes them:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-_address: Callable[[Any], int] = torch._C._storage_address  # type: ignore[attr-defined]  # of the StorageImpl: one for all views
+# of the StorageImpl: one for all views
+_address: Callable[[Any], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
 
 def _weak(tensor: Any) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from .sites import Key, Sites
 from .storages import Storage, Storages
 
 VERSION = 1
+_MOST = 20_000  # events that are held
+_SECONDS = 0.5
 
 
 class Clock:
@@ -35,6 +38,9 @@ class TapeWriter:
 
     def __init__(self, emit: Callable[[dict[str, Any]], None], sites: Sites, storages: Storages) -> None:
         self._emit = emit
+        self._held: list[Any] = []  # lines, and the records of whole passes that are formatted when sent
+        self._size = 0
+        self._sent = time.monotonic()
         self._sites = sites
         self._storages = storages
         self._site_numbers: dict[Any, int] = {}
@@ -54,12 +60,50 @@ class TapeWriter:
             }
         )
 
-    def event(self, kind: str, time: int, stack: Key, /, **fields: Any) -> None:
+    def event(self, kind: str, at: int, stack: Key, /, **fields: Any) -> None:
         """One event; `fields` as the tape writes them, those with their default value left out by the
         caller."""
-        line = {"e": kind, "t": time, "s": self.stack(stack)}
+        line = {"e": kind, "t": at, "s": self.stack(stack)}
         line.update(fields)
-        self._emit(line)
+        self._hold(line)
+
+    def records(self, records: list[Any], outputs: dict[int, Any]) -> None:
+        """Record events, each (time, stack, node, name, parents, saves) with saves and the `outputs` of nodes
+        as (storage, time, shape, dtype)."""
+        self._hold((records, outputs))
+        self._size += len(records)
+
+    def flush(self) -> None:
+        """Send what is held. The format costs more than the knowledge, and is left for the end of a run, or
+        for when there is much of it or it has waited long."""
+        held, self._held, self._size = self._held, [], 0
+        for line in held:
+            if type(line) is dict:
+                self._emit(line)
+            else:
+                for record in line[0]:
+                    self._emit(self._record(record, line[1].get(record[2])))
+        self._sent = time.monotonic()
+
+    def _hold(self, line: Any) -> None:
+        self._held.append(line)
+        self._size += 1
+        if self._size > _MOST or (self._size & 63 == 0 and time.monotonic() - self._sent > _SECONDS):
+            self.flush()
+
+    def _record(self, record: Any, output: Any) -> dict[str, Any]:
+        at, stack, node, name, parents, saves = record
+        line = {"e": "Record", "t": at, "s": self.stack(stack), "node": node, "op": _op(name), "name": name}
+        line["parents"] = parents
+        if saves:
+            line["saves"] = [self._saved(*each) for each in saves]
+        if output is not None:
+            line["output"] = self._saved(*output)
+        return line
+
+    def _saved(self, storage: Storage, at: int, shape: Any, dtype: Any) -> list[Any]:
+        self.rename(storage)
+        return [storage.number, storage.version(at), list(shape), _dtype(dtype)]
 
     def ref(self, storage: Storage, tensor: Any, version: int | None = None) -> list[Any]:
         self.rename(storage)
@@ -103,6 +147,20 @@ class TapeWriter:
         if file not in self._sources:
             self._sources[file] = True
             self._emit({"source": file, "v": hashlib.sha256(self._sites.bytes(file)).hexdigest()})
+
+
+@functools.cache
+def _op(name: str) -> str:
+    """``aten.add`` of ``AddBackward0``; the class's name of a custom Function's ``MyOpBackward``."""
+    base, found, digits = name.rpartition("Backward")
+    if not found or not digits.isdigit():
+        return base or name
+    letters = []
+    for i, c in enumerate(base):
+        if c.isupper() and i and not (base[i - 1].isupper() or base[i - 1] == "_"):
+            letters.append("_")
+        letters.append(c.lower())
+    return "aten." + "".join(letters)
 
 
 @functools.cache

@@ -41,7 +41,7 @@ class Watch(TorchFunctionMode):
         if found is None:
             found = self._known[func] = writes.classify(func)
         kind = found[0]
-        if kind == "op":
+        if kind == "op" or (kind == "may-write" and not found[1](args, kwargs or {})):
             if kwargs and kwargs.get("out") is not None:
                 return self._write(func, args, kwargs, writes.with_out(args, kwargs))
             before = _sequence()
@@ -54,9 +54,8 @@ class Watch(TorchFunctionMode):
             return result
         if kind == "run":
             return func(*args, **(kwargs or {}))
-        if kind == "write":
-            targets = found[1](args, kwargs or {})
-            return self._write(func, args, kwargs or {}, targets)
+        if kind in ("write", "may-write"):
+            return self._write(func, args, kwargs or {}, found[1](args, kwargs or {}))
         if kind == "cut":
             return self._cut(func, args, kwargs or {}, found[1])
         return getattr(self, "_" + kind.replace("-", "_"))(func, args)

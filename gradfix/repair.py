@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gradfix import choose
+from gradfix import choose, ending
 from gradfix.codemod import codemods
 from gradfix.detect import Conflict, detect
 from gradfix.edit import Project
@@ -157,19 +157,22 @@ def _result(
         if _asked(conflict, settings) and choose.identity(conflict, now) not in tried:
             note = conflict.severity == "note" and not settings.notes
             diagnoses.append(Diagnosis(conflict, (), "note" if note else "left", final))
+    found = any(d.conflict.severity != "note" for d in diagnoses)
     return Result(
         entry,
         tuple(diagnoses),
         changed,
         dict(files),
         verdict,
-        problem=_problem(entry, first, diagnoses),
+        problem=ending.problem(entry, first, found),
         failure=first.failure,
         ended=first.outcome.ended,
         wall=first.outcome.wall,
         seconds=time.monotonic() - started,
         rounds=len(rounds),
-        lines=first.lines,
+        lines=tuple(ending.remarks(first, settings, found, files)),
+        minor=tuple(ending.minor(first)),
+        trained=ending.reached_backward(first.tape),
         output=first.outcome.stdout + first.outcome.stderr,
     )
 
@@ -178,20 +181,3 @@ def _diagnosis(done: choose.Round, kept: bool, files: Mapping[str, str]) -> Diag
     cures = tuple(_cure(t.candidate, t.verdict, done.before) for t in done.tried)
     moved = {path: text for path, text in done.before.items() if text != files.get(path)}
     return Diagnosis(done.conflict, cures, "cured" if done.applied and kept else "left", moved)
-
-
-def _problem(entry: Path, first: Baseline, diagnoses: list[Diagnosis]) -> Problem | None:
-    """Why there is nothing to say of a script that did not run to its end, or None."""
-    outcome, faults = first.outcome, [d for d in diagnoses if d.conflict.severity != "note"]
-    if outcome.ended in ("tampered", "killed", "memory"):
-        return Problem(f"{entry.name}: {outcome.detail}", outcome.stderr)
-    if outcome.ended == "timeout" and not faults and not any(True for _ in first.tape.events):
-        return Problem(f"{entry.name}: {outcome.detail}")
-    failure = first.failure
-    if failure is not None and not failure.autograd and not faults:
-        sentence = (
-            f"{entry.name} fails for a reason that is not autograd's, so gradfix leaves it alone: "
-            f"{failure.type}: {failure.message}"
-        )
-        return Problem(sentence, failure.traceback)
-    return None

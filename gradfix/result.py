@@ -78,5 +78,7 @@ class Result:
     wall: str = ""
     seconds: float = 0.0
     rounds: int = 0
-    lines: tuple[str, ...] = ()  # sentences worth saying (evidence lost, regions not watched)
+    lines: tuple[str, ...] = ()  # sentences worth saying (what was not seen, what else is wrong)
+    minor: tuple[str, ...] = ()  # the recorder's notes that nothing of this run can hide behind, for -v
+    trained: bool = True  # whether a backward was reached
     output: str = ""  # what the script itself printed, for -v

@@ -176,7 +176,7 @@ def write(changes: Mapping[str, tuple[str, str]]) -> None:
             if source.text != old:
                 raise SourceError(f"{path} has changed since it was read; nothing was written. Run again")
             real = Path(os.path.realpath(path))
-            _refuse_read_only(Path(path), real)
+            refuse_read_only(Path(path))
             staged.append((real, source.raw, _stage(Path(path), real, source.encode(new))))
         for real, raw, temporary in staged:
             if real.read_bytes() != raw:
@@ -194,6 +194,16 @@ def write(changes: Mapping[str, tuple[str, str]]) -> None:
     finally:
         for _, _, temporary in staged:
             temporary.unlink(missing_ok=True)
+
+
+def refuse_read_only(path: Path) -> None:
+    """Raises SourceError where `path` can't be replaced. A rename would go past the file's own mode, and the
+    superuser past every mode: the mode is what was meant."""
+    real = Path(os.path.realpath(path))
+    if not real.stat().st_mode & 0o222 or not os.access(real, os.W_OK):
+        raise SourceError(f"{path} is read-only; nothing was written")
+    if not real.parent.stat().st_mode & 0o222 or not os.access(real.parent, os.W_OK | os.X_OK):
+        raise SourceError(f"{path}: its directory is read-only; nothing was written")
 
 
 def _encoding(path: Path, raw: bytes) -> str:
@@ -290,15 +300,6 @@ def _skipped(folder: Path) -> bool:
         or name.endswith(".egg-info")
         or (folder / "pyvenv.cfg").exists()
     )
-
-
-def _refuse_read_only(path: Path, real: Path) -> None:
-    """A rename would go past the file's own mode, and the superuser past every mode: the mode is what was
-    meant."""
-    if not real.stat().st_mode & 0o222 or not os.access(real, os.W_OK):
-        raise SourceError(f"{path} is read-only; nothing was written")
-    if not real.parent.stat().st_mode & 0o222 or not os.access(real.parent, os.W_OK | os.X_OK):
-        raise SourceError(f"{path}: its directory is read-only; nothing was written")
 
 
 def _stage(path: Path, real: Path, content: bytes) -> Path:

@@ -20,7 +20,7 @@ from gradfix.report.terminal import Terminal
 from gradfix.result import Problem, Result, Settings
 from gradfix.run import InterpreterError
 from gradfix.run.zygote import Zygote
-from gradfix.source import Source, SourceError, discover, write
+from gradfix.source import Source, SourceError, discover, refuse_read_only, write
 from gradfix.tape import TapeError, read_tape
 
 NOTHING, FAULTS, FAILED = 0, 1, 2
@@ -80,6 +80,9 @@ class Work:
         try:
             entries, stdin = asked.find(self.settings.tape)
             view = self._view(entries)
+            if self.action == "write" and stdin is None:
+                for entry in filter(Path.exists, entries):
+                    refuse_read_only(entry)  # before the work, not after it
             for result in self._results(entries, stdin):
                 results.append(_written(result) if self.action == "write" and stdin is None else result)
                 self._report(results[-1], view, stdin)

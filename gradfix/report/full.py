@@ -45,7 +45,7 @@ def render(result: Result, view: View) -> Iterator[Text | Line]:
         yield from _diagnosis(diagnosis, result, view, diagnosis.conflict.kind not in told)
         yield Text()
         told.add(diagnosis.conflict.kind)
-    for line in result.lines:
+    for line in (*result.lines, *(result.minor if view.verbose else ())):
         yield from _hanging("note: ", line, view, "bold")
     if view.verbose and not result.problem:
         yield from _hanging("ran: ", _how_it_ran(result), view, "bold")
@@ -261,6 +261,8 @@ def _how_it_ran(result: Result) -> str:
 
 def _extent(results: list[Result]) -> str:
     ends = {r.ended for r in results}
+    if results and not any(r.trained for r in results):
+        return "; the script ran to its end without a backward()" if ends == {"finished"} else ""
     if ends == {"timeout"}:
         return " before the time limit"
     return " in the first steps of every optimizer" if ends == {"steps"} else ""

@@ -40,7 +40,8 @@ def problem(message: str, detail: str = "", path: str | None = None) -> str:
 def _problem(result: Result, view: View) -> dict[str, Any]:
     assert result.problem is not None
     path = view.paths.show(str(result.entry))
-    return {"path": path, "message": result.problem.message, "detail": result.problem.detail}
+    message = result.problem.message.replace(str(result.entry), path)
+    return {"path": path, "message": message, "detail": result.problem.detail}
 
 
 def _diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class Zygote:
         self.python = os.fspath(python) if python is not None else sys.executable
         self._lock = threading.Lock()
         self._hello: Mapping[str, str] | None = None
+        self._problem = ""  # why there is no hello; every thread that asks hears it
         self._has_dynamo = False
         self._closed = False
         self._wall = "namespaces" if namespaces else "copy"
@@ -70,8 +71,14 @@ class Zygote:
     def ready(self) -> Mapping[str, str]:
         """Wait until torch is imported; what the interpreter says of itself. Raises InterpreterError."""
         with self._lock:
+            if self._problem:
+                raise InterpreterError(self._problem)
             if self._hello is None:
-                self._hello = self._read_hello()
+                try:
+                    self._hello = self._read_hello()
+                except InterpreterError as problem:
+                    self._problem = str(problem)
+                    raise
             return self._hello
 
     def close(self) -> None:
@@ -157,6 +164,8 @@ class Zygote:
         return hello
 
     def _why_it_died(self) -> str:
+        if self._closed:
+            return f"{self.python} was ended while torch was being imported."
         _, stderr = self._process.communicate()
         words = stderr.decode("utf-8", "replace").strip()
         advice = "Name a Python that has torch with --python."
@@ -164,7 +173,9 @@ class Zygote:
             return (
                 f"{self.python} is {words.split(': ')[-1]}; scripts are run by Python 3.9 or newer. {advice}"
             )
-        last = words.splitlines()[-1] if words else f"it ended with status {self._process.returncode}"
+        last = (
+            words.splitlines()[-1] if words else f"it ended at once, with status {self._process.returncode}"
+        )
         return f"{self.python} is not a Python that can run the script ({last}). {advice}"
 
     def _restart(self) -> None:

@@ -1,0 +1,142 @@
+"""What a run's end has to say: why there is no report (a Problem), and what a report leaves out (remarks)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gradfix import wording
+from gradfix.messages import recognise
+from gradfix.prove import Baseline
+from gradfix.result import Problem, Settings
+from gradfix.source import split_lines
+from gradfix.tape import Backward, Failure, Note, Optimizer, Site, Step, Tape
+
+UNWATCHED = ("torch.func",)  # words of the recorder's notes on code that it does not see at all
+QUOTED = 300  # characters of an error's message inside a sentence
+
+
+def problem(entry: Path, first: Baseline, faults: bool) -> Problem | None:
+    """Why there is nothing to say of the script at `entry`, or None. `faults`: some were found and asked for."""
+    outcome, failure = first.outcome, first.failure
+    if outcome.ended in ("tampered", "killed", "memory"):
+        return Problem(f"{entry}: {outcome.detail}", _last(outcome.stderr))
+    if faults:
+        return None
+    if failure is not None and failure.autograd:
+        return None if first.conflicts else _unexplained(entry, failure)
+    if failure is not None:
+        return Problem(f"{entry} {_not_autograds(failure)}", failure.traceback)
+    if outcome.ended in ("timeout", "exit") and not reached_backward(first.tape):
+        advice = (
+            "; a longer --timeout may get it there, or less work (the script's own arguments go after --)"
+        )
+        usage = " (the script's own arguments go after --)" if "usage:" in outcome.stderr else ""
+        more = advice if outcome.ended == "timeout" else usage
+        why = outcome.detail.rstrip(".")
+        return Problem(
+            f"{entry}: {why}, and no backward() was reached before that{more}.", _last(outcome.stderr)
+        )
+    return None
+
+
+def remarks(first: Baseline, settings: Settings, faults: bool, sources: Mapping[str, str]) -> Iterator[str]:
+    """Sentences that qualify the report: what was not seen, what else is wrong."""
+    failure = first.failure
+    if faults and failure is not None and not failure.autograd:
+        at = f" in line {failure.at.line}" if failure.at is not None else ""
+        yield f"the script also {_not_autograds(failure, at)}"
+    if first.outcome.ended == "timeout":
+        yield from _late(first.tape, settings, sources)
+    yield from (n.text for n in _notes(first.tape) if _matters(n, first))
+
+
+def minor(first: Baseline) -> Iterator[str]:
+    """What the recorder noted and no fault of this run can hide behind."""
+    yield from (n.text for n in _notes(first.tape) if not _matters(n, first))
+
+
+def reached_backward(tape: Tape) -> bool:
+    return any(isinstance(e, Backward) for e in tape.events)
+
+
+def _not_autograds(failure: Failure, at: str = "") -> str:
+    said = f"{failure.type}: {_short(failure.message)}".removesuffix(": ")
+    stdin = failure.type == "EOFError" and "reading a line" in failure.message
+    hint = " (it reads standard input, which is empty here)" if stdin else ""
+    return f"fails{at} for a reason that is not autograd's, so gradfix leaves it alone: {said}{hint}"
+
+
+def _unexplained(entry: Path, failure: Failure) -> Problem:
+    finding = recognise(f"{failure.type}: {failure.message}")
+    said = f"{failure.type}: {_short(failure.message)}"
+    if finding is not None and finding.advice:
+        sentence = f"{entry} fails with an autograd error that gradfix has no cure for: {said}"
+        return Problem(sentence, f"{failure.traceback.rstrip()}\n{finding.advice}")
+    sentence = f"{entry} fails with an autograd error whose cause the recorded run does not show: {said}"
+    return Problem(sentence, failure.traceback)
+
+
+def _late(tape: Tape, settings: Settings, sources: Mapping[str, str]) -> Iterator[str]:
+    """Which optimizers had not made their steps when the time was over, and what to do. One that is made anew in
+    every pass counts as one."""
+    steps: dict[object, int] = {}
+    shown: dict[object, str] = {}
+    of: dict[int, object] = {}
+    for event in tape.events:
+        if isinstance(event, Optimizer):
+            place = of.setdefault(event.optimizer, event.at or event.optimizer)
+            steps.setdefault(place, 0)
+            made = f" (made in line {event.at.line})" if event.at is not None else ""
+            name = event.name or _assigned(event.at, sources)
+            shown[place] = (f"`{name}`" if name else event.kind) + made
+        elif isinstance(event, Step) and event.optimizer in of:
+            steps[of[event.optimizer]] += 1
+    never = [shown[p] for p, n in steps.items() if not n]
+    after = f"when the run was stopped after {settings.timeout:g} s"
+    if never:
+        what = "nothing is known of the training it does" if len(never) == 1 else "that training was not seen"
+        yield (
+            f"{wording.listed(never)} had not stepped yet {after}: {what}. Give it more time "
+            f"(--timeout {max(10 * settings.timeout, 600):g}), or less to do before that step "
+            "(the script's own arguments go after --)."
+        )
+    few = [f"{shown[p]} had made {n}" for p, n in steps.items() if 0 < n < settings.steps]
+    if few and not never:
+        yield (
+            f"{wording.listed(few)} of {settings.steps} steps {after}. "
+            "--timeout gives it longer, --steps asks for fewer."
+        )
+
+
+def _assigned(at: Site | None, sources: Mapping[str, str]) -> str:
+    """What the statement at `at` assigns to: an optimizer has no name on the tape before its first step."""
+    lines = split_lines(sources.get(at.file, "")) if at is not None else []
+    target = (
+        re.match(r"\s*([\w.]+)\s*=(?!=)", lines[at.line - 1]) if at and 0 < at.line <= len(lines) else None
+    )
+    return target[1] if target else ""
+
+
+def _notes(tape: Tape) -> list[Note]:
+    return list({e.text: e for e in reversed(tape.events) if isinstance(e, Note)}.values())[::-1]
+
+
+def _matters(note: Note, first: Baseline) -> bool:
+    """Whether a fault of this run may hide behind what the recorder did not keep: code it does not watch, or an
+    autograd error that nothing on the tape explains."""
+    if any(words in note.text for words in UNWATCHED):
+        return True
+    failure = first.failure
+    errors = any(c.severity == "error" for c in first.conflicts)
+    return failure is not None and failure.autograd and not errors
+
+
+def _short(text: str) -> str:
+    line = text.strip().split("\n")[0]
+    return line if len(line) <= QUOTED else line[: QUOTED - 2] + " …"
+
+
+def _last(text: str, lines: int = 12) -> str:
+    return "\n".join(text.rstrip().split("\n")[-lines:])

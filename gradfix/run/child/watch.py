@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import writes
+from .multiview import MultiViews, splits
 from .saves import GONE, Entry, fate_of
 from .storages import address_of
 
@@ -32,6 +33,7 @@ class Watch(TorchFunctionMode):
         self.r = recorder
         self._known: dict[Any, tuple[str, Any]] = {}
         self._no_grad_left = _MOST_NO_GRAD
+        self._views = MultiViews()
         self._aliases: dict[int, Any] = {}  # id of a tensor -> (weak reference, "data" or "detach")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -39,7 +41,7 @@ class Watch(TorchFunctionMode):
             return func(*args, **kwargs) if kwargs else func(*args)
         found = self._known.get(func)
         if found is None:
-            found = self._known[func] = writes.classify(func)
+            found = self._known[func] = ("split", None) if splits(func) else writes.classify(func)
         kind = found[0]
         if kind == "op" or (kind == "may-write" and not found[1](args, kwargs or {})):
             if kwargs and kwargs.get("out") is not None:
@@ -54,11 +56,21 @@ class Watch(TorchFunctionMode):
             return result
         if kind == "run":
             return func(*args, **(kwargs or {}))
+        if kind == "split":
+            return self._split(func, args, kwargs or {})
         if kind in ("write", "may-write"):
             return self._write(func, args, kwargs or {}, found[1](args, kwargs or {}))
         if kind == "cut":
             return self._cut(func, args, kwargs or {}, found[1])
         return getattr(self, "_" + kind.replace("-", "_"))(func, args)
+
+    def _split(self, func: Any, args: Any, kwargs: Any) -> Any:
+        before = _sequence()
+        result = func(*args, **kwargs)
+        if _sequence() != before:
+            result = self._views.apart(func, args, kwargs, result)
+            self.r.calls.add(before, _sequence(), func, self.r.sites.stack(_getframe(2)))
+        return result
 
     # ---- writes
 
@@ -82,7 +94,9 @@ class Watch(TorchFunctionMode):
                 for entry in entries:
                     r.keep(entry, clones)
                 watched.append((tensor, address, entries, r.counter(storage, tensor)))
-        refused = ""
+        refused = next((said for t in targets if (said := self._views.refusal(t))), "")
+        if refused and not watched:
+            watched = [(t, address_of(t), [], r.counter(None, t)) for t in targets]
         r.saves.writing = watched[0][1] if watched else (address_of(targets[0]) if targets else None)
         try:
             result = func(*args, **kwargs)

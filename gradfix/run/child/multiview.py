@@ -8,7 +8,7 @@ differentiated, and remembers which tensors those are: a write to one is what Py
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import torch
 
@@ -29,9 +29,9 @@ class MultiViews:
     """The living outputs of such functions, by identity."""
 
     def __init__(self) -> None:
-        self._known: Dict[int, Tuple[Any, str]] = {}
+        self._known: dict[int, tuple[Any, str]] = {}
 
-    def apart(self, func: Any, args: Any, kwargs: Dict[str, Any], outputs: Any) -> Any:
+    def apart(self, func: Any, args: Any, kwargs: dict[str, Any], outputs: Any) -> Any:
         """`outputs` of a call, each as the only output of an op of its own; as they are where that can't be done."""
         source = args[0] if args else kwargs.get("input", kwargs.get("self"))
         name = func.__name__
@@ -55,7 +55,7 @@ class MultiViews:
 
     def refusal(self, tensor: Any) -> str:
         """PyTorch's sentence for a write to `tensor`, or "" where it would allow it."""
-        known: Optional[Tuple[Any, str]] = self._known.get(id(tensor))
+        known: Any = self._known.get(id(tensor))
         if known is None or known[0]() is not tensor:
             return ""
         return known[1] if torch.is_grad_enabled() and tensor.requires_grad else ""

@@ -503,6 +503,58 @@ def test_clean_up_is_preserved(bench):
     assert verdict.status == "preserved", verdict.reason
 
 
+def test_a_write_made_less_often_is_rejected(bench):
+    clip = "    for p in D.parameters():\n        p.data.clamp_(-0.2, 0.2)\n"
+    loop = swap(
+        FREED,
+        ("for _ in range(4)", "for k in range(4)"),
+        ("D(fake), zeros", "D(fake.detach()), zeros"),
+        ("    lossD.backward()\n", clip + "    lossD.backward()\n"),
+    )
+    rare = clip.replace("        p", "        if k == 1: p")
+    for place in ("    optD.step()\n", "    optG.step()\n"):
+        after = swap(loop, (clip, ""), (place, place + rare))
+        verdict = bench.verdict(HEAD + loop, HEAD + after, "moved-write", "silent-overwrite")
+        assert verdict.status == "rejected", verdict.reason
+
+
+def test_another_optimizer_state_is_rejected(bench):
+    adam = swap(NET, ("SGD(net.parameters(), lr=0.1, momentum=0.9)", "Adam(net.parameters(), lr=0.001)"))
+    after = swap(adam, ("lr=0.001", "lr=0.001, betas=(0.9, 0.998)")) + swap(INPLACE, ("h *= 2", "h = h * 2"))
+    verdict = bench.verdict(adam + INPLACE, after, "none")
+    assert verdict.status == "rejected", verdict.reason
+    assert "the state of `opt`" in verdict.reason
+
+
+def test_large_gradients_are_compared_by_their_sketch(bench):
+    wide = swap(
+        NET, ("nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)", "nn.Linear(4, 270), nn.Linear(270, 270)")
+    )
+    loop = INPLACE.replace("torch.randn(5, 3)", "torch.randn(5, 270)")
+    verdict = bench.verdict(wide + loop, wide + swap(loop, ("h *= 2", "h = h + h")), "none")
+    assert verdict.status == "proved", verdict.reason
+    # the rows change places: norm and sum stay as they are
+    turned = swap(loop, ("h *= 2", "h = (h * 2).flip(1)"), ("(h - y)", "(h - y.flip(1))"))
+    verdict = bench.verdict(wide + loop, wide + turned, "none")
+    assert verdict.status == "proved", verdict.reason
+    wrong = swap(loop, ("h *= 2", "h = h * 2\n    h.register_hook(lambda g: g.flip(1))"))
+    verdict = bench.verdict(wide + loop, wide + wrong, "none")
+    assert verdict.status == "rejected", verdict.reason
+    assert "gradient" in verdict.reason
+
+
+@pytest.mark.parametrize("draw", ["np.random.rand()", "random.gauss(0, 1)"])
+def test_draws_of_numpy_and_python_in_a_second_pass(draw, bench):
+    head = "import random\nimport numpy as np\n" + HEAD
+    noisy = swap(STALE, ("fake = G(noise)", f"fake = G(noise) + {draw}"))
+    after = swap(noisy, ("lossG = fake.pow(2).mean() + bce(score, ones)", "lossG = bce(D(fake), ones)"))
+    before = swap(noisy, ("lossG = fake.pow(2).mean() + bce(score, ones)", "lossG = bce(score, ones)"))
+    again = swap(after, ("bce(D(fake), ones)", f"bce(D(fake + 0 * {draw}), ones)"))
+    verdict = bench.verdict(head + before, head + again, "later-parameters", "stale-saved-tensor")
+    assert verdict.status == "intended", verdict.reason
+    assert f"{'NumPy' if 'np' in draw else 'Python'}'s random draws differs" in verdict.reason
+
+
 def test_what_cures_nothing_is_rejected(bench):
     before = NET + SILENT
     verdict = bench.verdict(before, before + "\n# as it was\n", "none")
@@ -517,7 +569,7 @@ def _measured(*events: tuple[str, int]) -> Measured:
         elif what == "z":
             lines.append({"m": "z", "o": k})
         else:
-            lines.append({"m": "s", "o": k, "g": [[1.0, 1.0, "f4", "AACAPw=="]], "c": [], "rng": 0})
+            lines.append({"m": "s", "o": k, "g": [[1.0, 1.0, "f4", "AACAPw=="]], "c": [], "rng": [0, 0]})
     return read(lines)
 
 
@@ -541,7 +593,7 @@ def test_no_period_after_pretraining():
 
 
 def test_zero_gradients_prove_nothing():
-    zero = read([{"m": "s", "o": 0, "g": [[0.0, 0.0, "f4", "AAAAAA=="]], "c": [], "rng": 0}])
+    zero = read([{"m": "s", "o": 0, "g": [[0.0, 0.0, "f4", "AAAAAA=="]], "c": [], "rng": [0, 0]}])
     found = difference(zero, zero)
     assert found is not None
     assert found.what == "nothing"

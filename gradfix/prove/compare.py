@@ -17,6 +17,7 @@ from typing import Any
 
 RTOL = 1e-4  # of a tensor's own norm
 ATOL = 1e-6  # of the pass's largest gradient: a bias before BatchNorm has gradient 0 and rounding noise
+STATE = 1e-3  # of a state tensor's norm: squared averages double an error
 UPDATE = 0.05  # Adam makes rounding noise of tiny elements into whole steps; lr=0 is another size altogether
 
 Parameter = tuple[int, int]  # (optimizer in order of creation, index in its param_groups)
@@ -66,10 +67,10 @@ class Stepped:
     number: int  # among this optimizer's steps, from 0
     grads: tuple[Grad, ...]
     changed: tuple[int, ...]  # parameters that something else wrote since this optimizer's last step
-    random: int
+    random: tuple[int, ...]  # digests of torch's, Python's and NumPy's generators
     updates: tuple[Sequence[float], ...] = ()
     buffers: tuple[Sequence[float], ...] = ()
-    state: tuple[float, ...] = ()
+    state: Mapping[str, Sequence[float]] = field(default_factory=dict)  # norms, in order of parameter
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,6 @@ class Measured:
     ] = ()  # ("b", backward), ("z", optimizer), ("s", optimizer) in order of time
     leaves: Mapping[str, Grad] = field(default_factory=dict)
     retained: Mapping[str, Grad] = field(default_factory=dict)
-    random: int = 0
     draws: Mapping[str, Sequence[int]] = field(default_factory=dict)
     writes: Mapping[str, int] = field(default_factory=dict)
     ended: str = ""
@@ -151,15 +151,15 @@ def read(lines: Iterable[Mapping[str, Any]]) -> Measured:
         elif what == "s":
             order.append(("s", line["o"]))
             grads = tuple(map(_vector, line["g"]))
-            steps.append(Stepped(line["o"], counts[line["o"]], grads, tuple(line["c"]), line["rng"]))
+            steps.append(Stepped(line["o"], counts[line["o"]], grads, tuple(line["c"]), tuple(line["rng"])))
             counts[line["o"]] += 1
         elif what == "u" and steps and steps[-1].optimizer == line["o"]:
-            more = {"updates": tuple(line["u"]), "buffers": tuple(line["b"]), "state": tuple(line["st"])}
-            steps[-1] = replace(steps[-1], **more)  # type: ignore[arg-type]
+            more = {"updates": tuple(line["u"]), "buffers": tuple(line["b"]), "state": line["st"]}
+            steps[-1] = replace(steps[-1], **more)
         elif what == "l":
             rest["leaves"] = {k: _vector(v) for k, v in line.get("leaves", {}).items()}
             rest["retained"] = {k: _vector(v) for k, v in line.get("retained", {}).items()}
-            rest["random"], rest["ended"] = line["rng"], line.get("how", "")
+            rest["ended"] = line.get("how", "")
         elif what == "d":
             rest["draws"], rest["writes"] = line["draws"], line["writes"]
     return Measured(tuple(steps), tuple(backwards), tuple(order), **rest)
@@ -172,7 +172,7 @@ def _vector(value: Any) -> Grad:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first thing in which two runs differ. `what`: ``steps``, ``parameters``, ``lost``, ``gained``,
-    ``gradient``, ``update``, ``kept``, ``loss``, ``finite``, ``nothing``, ``leaves``."""
+    ``gradient``, ``update``, ``state``, ``kept``, ``loss``, ``finite``, ``nothing``, ``leaves``."""
 
     what: str
     step: int = 0
@@ -299,7 +299,17 @@ def _step(s: Stepped, t: Stepped, terms: Terms) -> Difference | None:
         g = t.grads[j]
         if g is not None and g.norm > floor and abs(u[0] - v[0]) > UPDATE * v[0]:
             return Difference("update", t.number, k, (j,), f"update of norm {u[0]:.3g}, {v[0]:.3g} before")
+    if terms == STRICT:
+        apart = [key for key in {**t.state, **s.state} if _apart(s.state.get(key, ()), t.state.get(key, ()))]
+        if apart:
+            return Difference("state", t.number, k, detail=", ".join(f"`{key}`" for key in apart))
     return None
+
+
+def _apart(xs: Sequence[float], ys: Sequence[float]) -> bool:
+    """Whether the norms of one kind of state differ by more than rounding."""
+    noise = ATOL * max((y for y in ys if math.isfinite(y)), default=0.0)
+    return len(xs) != len(ys) or any(not abs(x - y) <= STATE * y + noise for x, y in zip(xs, ys, strict=True))
 
 
 def _leaves(after: Measured, before: Measured, terms: Terms) -> Difference | None:

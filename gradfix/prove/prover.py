@@ -457,8 +457,13 @@ def _drift(after: Measured, before: Measured) -> list[str]:
         for k, steps in before.by_optimizer.items()
         if k in after.by_optimizer
     ]
-    if any(s.random != t.random for s, t in last):
-        said.append("the number of random draws differs")
+    whose = [
+        name
+        for i, name in enumerate(("", "Python's ", "NumPy's "))
+        if any(s.random[i : i + 1] != t.random[i : i + 1] for s, t in last)
+    ]
+    if whose:
+        said.append(f"the number of {' and '.join(whose)}random draws differs".replace("  ", " "))
     if any(_apart(s.buffers, t.buffers) for s, t in last):
         said.append("running statistics differ")
     return said

@@ -59,6 +59,8 @@ def differs(found: Difference, names: Names) -> str:
         return f"{which} {verb} written between steps of {who} otherwise than before"
     if found.what == "update":
         return f"{who} moves {which} by another amount{where}: {found.detail}"
+    if found.what == "state":
+        return f"the state of {who} is another one{where}: {found.detail}"
     if found.what in ("steps", "parameters") and found.optimizer is not None:
         return f"{who}: {found.detail}"
     if found.what == "leaves":

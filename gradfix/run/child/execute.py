@@ -220,7 +220,7 @@ def _seed(seed: int) -> None:
     if "numpy.random" in sys.modules:
         seed_numpy(sys.modules["numpy.random"])
     else:
-        sys.meta_path.insert(0, _AfterImport("numpy.random", seed_numpy))
+        sys.meta_path.insert(0, AfterImport("numpy.random", seed_numpy))
 
 
 def _one_thread() -> None:
@@ -229,7 +229,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-class _AfterImport(importlib.abc.MetaPathFinder):
+class AfterImport(importlib.abc.MetaPathFinder):
     """Calls `action` with a module right after its import, once, and leaves sys.meta_path."""
 
     def __init__(self, name: str, action: Callable[[Any], None]) -> None:

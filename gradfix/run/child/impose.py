@@ -5,8 +5,9 @@ The request is a JSON object; every key is optional, and they combine:
 ``null``     ``steps``: a step() leaves parameters and optimizer state as they were. ``rounds``: updates take
              effect when the round ends, not at the step. Running statistics stand still in both.
 ``period``   the optimizers' numbers in the order of their steps in one round; that many steps end a round.
-``draws``    random draws depend on (round, op, arguments, how many before in the round), not on how many were
-             made in all; for the keys listed under ``constant`` on (round, op, arguments) alone.
+``draws``    random draws (torch's, Python's, NumPy's) depend on (round, op, arguments, how many before in the
+             round), not on how many were made in all; for the keys listed under ``constant`` on (round, op,
+             arguments) alone.
 ``cut``      no gradient flows through nodes of an earlier round (``step``), or of before the last run of the
              same backward (``backward``).
 ``own``      the k-th backward fills only the parameters of the optimizers listed for it, and leaves of none.
@@ -24,6 +25,7 @@ Standard library and torch only; installed after the recorder and before the mea
 from __future__ import annotations
 
 import os
+import random
 import sys
 import sysconfig
 import zlib
@@ -34,11 +36,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .execute import AfterImport
 from .measure import Optimizers, parameters, quiet
 
 Emit = Callable[[dict[str, Any]], None]
 
 _DATA: Any = torch._C.TensorBase.data
+_NO_DRAWS = ("seed", "getstate", "setstate", "get_state", "set_state")
 _FOREIGN = tuple(
     os.path.realpath(p) + os.sep
     for p in {
@@ -84,6 +88,8 @@ class Imposer:
             _Keep(self.request["keep"]).__enter__()  # type: ignore[no-untyped-call]  # never left
         if "draws" in self.request or "write" in self.request:
             self.mode = _Ops(self)
+            if "draws" in self.request:
+                _key_draws_of_others(self.mode.seed_of)
             self.mode.__enter__()  # type: ignore[no-untyped-call]  # for the whole run: never left
 
     def finish(self, how: str, exc: BaseException | None = None) -> None:
@@ -289,20 +295,23 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def _seed(self, func: Any, args: Any, kwargs: Any) -> None:
+        seed = self.seed_of("{} {}".format(func, ",".join(_about(x) for x in args)))
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.manual_seed_all(seed)
+
+    def seed_of(self, key: str) -> int:
+        """The seed of the coming draw of `key`."""
         number = self.imposer.rounds.number
         if number != self.round:
             self.round, self.met = number, {}
-        key = "{} {}".format(func, ",".join(_about(x) for x in args))
         index = self.met.get(key, 0)
         self.met[key] = index + 1
         counts = self.counts.setdefault(key, [])
         counts.extend([0] * (number + 1 - len(counts)))
         counts[number] += 1
         which = 0 if key in self.constant else index
-        seed = zlib.crc32(f"{number}|{key}|{which}".encode())
-        torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.manual_seed_all(seed)
+        return zlib.crc32(f"{number}|{key}|{which}".encode())
 
     def _suppressed(self, func: Any, args: Any) -> bool:
         if not args or not isinstance(args[0], torch.Tensor):
@@ -333,7 +342,41 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _about(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "x".join(str(n) for n in value.shape) + "t"
-    return repr(value)
+    if hasattr(value, "shape"):
+        return f"{value.shape}a"
+    if isinstance(value, (list, tuple, dict, set)) and len(value) > 8:
+        return f"{type(value).__name__} of {len(value)}"
+    return repr(value)[:80]
+
+
+def _key_draws_of_others(seed_of: Callable[[str], int]) -> None:
+    """Draws of Python's and NumPy's global generators depend on their key alike."""
+    _key_draws(random, random._inst, seed_of)
+
+    def numpy(module: Any) -> None:
+        _key_draws(module, module.mtrand._rand, seed_of)
+
+    if "numpy.random" in sys.modules:
+        numpy(sys.modules["numpy.random"])
+    else:
+        sys.meta_path.insert(0, AfterImport("numpy.random", numpy))
+
+
+def _key_draws(module: Any, generator: Any, seed_of: Callable[[str], int]) -> None:
+    """Every function of `module` that is a method of its global generator draws from a seed of its key."""
+    reseed = module.seed
+
+    def keyed(name: str, draw: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = ",".join(_about(x) for x in (*args, *kwargs.values()))
+            reseed(seed_of(f"{module.__name__}.{name} {given}"))
+            return draw(*args, **kwargs)
+
+        return call
+
+    for name, value in list(vars(module).items()):
+        if getattr(value, "__self__", None) is generator and name not in _NO_DRAWS:
+            setattr(module, name, keyed(name, value))
 
 
 def _zeros(grads: Any) -> Any:

@@ -290,16 +290,18 @@ def number(t: Any) -> list[float]:
     return found
 
 
-def random_state() -> int:
-    """A digest of the states of torch's, Python's and NumPy's global generators."""
+def random_state() -> list[int]:
+    """Digests of the states of torch's, Python's and NumPy's global generators, in this order."""
     state = torch.default_generator.get_state()
-    digest = zlib.crc32(ctypes.string_at(state.data_ptr(), state.numel()))
-    digest = zlib.crc32(repr(random.getstate()[1]).encode(), digest)
+    found = [
+        zlib.crc32(ctypes.string_at(state.data_ptr(), state.numel())),
+        zlib.crc32(repr(random.getstate()[1]).encode()),
+    ]
     numpy = sys.modules.get("numpy.random")
     if numpy is not None and hasattr(numpy, "get_state"):
         state = numpy.get_state()
-        digest = zlib.crc32(state[1].tobytes() + repr(state[2:]).encode(), digest)
-    return digest
+        found.append(zlib.crc32(state[1].tobytes() + repr(state[2:]).encode()))
+    return found
 
 
 def leaves_of(roots: Any) -> list[Any]:
@@ -335,14 +337,11 @@ def _differ(p: Any, q: Any) -> bool:
     return p.shape != q.shape or not torch.equal(p.detach(), q)
 
 
-def _state(optimizer: Any, ps: list[Any]) -> list[float]:
-    """The norms of every tensor of the optimizer's state, in order of parameter and key."""
-    state = optimizer.state
-    tensors = [
-        t
-        for p in ps
-        if p in state
-        for _, t in sorted(state[p].items())
-        if isinstance(t, torch.Tensor) and t.numel()
-    ]
-    return [float(t.detach().double().norm()) for t in tensors]
+def _state(optimizer: Any, ps: list[Any]) -> dict[str, list[float]]:
+    """The norms of the tensors of the optimizer's state, by key, in order of parameter."""
+    found: dict[str, list[float]] = {}
+    for p in ps:
+        for key, t in optimizer.state[p].items() if p in optimizer.state else ():
+            if isinstance(t, torch.Tensor) and t.numel():
+                found.setdefault(str(key), []).append(float(t.detach().double().norm()))
+    return found

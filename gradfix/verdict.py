@@ -12,6 +12,7 @@ EffectKind = Literal[
     "new-draw",
     "cut-round",
     "cut-own-loss",
+    "cut-target",
     "moved-write",
     "adds-gradient",
     "restored",

@@ -30,6 +30,30 @@ def attached_targets(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         for e in graph.tape.events
         if isinstance(e, Cut) and e.how == "detach" and e.node is not None
     }
+    for pattern, value, loss, backward in _attached(graph):
+        if pattern == "bootstrap":
+            conflict = _bootstrapped(value, loss, backward, detached)
+        else:
+            conflict = _weighted(value, loss, backward)
+        found.add((pattern, value.stack), backward.time, conflict)
+    return found.conflicts()
+
+
+def target_edges(graph: Graph, conflict: Conflict) -> Iterator[tuple[int, int]]:
+    """(consumer, producer) of every edge, in any pass, through which the conflict's value gets the loss's
+    gradient: what a cure of it may cut."""
+    if conflict.kind != "attached-target" or conflict.record is None:
+        return
+    for pattern, value, loss, _ in _attached(graph):
+        if (pattern, value.stack) == (conflict.pattern, conflict.record.stack):
+            for node in _below(graph, loss.node):
+                record = graph.records.get(node)
+                if record is not None and value.node in record.parents:
+                    yield node, value.node
+
+
+def _attached(graph: Graph) -> Iterator[tuple[str, Record, Record, Backward]]:
+    """(pattern, the attached value, the op of the loss that it enters, the backward) in every pass."""
     for backward in graph.backwards:
         if backward.inputs or backward.create or not graph.filled(backward):
             continue
@@ -44,16 +68,11 @@ def attached_targets(graph: Graph) -> Iterable[tuple[int, Conflict]]:
             if op in REGRESSIONS:
                 target = _bootstrap(graph, record, owned)
                 if target is not None:
-                    found.add(
-                        ("bootstrap", target.stack),
-                        backward.time,
-                        _bootstrapped(target, record, backward, detached),
-                    )
+                    yield "bootstrap", target, record, backward
             elif op == "mul":
                 weight = _advantage(graph, record, backward, owned)
                 if weight is not None:
-                    found.add(("advantage", weight.stack), backward.time, _weighted(weight, record, backward))
-    return found.conflicts()
+                    yield "advantage", weight, record, backward
 
 
 def _sides(graph: Graph, record: Record) -> Iterator[tuple[int, int]]:

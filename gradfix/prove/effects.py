@@ -12,6 +12,8 @@ from itertools import product
 from typing import Any
 
 from gradfix.detect import Conflict
+from gradfix.detect.targets import target_edges
+from gradfix.graph import Graph
 from gradfix.prove.compare import Measured, Terms
 from gradfix.tape import Mutate, Optimizer, Record, Tape
 from gradfix.verdict import Effect, EffectKind
@@ -92,6 +94,10 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
     elif kind == "cut-own-loss":
         for schedule in own_loss(before):
             yield Attempt(before={"own": schedule}, terms=Terms(cut=True))
+    elif kind == "cut-target":
+        edges = [list(edge) for c in conflicts for edge in target_edges(Graph(tape), c)]
+        if edges:
+            yield Attempt(before={"edges": edges}, terms=Terms(cut=True))
     elif kind == "moved-write":
         for write in moved_writes(conflicts, tape):
             yield Attempt(before={"write": write}, after={"write": write})

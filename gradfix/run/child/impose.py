@@ -11,6 +11,7 @@ The request is a JSON object; every key is optional, and they combine:
 ``cut``      no gradient flows through nodes of an earlier round (``step``), or of before the last run of the
              same backward (``backward``).
 ``own``      the k-th backward fills only the parameters of the optimizers listed for it, and leaves of none.
+``edges``    no gradient flows from the node with the first sequence number to its input with the second.
 ``write``    an op's in-place writes to some parameters or to tensors of a shape are left out, and counted.
 ``through``  ``.data``, ``.detach()`` and ``torch.tensor(t)`` in user lines (all, or those listed) give the
              tensor itself.
@@ -65,6 +66,7 @@ class Imposer:
         self.rounds = Rounds(len(request.get("period") or ()))
         self.backwards = 0
         self.depth = 0
+        self.edges = {(consumer, producer) for consumer, producer in request.get("edges", ())}
         self.marks: dict[
             tuple[Any, ...], tuple[int, int]
         ] = {}  # backward's frames -> (sequence number, steps) then
@@ -74,7 +76,7 @@ class Imposer:
     def install(self) -> None:
         self.optimizers.watch()
         _Steps(self).install()
-        if "cut" in self.request or "own" in self.request:
+        if "cut" in self.request or "own" in self.request or "edges" in self.request:
             self._watch_backward()
         if self.request.get("null"):
             _freeze_statistics()
@@ -123,6 +125,8 @@ class Imposer:
                 if not inputs and old:
                     return None
             handles = [node.register_prehook(_zeros) for node in old]
+            if self.edges:
+                handles += self._cut_edges(roots)
             self.depth += 1
             try:
                 return engine(roots, grads, retain, create, inputs, *args, **kwargs)
@@ -159,6 +163,26 @@ class Imposer:
             else:
                 stack.extend(n for n, _ in node.next_functions if n is not None)
         return old, leaves
+
+    def _cut_edges(self, roots: Any) -> list[Any]:
+        """Hooks on the nodes of this walk whose gradient to one of their inputs is left out."""
+        handles: list[Any] = []
+        seen: set[Any] = set()
+        stack = [r.grad_fn if isinstance(r, torch.Tensor) else r.node for r in roots]
+        consumers = {consumer for consumer, _ in self.edges}
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            inputs = [n for n, _ in node.next_functions]
+            stack += inputs
+            number = node._sequence_nr()
+            if number in consumers:
+                which = {k for k, n in enumerate(inputs) if n and (number, n._sequence_nr()) in self.edges}
+                if which:
+                    handles.append(node.register_hook(_without(which)))
+        return handles
 
     def _limit(self) -> int:
         """The sequence number below which a node is of an earlier round for the coming backward."""
@@ -381,6 +405,13 @@ def _key_draws(module: Any, generator: Any, seed_of: Callable[[str], int]) -> No
 
 def _zeros(grads: Any) -> Any:
     return tuple(None if g is None else torch.zeros_like(g) for g in grads)
+
+
+def _without(which: set[int]) -> Callable[[Any, Any], Any]:
+    def cut(inputs: Any, outputs: Any) -> Any:
+        return tuple(torch.zeros_like(g) if k in which and g is not None else g for k, g in enumerate(inputs))
+
+    return cut
 
 
 def _copy(value: Any) -> Any:

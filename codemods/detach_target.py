@@ -1,0 +1,157 @@
+"""See :class:`DetachTarget`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from gradfix.codemod import Codemod, Effect, Example, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Project, Replace, View
+from gradfix.rewrite.boundary import detach
+from gradfix.rewrite.liveness import dotted
+from gradfix.rewrite.spelling import descendants
+from gradfix.tape import Stack
+
+TARGET = Effect(
+    "cut-target", "the target (or weight) is a constant for its loss; all other gradients are as before"
+)
+OPERANDS = 4  # of a loss that are tried
+
+
+class DetachTarget(Codemod):
+    """Detach the value that a loss takes as its target, or as the weight of a log-probability.
+
+    Why: `r + gamma * value(next)` and an advantage are what a prediction is judged by, not what is to be
+    trained. With their graph in the loss, the target moves towards the prediction and the policy's loss
+    trains the critic. `.detach()` returns a new tensor: as a statement of its own it does nothing.
+
+    When not: where the gradient of the target is meant (residual gradients, a pathwise estimator).
+    """
+
+    kinds = ("attached-target",)
+    effects = ("cut-target",)
+    examples = (
+        Example(
+            """\
+import torch
+
+value = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(value.parameters(), 0.1)
+for s, following, r in zip(torch.randn(3, 5, 3), torch.randn(3, 5, 3), torch.randn(3, 5, 1)):
+    bootstrap = value(following)
+    loss = torch.nn.functional.mse_loss(value(s), r + 0.9 * bootstrap)  # conflict: attached-target
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+            """\
+import torch
+
+value = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(value.parameters(), 0.1)
+for s, following, r in zip(torch.randn(3, 5, 3), torch.randn(3, 5, 3), torch.randn(3, 5, 1)):
+    bootstrap = value(following).detach()
+    loss = torch.nn.functional.mse_loss(value(s), r + 0.9 * bootstrap)  # conflict: attached-target
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+            effect="cut-target",
+        ),
+    )
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        dropped = _dropped(conflict, project)
+        if dropped is not None:
+            view, node, name = dropped
+            new = cst.parse_statement(f"{name} = {name}.detach()")
+            assert isinstance(new, cst.SimpleStatementLine)
+            small = new.body[0]
+            edit = Replace(
+                node, lambda n: small.with_changes(semicolon=getattr(n, "semicolon", small.semicolon))
+            )
+            yield Proposal(f"keep what `{name}.detach()` returns", TARGET, {view.path: (edit,)})
+            return
+        used = conflict.label("used")
+        places = [] if conflict.pattern == "advantage" else list(_made(conflict, project))
+        places += _operands(project, used.stack) if used is not None else []
+        for rank, (view, expression) in enumerate(dict.fromkeys(places)):
+            code = " ".join(view.code(expression).split())
+            said = f"`{code}`" if len(code) < 40 else "the target"
+            yield Proposal(f"detach {said}", TARGET, {view.path: (detach(expression),)}, rank)
+
+
+def _dropped(conflict: Conflict, project: Project) -> tuple[View, cst.Expr, str] | None:
+    """A ``name.detach()`` that is a statement of its own."""
+    cut = conflict.label("cut")
+    found = project.node(cut.at) if cut is not None else None
+    small = found[0].small_statement(found[1]) if found else None
+    if found is None or not isinstance(small, cst.Expr) or not isinstance(small.value, cst.Call):
+        return None
+    func = small.value.func
+    if not isinstance(func, cst.Attribute) or func.attr.value != "detach" or not dotted(func.value):
+        return None
+    return found[0], small, dotted(func.value)
+
+
+def _made(conflict: Conflict, project: Project) -> Iterator[tuple[View, cst.BaseExpression]]:
+    """Where the target's value is made, outermost frame first: all that the statement binds to a name, else
+    the chain of calls and indices."""
+    used = conflict.label("used")
+    record = conflict.record
+    if record is None or used is None:
+        return
+    for depth, site in enumerate(record.stack):
+        if depth < len(used.stack) and site == used.stack[depth] and depth + 1 < len(record.stack):
+            continue  # the whole pass is made in this call
+        found = project.node(site)
+        if found is None or not isinstance(found[1], cst.BaseExpression):
+            continue
+        view, node = found
+        assert isinstance(node, cst.BaseExpression)
+        top = _chain_top(view, node)
+        small = view.small_statement(node)
+        if (
+            isinstance(small, cst.Assign)
+            and isinstance(small.targets[0].target, cst.Name | cst.Attribute)
+            and small.value is not top
+        ):
+            yield view, top
+            yield view, small.value
+        else:
+            yield view, top
+
+
+def _chain_top(view: View, node: cst.BaseExpression) -> cst.BaseExpression:
+    """``net(x).max(1)[0]`` of the ``net(x).max(1)`` in it."""
+    while True:
+        above = view.parents.get(node)
+        inner = above.func if isinstance(above, cst.Call) else getattr(above, "value", None)
+        if not isinstance(above, cst.Attribute | cst.Subscript | cst.Call) or inner is not node:
+            return node
+        node = above
+
+
+def _operands(project: Project, stack: Stack) -> list[tuple[View, cst.BaseExpression]]:
+    """The operands of the product or the loss, those that a name holds first."""
+    found = project.node(stack[-1]) if stack else None
+    if found is None:
+        return []
+    view, node = found
+    first: list[cst.BaseExpression] = []
+    if isinstance(node, cst.BinaryOperation):
+        first += [node.right, node.left]
+    elif isinstance(node, cst.Call):
+        first += [a.value for a in reversed(node.args)]
+    inner = [
+        n
+        for n in descendants(node)
+        if isinstance(n, cst.Name | cst.Attribute)
+        and dotted(n)
+        and isinstance(view.parents[n], cst.BinaryOperation | cst.Arg | cst.UnaryOperation)
+    ]
+    every = [x for x in (*first, *inner) if not isinstance(x, cst.BaseNumber | cst.BaseString)]
+    return [(view, x) for x in dict.fromkeys(every)][:OPERANDS]

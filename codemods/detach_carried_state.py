@@ -9,7 +9,7 @@ import libcst as cst
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
-from gradfix.rewrite.boundary import detach, detached, gather
+from gradfix.rewrite.boundary import detach, gather, rebinding
 from gradfix.rewrite.calls import backward_call, drop_retain
 from gradfix.rewrite.carried import Carried, carried, entries, made_outside, stored_elements
 from gradfix.rewrite.rerun import reads_of
@@ -143,7 +143,7 @@ def _read(item: Carried, shape: str) -> list[Edit]:
         return [detach(reads[0], shape)]
     if isinstance(reader.node, cst.BaseCompoundStatement) and not item.in_loop:
         return []
-    return [put_before(reader, line_of(_rebinding(item.name, shape)))]
+    return [put_before(reader, line_of(rebinding(item.name, shape)))]
 
 
 def _after(item: Carried, shape: str) -> list[Edit]:
@@ -155,11 +155,4 @@ def _after(item: Carried, shape: str) -> list[Edit]:
     needs = [u for u in body if touches(u.reads | u.writes, {item.name})]
     if not needs or isinstance(needs[-1].node, cst.Return):
         return []
-    return [put_after(needs[-1], line_of(_rebinding(item.name, shape)))]
-
-
-def _rebinding(name: str, shape: str) -> cst.Assign:
-    """``name = name.detach()``."""
-    target = cst.parse_expression(name)
-    assert isinstance(target, (cst.Name, cst.Attribute))
-    return cst.Assign([cst.AssignTarget(target)], detached(target.deep_clone(), shape))
+    return [put_after(needs[-1], line_of(rebinding(item.name, shape)))]

@@ -9,7 +9,7 @@ import libcst as cst
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
-from gradfix.rewrite.boundary import detach, frame, gather, meeting, owned
+from gradfix.rewrite.boundary import detach, frame, gather, meeting, owned, rebinding, shape_of
 from gradfix.rewrite.cached import cached
 from gradfix.rewrite.calls import backward_call, drop_retain
 from gradfix.rewrite.carried import entries, made_outside
@@ -18,9 +18,11 @@ from gradfix.rewrite.statements import (
     Block,
     Unit,
     block_of,
+    dotted,
     lifted,
     line_of,
     names,
+    put_after,
     put_before,
     take_away,
     touches,
@@ -32,6 +34,7 @@ from gradfix.verdict import NONE, Effect
 
 LATER = Effect("later-parameters", "each pass computes the value with the parameters as they are then")
 DRAW = Effect("new-draw", "each pass computes the value anew, with random numbers of its own")
+ROUND = Effect("cut-round", "the passes take the value as a constant: no gradient flows into its making")
 Part = tuple[View, list[Edit | None]]
 
 
@@ -90,7 +93,9 @@ for x in torch.randn(3, 4, 3):
         call = backward_call(project, backward)
         drop: list[Part] = [(call[0], [drop_retain(call[1])])] if call else []
         trains = any(owned(project.graph, r.node) for r in early)
-        if not trains:
+        if trains:
+            yield from _as_constant(project, backward, drop)
+        else:
             entered = [e.producer for e in entries(project, backward)]
             outside = [r for r in entered if made_outside(project, r, backward)]
             yield from _detached(project, outside, backward, drop)
@@ -128,6 +133,52 @@ def _detached(
                 parts.append((found[0], [detach(found[1])]))
         if parts:
             yield Proposal("detach what no optimizer trains", NONE, gather(*parts, *drop), extra)
+
+
+def _as_constant(project: Project, backward: Backward, drop: list[Part]) -> Iterator[Proposal]:
+    """The value that the passes compare with (an old log-probability, a reference output), without its graph:
+    the first thing to try where each pass computes a live one of its own by the same call."""
+    edges = [e for e in entries(project, backward) if made_outside(project, e.producer, backward)]
+    parts: list[Part] = []
+    done: dict[str, None] = {}
+    live = False
+    for edge in edges:
+        depth = meeting(edge.producer.stack, backward.stack)
+        made, used = frame(project, edge.producer.stack, depth), frame(project, edge.consumer.stack, depth)
+        block = block_of(made[0], made[1]) if made else None
+        index = unit_in(made[0], block, made[1]) if made and block else None
+        if made is None or used is None or made[0] is not used[0] or block is None or index is None:
+            return
+        view, unit = made[0], units(block)[index]
+        loop = view.loop(used[1])
+        live = live or (loop is not None and bool(_called(unit.node) & _called(loop.body)))
+        read = sorted(w for w in unit.writes if touches({w}, names(used[1]).reads))
+        if not read or not isinstance(unit.node, cst.Assign):
+            return
+        for name in read:
+            if name in done:
+                continue
+            done[name] = None
+            shape = shape_of(view, unit.node.value, project)
+            if len(unit.node.targets) == 1 and dotted(unit.node.targets[0].target) == name:
+                parts.append((view, [detach(unit.node.value, shape)]))
+            else:
+                parts.append((view, [put_after(unit, line_of(rebinding(name)))]))
+    if parts:
+        said = ", ".join(f"`{n}`" for n in done)
+        rank = 0 if live else 5
+        yield Proposal(f"detach {said}: a constant for every pass", ROUND, gather(*parts, *drop), rank)
+
+
+def _called(node: cst.CSTNode) -> set[str]:
+    """What is called below `node`, as written (``agent.evaluate``); not torch's own functions, nor methods of a
+    value just computed."""
+    found: set[str] = set()
+    if isinstance(node, cst.Call):
+        name = dotted(node.func) or ""
+        if name and name.split(".")[0] not in ("torch", "F", "nn", "np", "range", "len", "print", "zip"):
+            found.add(name)
+    return found.union(*(_called(c) for c in node.children))
 
 
 def _moved(

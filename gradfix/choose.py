@@ -141,9 +141,19 @@ def identity(conflict: Conflict, project: Project) -> tuple[str, str]:
     return conflict.kind, view.code(statement)
 
 
-def _merit(tried: Tried) -> tuple[int, int, int, str]:
-    proposal = tried.candidate.proposal
-    return ORDER.index(tried.verdict.status), proposal.rank, tried.candidate.size, proposal.codemod
+def _merit(tried: Tried) -> tuple[bool, int, int, int, int, str]:
+    """What cures before what does not. A loss whose parts cancel (both sides of a ratio made anew) may give the
+    exact gradient, zero, of what was written: then what trains more of the model goes first."""
+    proposal, verdict = tried.candidate.proposal, tried.verdict
+    zero = verdict.measured.get("zero", 0)
+    return (
+        verdict.status not in ("proved", "preserved", "intended"),
+        zero if isinstance(zero, int) else 0,
+        ORDER.index(verdict.status),
+        proposal.rank,
+        tried.candidate.size,
+        proposal.codemod,
+    )
 
 
 def _parses(text: str) -> bool:

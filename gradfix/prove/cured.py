@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ def stale_for_ever(before: Tape, after: Tape, conflicts: Sequence[Conflict], lin
     graph = Graph(before)
     for conflict in conflicts:
         made = _made_once(conflict, graph, before)
-        if made is None:
+        if made is None or _in_outer_loop(made, conflict, lines.before):
             continue
         again = [
             e
@@ -140,6 +141,23 @@ def _made_once(conflict: Conflict, graph: Graph, tape: Tape) -> Record | None:
         return None
     records = (e for e in tape.events if isinstance(e, Record))
     return record if sum(e.stack == record.stack and e.op == record.op for e in records) == 1 else None
+
+
+def _in_outer_loop(made: Record, conflict: Conflict, files: Mapping[str, str]) -> bool:
+    """Whether a loop holds both the making and the backward: the bound ended the run before it came around."""
+    needed = conflict.backward.stack if conflict.backward is not None else ()
+    for there, here in zip(made.stack, needed, strict=False):
+        text = files.get(there.file) or _on_disk(there.file)
+        if there.file != here.file or text is None:
+            return False
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.For, ast.While)) and node.body and node.end_lineno is not None:
+                inside = range(node.body[0].lineno, node.end_lineno + 1)
+                if there.line in inside and here.line in inside:
+                    return True
+        if there != here:
+            return False
+    return False
 
 
 def _came_from(after: Record, before: Record, lines: Lines) -> bool:

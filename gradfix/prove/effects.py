@@ -15,7 +15,7 @@ from gradfix.detect import Conflict
 from gradfix.detect.targets import target_edges
 from gradfix.graph import Graph
 from gradfix.prove.compare import Measured, Terms
-from gradfix.tape import Mutate, Optimizer, Record, Tape
+from gradfix.tape import Backward, Mutate, Optimizer, Record, Stack, Tape
 from gradfix.verdict import Effect, EffectKind
 
 Impose = Mapping[str, Any]
@@ -91,6 +91,9 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
     elif kind == "cut-round":
         for limit in ("step", "backward"):
             yield Attempt(before={"cut": limit, **rounds}, terms=Terms(cut=True, losses=False))
+        places = made_before(conflicts, tape)
+        if places:
+            yield Attempt(before={"cut": "places", "places": places}, terms=Terms(cut=True, losses=False))
     elif kind == "cut-own-loss":
         for schedule in own_loss(before):
             yield Attempt(before={"own": schedule}, terms=Terms(cut=True))
@@ -203,6 +206,33 @@ def _places(tape: Tape) -> dict[int, list[tuple[int, int]]]:
                 if (event.optimizer, j) not in found.setdefault(ref.storage, []):
                     found[ref.storage].append((event.optimizer, j))
     return found
+
+
+def made_before(conflicts: Sequence[Conflict], tape: Tape) -> list[list[list[Any]]]:
+    """Where values were made that a backward walks again in a later pass and that no pass makes anew: each
+    place as its frames' [file, first line, last line]."""
+    records = {e.node: e for e in tape.events if isinstance(e, Record)}
+    found: dict[Stack, None] = {}
+    for conflict in conflicts:
+        last = conflict.backward
+        before = (
+            [
+                e
+                for e in tape.events
+                if isinstance(e, Backward) and e.stack == last.stack and e.time < last.time
+            ]
+            if last
+            else []
+        )
+        if last is None or not before:
+            continue
+        walked = [records[n] for n in last.nodes if n in records]
+        own = {r.stack for r in records.values() if before[-1].time < r.time < last.time}
+        entered = {p for r in walked if r.time > before[-1].time for p in r.parents if p in records}
+        old = [records[p] for p in entered if records[p].time < before[-1].time]
+        if old and all(r.stack and r.stack not in own for r in old):
+            found.update(dict.fromkeys(r.stack for r in old))
+    return [[[s.file, s.line, max(s.end_line, s.line)] for s in stack] for stack in found]
 
 
 def kept_sites(conflicts: Sequence[Conflict]) -> list[list[Any]]:

@@ -16,6 +16,7 @@ from gradfix.prove.compare import (
     Difference,
     Likeness,
     Measured,
+    Stepped,
     aligned,
     difference,
     head,
@@ -31,6 +32,7 @@ from gradfix.tape import Failure, Note, Tape
 from gradfix.verdict import Effect, Status, Verdict
 
 CLEAN = ("finished", "steps")
+STARVED = 1e-6  # of the pass's gradient: rounding where parts of a loss cancel
 WORKERS = 4  # runs at once, over all candidates
 
 
@@ -257,6 +259,9 @@ class Prover:
         names, oracle = baseline.names, baseline.oracle
         like = likeness(after.measured, oracle)
         measured: dict[str, object] = {"optimizers": words.numbers(like, names), "passes": oracle.passes}
+        zero = _zero(after.measured)
+        if zero:
+            measured["zero"] = zero
         if after.left.others:
             measured["remaining"] = len(after.left.others)
         cut_short = baseline.outcome.ended not in (*CLEAN, "exit")
@@ -412,6 +417,10 @@ def _weak(attempt: Attempt, before: Measured, now: Measured, after: Measured, ba
         silent = all(g is None or g.norm == 0 for s in mine.get(k, ()) for g in s.grads)
         if attempt.effects and silent and like.lost:
             return f"{names.optimizer(k)} gets no gradient at all (had one before)"
+    starved = _starved(after, baseline.oracle)
+    cuts = {"cut-round", "cut-own-loss"} & set(attempt.effects)
+    if starved and attempt.effects and (not cuts or "places" in (attempt.before or {})):
+        return f"the gradient of {names.parameters(*starved)} is zero at every step (was not before)"
     if not attempt.effects and attempt.before is not None:
         lost = next(((k, x.lost) for k, x in likeness(now, baseline.oracle).items() if x.lost), None)
         if lost:
@@ -436,6 +445,39 @@ def _weak(attempt: Attempt, before: Measured, now: Measured, after: Measured, ba
                 return "a pass no longer reads the parameters that are trained"
             free.remove(match)
     return ""
+
+
+def _starved(after: Measured, before: Measured) -> tuple[int, tuple[int, ...]] | None:
+    """(optimizer, its parameters) that have a gradient before and, but for rounding, none at any step after: a
+    loss whose parts cancel, as where both sides of a ratio are made anew."""
+    for k, were in before.by_optimizer.items():
+        mine = after.by_optimizer.get(k, [])
+        count = max((len(t.grads) for t in were), default=0)
+        lost = [
+            j for j in range(count) if mine and _share(were, j) > 10 * STARVED and _share(mine, j) < STARVED
+        ]
+        if lost:
+            return k, tuple(lost)
+    return None
+
+
+def _zero(after: Measured) -> int:
+    """How many parameters a loss reaches and, but for rounding, gives no gradient at any step."""
+    return sum(
+        _share(steps, j) < STARVED and any(j < len(s.grads) and s.grads[j] is not None for s in steps)
+        for steps in after.by_optimizer.values()
+        for j in range(max((len(s.grads) for s in steps), default=0))
+    )
+
+
+def _share(steps: Sequence[Stepped], j: int) -> float:
+    """A parameter's part of an optimizer's gradient, where it is largest."""
+    parts = [0.0]
+    for s in steps:
+        g = s.grads[j] if j < len(s.grads) else None
+        whole = math.sqrt(math.fsum(h.norm**2 for h in s.grads if h is not None))
+        parts.append(g.norm / whole if g is not None and whole else 0.0)
+    return max(parts)
 
 
 def _as_often(now: Measured, before: Measured) -> bool:

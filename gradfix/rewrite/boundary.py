@@ -332,6 +332,13 @@ def detach(node: cst.BaseExpression, shape: str = "tensor") -> Edit:
     return Replace(node, build)
 
 
+def rebinding(name: str, shape: str = "tensor") -> cst.Assign:
+    """``name = name.detach()``."""
+    target = cst.parse_expression(name)
+    assert isinstance(target, (cst.Name, cst.Attribute))
+    return cst.Assign([cst.AssignTarget(target)], detached(target.deep_clone(), shape))
+
+
 def gather(*parts: tuple[View, Iterable[Edit | None]]) -> dict[str, tuple[Edit, ...]]:
     """Edits by file, of several files and several reasons; what is None is left out."""
     found: dict[str, tuple[Edit, ...]] = {}

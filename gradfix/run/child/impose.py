@@ -9,7 +9,8 @@ The request is a JSON object; every key is optional, and they combine:
              round), not on how many were made in all; for the keys listed under ``constant`` on (round, op,
              arguments) alone.
 ``cut``      no gradient flows through nodes of an earlier round (``step``), or of before the last run of the
-             same backward (``backward``).
+             same backward (``backward``), or that were made in one of the ``places`` (lists of frames, each
+             [file, first line, last line], outermost first).
 ``own``      the k-th backward fills only the parameters of the optimizers listed for it, and leaves of none.
 ``edges``    no gradient flows from the node with the first sequence number to its input with the second.
 ``write``    an op's in-place writes to some parameters or to tensors of a shape are left out, and counted.
@@ -44,6 +45,7 @@ Emit = Callable[[dict[str, Any]], None]
 
 _DATA: Any = torch._C.TensorBase.data
 _NO_DRAWS = ("seed", "getstate", "setstate", "get_state", "set_state")
+_MADE = "gradfix made in a place"
 _FOREIGN = tuple(
     os.path.realpath(p) + os.sep
     for p in {
@@ -78,6 +80,8 @@ class Imposer:
         _Steps(self).install()
         if "cut" in self.request or "own" in self.request or "edges" in self.request:
             self._watch_backward()
+        if self.request.get("places"):
+            _Made(self.request["places"]).__enter__()  # type: ignore[no-untyped-call]  # never left
         if self.request.get("null"):
             _freeze_statistics()
         if "through" in self.request:
@@ -158,7 +162,7 @@ class Imposer:
             leaf = getattr(node, "variable", None)
             if leaf is not None:
                 leaves.append(leaf)
-            elif node._sequence_nr() < limit:
+            elif node._sequence_nr() < limit or node.metadata.get(_MADE):
                 old.append(node)
             else:
                 stack.extend(n for n, _ in node.next_functions if n is not None)
@@ -189,6 +193,8 @@ class Imposer:
         here, now = _frames(), torch._C._autograd._get_sequence_nr()
         number, steps = self.marks.get(here, (0, -1))
         self.marks[here] = (now, self.rounds.steps)
+        if self.request["cut"] == "places":
+            return 0
         if self.request["cut"] == "backward":
             return number
         return max(self.rounds.start, number if steps != self.rounds.steps else 0)
@@ -289,6 +295,37 @@ class _Keep(TorchFunctionMode):
             frame = frame.f_back  # type: ignore[assignment]
         return frame is not None and (
             (os.path.realpath(frame.f_code.co_filename), frame.f_lineno) in self.sites
+        )
+
+
+class _Made(TorchFunctionMode):
+    """Marks the nodes of every tensor that is made in some places of the user's program."""
+
+    def __init__(self, places: Any) -> None:
+        super().__init__()
+        self.places = [[(os.path.realpath(f), a, b) for f, a, b in place] for place in places]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = result if isinstance(result, (list, tuple)) else (result,)
+        nodes = [x.grad_fn for x in made if isinstance(x, torch.Tensor) and x.grad_fn is not None]
+        if nodes and self._here():
+            for node in nodes:
+                node.metadata[_MADE] = True
+        return result
+
+    def _here(self) -> bool:
+        found = []
+        frame = sys._getframe(2)
+        while frame is not None:
+            if not _foreign(frame.f_code.co_filename):
+                found.append((os.path.realpath(frame.f_code.co_filename), frame.f_lineno))
+            frame = frame.f_back  # type: ignore[assignment]
+        found.reverse()
+        return any(
+            len(place) <= len(found)
+            and all(f == g and a <= n <= b for (f, a, b), (g, n) in zip(place, found[-len(place) :]))  # noqa: B905
+            for place in self.places
         )
 
 

@@ -1,0 +1,101 @@
+"""See :class:`ReorderStep`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradfix.codemod import Codemod, Effect, Example, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Project
+from gradfix.rewrite.boundary import frame, meeting
+from gradfix.rewrite.statements import common_block, lifted, put_after, put_before, take_away, unit_in, units
+from gradfix.tape import Backward, Zero
+
+STEPPED = Effect("adds-gradient", "each step uses the gradient of its own loss")
+
+
+class ReorderStep(Codemod):
+    """Put clearing, backward and step in their order.
+
+    Why: a step uses what is in `.grad`. Where `zero_grad()` stands between `backward()` and `step()`, or
+    `step()` before `backward()` and behind `zero_grad()`, there is nothing in it, and the training stands
+    still without a word.
+
+    When not: never known to be meant.
+    """
+
+    kinds = ("unreset-grad",)
+    effects = ("adds-gradient",)
+    examples = (
+        Example(
+            """\
+import torch
+
+net = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for x in torch.randn(3, 4, 3):
+    loss = net(x).pow(2).mean()
+    loss.backward()
+    optimizer.zero_grad()  # conflict: unreset-grad
+    optimizer.step()
+""",
+            """\
+import torch
+
+net = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for x in torch.randn(3, 4, 3):
+    loss = net(x).pow(2).mean()
+    optimizer.zero_grad()  # conflict: unreset-grad
+    loss.backward()
+    optimizer.step()
+""",
+            effect="adds-gradient",
+        ),
+    )
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        step, zero, backward = (conflict.label(role) for role in ("step", "zero", "needed"))
+        if conflict.pattern != "cleared-before-step" or step is None or zero is None or backward is None:
+            return
+        first = _first(conflict, project)
+        stacks = [first.stack if first else backward.stack, zero.stack, step.stack, backward.stack]
+        depth = meeting(*stacks)
+        found = [frame(project, stack, depth) for stack in stacks]
+        places = [f for f in found if f is not None]
+        if len(places) < len(stacks) or any(f[0] is not places[0][0] for f in places):
+            return
+        view = places[0][0]
+        block = common_block(view, *(f[1] for f in places))
+        at = [unit_in(view, block, f[1]) for f in places] if block is not None else []
+        if block is None or None in at:
+            return
+        body = units(block)
+        begin, cleared, stepped, end = (body[i] for i in at if i is not None)
+        order = [i for i in at if i is not None]
+        if order[2] < order[3]:  # step before backward
+            edits = (*take_away(stepped, view), put_after(end, lifted(stepped)))
+            summary = "step when the gradients are there"
+        elif order[0] < order[1] < order[2]:
+            edits = (*take_away(cleared, view), put_before(begin, lifted(cleared)))
+            summary = "clear the gradients before they are computed"
+        else:
+            return
+        yield Proposal(summary, STEPPED, {view.path: edits})
+
+
+def _first(conflict: Conflict, project: Project) -> Backward | None:
+    """The first of the backwards whose gradients are cleared together."""
+    zero = conflict.event
+    if not isinstance(zero, Zero) or conflict.backward is None:
+        return conflict.backward
+    since: list[Backward] = []
+    for event in project.graph.tape.events:
+        if event.time >= zero.time:
+            break
+        if isinstance(event, Zero) and {r.storage for r in event.refs} & {r.storage for r in zero.refs}:
+            since.clear()
+        elif isinstance(event, Backward):
+            since.append(event)
+    return since[0] if since else conflict.backward

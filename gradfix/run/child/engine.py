@@ -59,7 +59,8 @@ class Engine:
         self._thread = threading.get_ident()
         self._depth = 0
         self._inner: Walk | None = None
-        self._freed: set[int] = set()  # freed nodes that saved numbers only: these pass no hook
+        self._freed: set[int] = set()  # nodes whose saved tensors were freed, used or not
+        self._freed_numbers: set[int] = set()  # those of them that saved numbers only: these pass no hook
         self._passes: dict[Any, list[Any]] = {}
         self._batches: list[tuple[int, list[Any]]] = []
         self._held = 0
@@ -116,7 +117,7 @@ class Engine:
             refused, wrong, new = "", 0.0, len(used) not in seen[2]
             seen[2].add(len(used))
             refused = self._refusal(used)
-            if not refused and walk is not None and self._freed and not self._freed.isdisjoint(walk.parents):
+            if not refused and walk is not None and not self._freed_numbers.isdisjoint(walk.parents):
                 refused = FREED
             if self._overwritten_unseen(used, unseen):
                 wrong = self._difference(
@@ -127,7 +128,8 @@ class Engine:
             if walk is not None:
                 self._emit(stack, time, walk, inner, (retain, create, inputs), refused, wrong, frame)
                 if not retain:
-                    self._freed.update(r.bare.intersection(walk.parents))
+                    self._freed.update(walk.parents)
+                    self._freed_numbers.update(r.bare.intersection(walk.parents))
                     r.tape.event("Free", free_time, stack, nodes=[n for n, _ in walk.nodes if n >= 0])
             else:
                 r.flood()
@@ -257,7 +259,7 @@ class Engine:
         order."""
         for entry in used:
             fate = entry.fate
-            if fate is not None and fate.freed is not None:
+            if (fate is not None and fate.freed is not None) or entry.node in self._freed:
                 return FREED
             if entry.tensor is not GONE and entry.moved():
                 return _modified(entry)

@@ -30,11 +30,12 @@ class Storage:
     """One storage, alive or gone. `writes` are the times of the writes seen, so that a version can be told
     later."""
 
-    __slots__ = ("known_name", "leaf", "name", "number", "weak", "writes")
+    __slots__ = ("former", "known_name", "leaf", "name", "number", "weak", "writes")
 
     def __init__(self, number: int, weak: Any) -> None:
         self.number = number
         self.weak = weak
+        self.former: tuple[tuple[int, Any], ...] = ()  # (address, weak reference) of storages it was before
         self.writes: list[int] = []
         self.leaf = False
         self.name = ""
@@ -74,12 +75,19 @@ class Storages:
     def alive(self) -> list[Storage]:
         return [s for s in self._table.values() if not s.gone()]
 
-    def rebind(self, storage: Storage, tensor: Any) -> None:
-        """`tensor` keeps its number although ``x.data = y`` gave it another storage."""
+    def rebind(self, storage: Storage, tensor: Any, old: int) -> None:
+        """`tensor` keeps its number although ``x.data = y`` gave it another storage than that at `old`, which
+        aliases and saves may still hold."""
         address = address_of(tensor)
-        if address and address not in self._table:
-            storage.weak = _weak(tensor)
-            self._table[address] = storage
+        if not address or address in self._table:
+            return
+        former = [*storage.former, (old, storage.weak)]
+        storage.former = tuple(each for each in former if not each[1].expired())
+        for at, weak in former:
+            if weak.expired() and self._table.get(at) is storage:
+                del self._table[at]
+        storage.weak = _weak(tensor)
+        self._table[address] = storage
 
     def _new(self, tensor: Any, address: int) -> Storage:
         if len(self._table) > self._sweep_at:

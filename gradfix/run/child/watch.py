@@ -23,6 +23,12 @@ _sequence = torch._C._autograd._get_sequence_nr
 _grad_enabled = torch.is_grad_enabled
 _getframe = sys._getframe
 _MOST_NO_GRAD = 64
+_LIBRARY = "library"  # .data read by torch's own code
+_DATA = ("data", _LIBRARY)
+
+
+def _not_counted() -> bool:
+    return False
 
 
 class Watch(TorchFunctionMode):
@@ -93,7 +99,7 @@ class Watch(TorchFunctionMode):
             ):
                 for entry in entries:
                     r.keep(entry, clones)
-                watched.append((tensor, address, entries, r.counter(storage, tensor)))
+                watched.append((tensor, address, entries, self._counter(storage, tensor)))
         refused = next((said for t in targets if (said := self._views.refusal(t))), "")
         if refused and not watched:
             watched = [(t, address_of(t), [], r.counter(None, t)) for t in targets]
@@ -126,6 +132,12 @@ class Watch(TorchFunctionMode):
         if func is torch.Tensor.zero_:
             r.zeroed(targets, stack)
         return result
+
+    def _counter(self, storage: Any, tensor: Any) -> Any:
+        """``.data`` has a counter of its own: that it moves says nothing to whoever saved the tensor."""
+        if (storage is None or not storage.leaf) and tensor._version == 0 and self._how(tensor) in _DATA:
+            return _not_counted
+        return self.r.counter(storage, tensor)
 
     def _wrote_own_save(self, func: Any, stack: Any, targets: list[Any]) -> None:
         """An op that saved its own input in the very call that overwrote it (``x *= x``, first save of x)."""
@@ -171,7 +183,7 @@ class Watch(TorchFunctionMode):
             writes.op_name(func),
             tensor,
             counted=counted,
-            how=self._how(tensor),
+            how=self._told(tensor),
             refused=refused,
             threatens=threatens,
             frame=_getframe(3),
@@ -210,6 +222,11 @@ class Watch(TorchFunctionMode):
                 return str(known[1])
         return ""
 
+    def _told(self, tensor: Any) -> str:
+        """The route of a write as the tape tells it: a ``.data`` of torch's own is nothing the user wrote."""
+        how = self._how(tensor)
+        return "" if how == _LIBRARY else how
+
     def _alias(self, tensor: Any, how: str) -> None:
         key = id(tensor)
         self._aliases[key] = (weakref.ref(tensor, lambda _: self._aliases.pop(key, None)), how)
@@ -246,9 +263,11 @@ class Watch(TorchFunctionMode):
     def _get_data(self, func: Any, args: Any) -> Any:
         tensor = args[0]
         result = func(*args)
-        self._alias(result, "data")
-        if tensor.requires_grad and _getframe(2).f_code.co_name != "__deepcopy__":  # torch's own
-            self.r.cut("data", tensor, _getframe(2))
+        frame = _getframe(2)
+        spelled = self.r.sites.is_user(frame.f_code)
+        self._alias(result, "data" if spelled else _LIBRARY)
+        if spelled and tensor.requires_grad:
+            self.r.cut("data", tensor, frame)
         return result
 
     def _set_data(self, func: Any, args: Any) -> Any:
@@ -270,7 +289,7 @@ class Watch(TorchFunctionMode):
                 fate.value = old
         r.saves.move(address, entries)
         if storage is not None:
-            r.storages.rebind(storage, tensor)
+            r.storages.rebind(storage, tensor, address)
         stack = r.sites.stack(_getframe(2))
         threatens = any(e.fate is not None and e.fate.freed is None for e in entries)
         r.mutated(
@@ -279,7 +298,7 @@ class Watch(TorchFunctionMode):
             "aten.set_",
             tensor,
             counted=False,
-            how="set_data",
+            how="set_data" if r.sites.is_user(_getframe(2).f_code) else "",
             threatens=threatens,
             frame=_getframe(2),
         )

@@ -108,6 +108,11 @@ class Measured:
         return dict(found)
 
     @property
+    def drawn(self) -> tuple[tuple[int, ...], ...]:
+        """The random states at the steps: what differs here drew other random numbers."""
+        return tuple(s.random for s in self.steps)
+
+    @property
     def passes(self) -> int:
         """How much was measured: steps, or backwards where nothing stepped."""
         return len(self.steps) or len(self.backwards)

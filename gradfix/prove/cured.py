@@ -60,8 +60,8 @@ def _on_disk(path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Faults after: `still`, that should be gone; of error severity `new` ones, and `others` known before.
-    `gone` are the ones before that should be, and are."""
+    """Faults after: `still`, that should be gone (as they were before); of error severity `new` ones, and
+    `others` (as they were before, too). `gone` are the ones before that should be, and are."""
 
     still: tuple[Conflict, ...]
     new: tuple[Conflict, ...]
@@ -77,19 +77,21 @@ def left(
     still: list[Conflict] = []
     new: list[Conflict] = []
     others: list[Conflict] = []
-    met: list[Conflict] = []
     for conflict in after:
         # the exact place first: two faults may be needed by one backward
         match = _first(conflict, [*cured, *known], _same_place_at_fault, lines) or _first(
             conflict, [*cured, *known], _same_need, lines
         )
         if match is not None and any(match is c for c in cured):
-            still.append(conflict)
-            met.append(match)
+            still.append(match)
         elif conflict.severity == "error":
-            (new if match is None else others).append(conflict)
-    gone = tuple(c for c in cured if not any(c is m for m in met))
-    return Left(tuple(still), tuple(new), tuple(others), gone)
+            (new if match is None else others).append(match or conflict)
+    gone = tuple(c for c in cured if not any(c is x for x in still))
+    return Left(_once(still), tuple(new), _once(others), gone)
+
+
+def _once(conflicts: Sequence[Conflict]) -> tuple[Conflict, ...]:
+    return tuple({id(c): c for c in conflicts}.values())
 
 
 def _first(

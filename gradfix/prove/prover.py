@@ -133,8 +133,7 @@ class Prover:
 
     def prove_whole(self, baseline: Baseline, files: Mapping[str, str], effects: Sequence[Effect]) -> Verdict:
         """What several cures are worth together, all their effects imposed at once; faults may be left."""
-        errors = tuple(c for c in baseline.conflicts if c.severity == "error")
-        return self._verdict(baseline, files, tuple(effects), errors or baseline.conflicts, whole=True)
+        return self._verdict(baseline, files, tuple(effects), baseline.conflicts, whole=True)
 
     # ---- one verdict
 
@@ -151,7 +150,8 @@ class Prover:
             self._can_judge(baseline)
             lines = Lines(baseline.files, files)
             after = self._run_after(baseline, files, conflicts, lines, whole)
-            conflicts = after.left.gone
+            gone = after.left.gone
+            conflicts = tuple(c for c in gone if c.severity != "note") or gone
             verdict = self._compare(baseline, files, after, effects, conflicts)
             if verdict.status != "rejected":
                 name = stale_for_ever(baseline.tape, after.recorded.tape or Tape(()), conflicts, lines)
@@ -197,8 +197,12 @@ class Prover:
                 "untried", f"the script as it is could not be run to a first backward: {before.ended}"
             )
         if not baseline.oracle.passes:
-            said = f": {before.failure.type}: {before.failure.message}" if before.failure else ""
-            raise Refusal("untried", f"the script as it is reaches no backward to compare with{said}"[:300])
+            said = (
+                f": {before.failure.type}: {words.shortened(before.failure.message)}"
+                if before.failure
+                else ""
+            )
+            raise Refusal("untried", f"the script as it is reaches no backward to compare with{said}")
 
     def _is_deterministic(self, baseline: Baseline) -> None:
         second = read(self._imposed(baseline, {}).measurement)
@@ -340,6 +344,9 @@ class Prover:
             return Verdict("intended", "; ".join([reason, *drift]) + rest, measured)
         if attempt.effects:
             said = words.alike(like, names) or f"equal {over} once the effect is taken into account"
+            if "draws" in (attempt.after or {}) and after.measured.drawn != baseline.oracle.drawn:
+                # (gradients of other random numbers: their cosine says nothing of the effect)
+                said = f"equal {over} with the same random numbers and parameters"
             return Verdict("intended", "; ".join([said, *drift]) + rest, measured)
         if "keep" in baseline.base:
             return Verdict("proved", f"the gradient is kept now; all others equal {over}{rest}", measured)
@@ -405,7 +412,8 @@ def _mixes(conflict: Conflict, cured: Sequence[Conflict], lines: Lines) -> bool:
 
 def _how_it_ended(outcome: Outcome) -> str:
     if outcome.failure is not None:
-        return f"it fails: {outcome.failure.type}: {outcome.failure.message}"[:300]
+        message = words.shortened(" ".join(outcome.failure.message.split()))
+        return f"it fails: {outcome.failure.type}: {message}"
     return outcome.detail or f"it ends otherwise than before: {outcome.ended}"
 
 
@@ -499,13 +507,10 @@ def _drift(after: Measured, before: Measured) -> list[str]:
         for k, steps in before.by_optimizer.items()
         if k in after.by_optimizer
     ]
-    whose = [
-        name
-        for i, name in enumerate(("", "Python's ", "NumPy's "))
-        if any(s.random[i : i + 1] != t.random[i : i + 1] for s, t in last)
-    ]
-    if whose:
-        said.append(f"the number of {' and '.join(whose)}random draws differs".replace("  ", " "))
+    for i, whose in enumerate(("", "Python's ", "NumPy's ")):
+        pairs = ((s.random[i : i + 1], t.random[i : i + 1]) for s, t in last)
+        if any(x and y and x != y for x, y in pairs):  # (one that never imported NumPy drew nothing of it)
+            said.append(f"the number of {whose}random draws differs")
     if any(_apart(s.buffers, t.buffers) for s, t in last):
         said.append("running statistics differ")
     return said

@@ -1,0 +1,338 @@
+"""See :class:`Undetach`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+import libcst as cst
+
+from gradfix.codemod import Codemod, Effect, Example, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Edit, Project, Replace, View, parenthesized, targets
+from gradfix.rewrite.blocks import of_torch
+from gradfix.rewrite.boundary import gather
+from gradfix.rewrite.liveness import dotted
+from gradfix.rewrite.rerun import reads_of
+from gradfix.rewrite.spelling import descendants, function_of
+from gradfix.rewrite.statements import block_of, body_of, take_away, unit_in, units, walk
+from gradfix.tape import Cut
+
+GAINS = Effect(
+    "adds-gradient", "what the optimizer steps gets its gradient; every other gradient is as before"
+)
+METHODS = frozenset(("detach", "detach_", "item", "numpy", "tolist", "requires_grad_"))
+MAKERS = frozenset(
+    (
+        "tensor",
+        "as_tensor",
+        "Tensor",
+        "FloatTensor",
+        "DoubleTensor",
+        "from_numpy",
+        "Variable",
+        "Parameter",
+        "float",
+    )
+)
+CONTEXTS = frozenset(("no_grad", "inference_mode"))
+PLACES = 4  # cuts of one pass that are tried
+
+Part = tuple[View, list[Edit]]
+
+
+class Undetach(Codemod):
+    """Take away what cuts a loss from the parameters it is to train.
+
+    Why: `.detach()`, `.data`, `.item()`, `torch.tensor(t)` and `no_grad` leave the graph. With
+    `requires_grad=True` put on the result, backward() runs and trains nothing. The loss itself has to be
+    differentiated; numbers gathered in a list become tensors, stacked.
+
+    When not: where the gradient is handed on by hand (`out.backward(leaf.grad)`), or the parameters are
+    frozen on purpose.
+    """
+
+    kinds = ("cut-graph",)
+    effects = ("adds-gradient",)
+    examples = (
+        Example(
+            """\
+import torch
+
+net = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for x in torch.randn(3, 4, 3):
+    loss = torch.tensor(net(x).pow(2).mean(), requires_grad=True)  # conflict: cut-graph
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+            """\
+import torch
+
+net = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for x in torch.randn(3, 4, 3):
+    loss = net(x).pow(2).mean()  # conflict: cut-graph
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+            effect="adds-gradient",
+        ),
+    )
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        if conflict.pattern not in ("no-graph", "dead-parameter", "rewrapped"):
+            return
+        every: list[Part] = []
+        for rank, cut in enumerate(_cuts(conflict, project)):
+            found = _context(cut, project) if cut.how == "no_grad" else _value(cut, project)
+            if found is not None:
+                said, parts = found
+                every += parts
+                yield Proposal(said, GAINS, gather(*parts), rank)
+        if len(every) > 1:
+            seen: set[int] = set()
+            together: list[Part] = []
+            for view, edits in every:
+                new = [e for e in edits if not {id(n) for n in targets(e)} & seen]
+                seen |= {id(n) for e in new for n in targets(e)}
+                together.append((view, new))
+            yield Proposal("keep every value of the loss in its graph", GAINS, gather(*together), PLACES)
+
+
+def _cuts(conflict: Conflict, project: Project) -> list[Cut]:
+    """The cut that the conflict names, and where the loss has no graph at all the others of the same pass,
+    the last first; one a place. (A loss that has one may be cut elsewhere on purpose.)"""
+    first = conflict.event if isinstance(conflict.event, Cut) else None
+    if conflict.pattern != "no-graph":
+        return [first] if first is not None and first.stack else []
+    backward = conflict.backward
+    end = backward.time if backward is not None else first.time if first is not None else 0
+    begin = max((s.time for s in project.graph.steps if s.time < end), default=-1)
+    others = [e for e in project.graph.tape.events if isinstance(e, Cut) and e.stack and begin < e.time < end]
+    found: dict[object, Cut] = {}
+    for cut in (*((first,) if first is not None else ()), *reversed(others)):
+        found.setdefault(cut.stack[-1], cut)
+    return list(found.values())[:PLACES]
+
+
+# no_grad: a with-block, or a decorator
+
+
+def _context(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
+    for site in reversed(cut.stack):
+        found = project.node(site)
+        if found is None:
+            continue
+        view, node = found
+        for above in (node, *view.ancestors(node)):
+            if isinstance(above, cst.With) and any(_stops(i.item) for i in above.items):
+                return "record the graph: no `no_grad` around it", [(view, [_without_context(above)])]
+            if isinstance(above, cst.FunctionDef):
+                for decorator in above.decorators:
+                    if _stops(decorator.decorator):
+                        gone: Edit = Replace(decorator, lambda _: cst.RemoveFromParent())
+                        return f"let `{above.name.value}` record its graph", [(view, [gone])]
+                break
+    return None
+
+
+def _stops(node: cst.BaseExpression) -> bool:
+    called = dotted(node.func) if isinstance(node, cst.Call) else dotted(node)
+    return called.rpartition(".")[2] in CONTEXTS
+
+
+def _without_context(block: cst.With) -> Edit:
+    def build(node: cst.CSTNode) -> cst.CSTNode | cst.FlattenSentinel[cst.BaseStatement]:
+        assert isinstance(node, cst.With)
+        items = [i for i in node.items if not _stops(i.item)]
+        if items:
+            items[-1] = items[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+            return node.with_changes(items=items)
+        if isinstance(node.body, cst.SimpleStatementSuite):
+            body: list[cst.BaseStatement] = [
+                cst.SimpleStatementLine(node.body.body, trailing_whitespace=node.body.trailing_whitespace)
+            ]
+        else:
+            body = list(cast(Iterable[cst.BaseStatement], node.body.body))
+            said = cast(cst.IndentedBlock, node.body).header.comment
+            above = [cst.EmptyLine(comment=said)] if said else []
+            body[0] = body[0].with_changes(
+                leading_lines=[*above, *cast(cst.SimpleStatementLine, body[0]).leading_lines]
+            )
+        first = cast(cst.SimpleStatementLine, body[0])
+        body[0] = first.with_changes(leading_lines=[*node.leading_lines, *first.leading_lines])
+        return cst.FlattenSentinel(body)
+
+    return Replace(block, build)
+
+
+# a value taken out of its graph
+
+
+def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
+    found = project.node(cut.stack[-1])
+    if found is None:
+        return None
+    view, node = found
+    layer = _layer_in(view, node)
+    if layer is None:
+        return None
+    top = _top(view, layer)
+    core = _core(top)
+    if core is top:
+        return None
+    code = " ".join(view.code(core).split())
+    said = f"keep `{code}` in its graph" if len(code) < 40 else "keep the value in its graph"
+    small = view.small_statement(top)
+    if isinstance(small, cst.Expr) and small.value is top:
+        return said, [(view, _gone(view, small))]
+    if isinstance(small, cst.Assign) and small.value is top and len(small.targets) == 1:
+        name = dotted(small.targets[0].target)
+        if name and name == dotted(core):
+            return said, [(view, _gone(view, small))]
+    edits = [_put(view, top, core)]
+    holder = _holder(view, top)
+    if isinstance(holder, cst.BaseExpression):
+        edits += _stacked(view, holder)
+    elif holder:
+        edits += [e for call in _read_by(view, top, holder) for e in _from_tensors(view, call, holder, cut)]
+    return said, [(view, edits)]
+
+
+def _gone(view: View, small: cst.BaseSmallStatement) -> list[Edit]:
+    block = block_of(view, small)
+    index = unit_in(view, block, small) if block is not None else None
+    return (
+        list(take_away(units(block)[index], view, comments=True))
+        if block is not None and index is not None
+        else []
+    )
+
+
+def _layer_in(view: View, node: cst.CSTNode) -> cst.BaseExpression | None:
+    """The expression that leaves the graph, at or in `node`."""
+    node = node.value if isinstance(node, cst.Expr) else node
+    if isinstance(node, cst.BaseExpression) and _peel(node) is not None:
+        return node
+    inside = [n for n in descendants(node) if isinstance(n, cst.BaseExpression) and _peel(n) is not None]
+    tops = {id(_top(view, n)): n for n in inside}
+    return next(iter(tops.values())) if len(tops) == 1 else None
+
+
+def _peel(node: cst.BaseExpression) -> cst.BaseExpression | None:
+    """What one layer takes out of its graph: ``x`` of ``x.detach()``, ``x.data``, ``torch.tensor(x)``."""
+    if isinstance(node, cst.Attribute) and node.attr.value == "data":
+        return node.value
+    if not isinstance(node, cst.Call):
+        return None
+    if isinstance(node.func, cst.Attribute) and node.func.attr.value in METHODS:
+        return node.func.value
+    if isinstance(node.func, cst.Attribute) and node.func.attr.value == "cpu":
+        return node.func.value if _peel(node.func.value) is not None else None
+    if function_of(node) in MAKERS and node.args and not node.args[0].keyword and not node.args[0].star:
+        first = node.args[0].value
+        return None if isinstance(first, cst.BaseNumber | cst.List | cst.ListComp) else first
+    return None
+
+
+def _top(view: View, node: cst.BaseExpression) -> cst.BaseExpression:
+    """The last layer around `node`."""
+    while True:
+        above: cst.CSTNode | None = view.parents.get(node)
+        if isinstance(above, cst.Attribute | cst.Arg):
+            outer = view.parents.get(above)
+            if isinstance(above, cst.Attribute) and above.attr.value == "data":
+                outer = above
+        else:
+            return node
+        if not isinstance(outer, cst.BaseExpression) or _peel(outer) is None:
+            return node
+        inner = _peel(outer)
+        if inner is not node:
+            return node
+        node = outer
+
+
+def _core(node: cst.BaseExpression) -> cst.BaseExpression:
+    """What all layers are around; a clone right below them was made for their sake."""
+    whole = node
+    while (inner := _peel(node)) is not None:
+        node = inner
+    if node is not whole and isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        return node.func.value if node.func.attr.value == "clone" and not node.args else node
+    return node
+
+
+def _put(view: View, old: cst.BaseExpression, new: cst.BaseExpression) -> Edit:
+    above = view.parents.get(old)
+    plain = isinstance(above, cst.Assign | cst.Arg | cst.Return | cst.Element | cst.AugAssign | cst.Expr)
+    return Replace(old, lambda _: new if plain else parenthesized(new))
+
+
+def _holder(view: View, top: cst.BaseExpression) -> str | cst.BaseExpression:
+    """Where the number goes: the name of a list it is appended to or of a variable, or the
+    ``torch.tensor([…])`` around it; "" for neither."""
+    above = view.parents.get(top)
+    if isinstance(above, cst.Arg):
+        call = view.parents[above]
+        func = call.func if isinstance(call, cst.Call) else None
+        if isinstance(func, cst.Attribute) and func.attr.value in ("append", "appendleft"):
+            return dotted(func.value)
+    if isinstance(above, cst.Element | cst.ListComp):
+        listed = view.parents[above] if isinstance(above, cst.Element) else above
+        outer = view.parents.get(view.parents.get(listed, listed))
+        if isinstance(outer, cst.Call) and function_of(outer) in MAKERS:
+            return outer
+        above = view.parents.get(listed)
+    if isinstance(above, cst.Assign) and len(above.targets) == 1:
+        return dotted(above.targets[0].target)
+    return ""
+
+
+def _read_by(view: View, top: cst.BaseExpression, name: str) -> Iterator[cst.Call]:
+    """Calls that make a tensor of what `name` holds."""
+    for unit in walk(body_of(view, top)):
+        for read in reads_of(unit.node, name):
+            arg = view.parents.get(read)
+            call = view.parents.get(arg) if isinstance(arg, cst.Arg) else None
+            if isinstance(call, cst.Call) and function_of(call) in MAKERS and call.args[0] is arg:
+                yield call
+
+
+def _from_tensors(view: View, call: cst.Call, name: str, cut: Cut) -> list[Edit]:
+    """``torch.stack(losses)`` for a list, the value itself for a single one."""
+    filled = any(
+        isinstance(n, cst.Attribute) and n.attr.value == "append" and dotted(n.value) == name
+        for n in view.parents
+    ) or any(
+        isinstance(n, cst.Assign)
+        and any(dotted(t.target) == name for t in n.targets)
+        and isinstance(n.value, cst.List | cst.ListComp)
+        for n in view.parents
+    )
+    if filled:
+        return _stacked(view, call)
+    top = _top(view, call)
+    small = view.small_statement(top)
+    if isinstance(small, cst.Assign) and small.value is top and dotted(small.targets[0].target) == name:
+        return _gone(view, small)
+    return [_put(view, top, _core(call))]
+
+
+def _stacked(view: View, call: cst.BaseExpression) -> list[Edit]:
+    assert isinstance(call, cst.Call)
+    stack = of_torch(view, "stack")
+
+    def build(node: cst.CSTNode) -> cst.CSTNode:
+        assert isinstance(node, cst.Call)
+        first = node.args[0].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+        return node.with_changes(func=stack.expression, args=[first])
+
+    top = _top(view, call)
+    if top is call:
+        return [Replace(call, build), *stack.edits]
+    return [Replace(top, lambda _: build(call)), *stack.edits]

@@ -14,6 +14,9 @@ from gradfix.tape import Ref, Site, Stack
 
 LONGEST = 60  # characters of source quoted inside a sentence
 
+_NEWLINE = re.compile(r"\r\n|\r|\n")
+_STRING = re.compile(r"\"[^\"]*\"|'[^']*'")
+
 Quote = Callable[[Stack], str]
 
 
@@ -21,11 +24,15 @@ def describe(conflict: Conflict, sources: Mapping[str, str]) -> str:
     """`conflict`'s one sentence, with the source text of its places (``optimD.step()``) where `sources`, a
     mapping of file to text, has them; without them, what the tape alone says."""
     sentence = conflict.message
-    for label in conflict.labels:
-        text = quote(label.at, sources)
-        if text:
-            words = f"the value of `{text}`" if label.role in ("made", "target") else f"`{text}`"
-            sentence = words.join(re.split(re.escape(place(label)) + r"(?!\d)", sentence))
+    texts = [quote(label.at, sources) for label in conflict.labels]
+    for label, text in zip(conflict.labels, texts, strict=True):
+        if not text:
+            continue
+        words = f"the value of `{text}`" if label.role in ("made", "target") else f"`{text}`"
+        lines = {x.at.line for x, t in zip(conflict.labels, texts, strict=True) if t == text and x.stack}
+        if len(lines) > 1:  # two losses, both `loss.backward()`
+            words += f" in line {label.at.line}"
+        sentence = words.join(re.split(re.escape(place(label)) + r"(?!\d)", sentence))
     return sentence
 
 
@@ -53,11 +60,12 @@ def at(role: str, stack: Stack) -> str:
 
 
 def quote(site: Site, sources: Mapping[str, str]) -> str:
-    """The source text at `site` on one line, or "" where it is unknown or too long to stand in a sentence."""
+    """The source text at `site` on one line, what is in its brackets left out where it is long; "" where it is
+    unknown, or too long to stand in a sentence even so."""
     text = sources.get(site.file)
     if text is None or not site.line:
         return ""
-    lines = text.splitlines()
+    lines = _NEWLINE.split(text)
     last = site.end_line or site.line
     if last > len(lines):
         return ""
@@ -67,8 +75,33 @@ def quote(site: Site, sources: Mapping[str, str]) -> str:
         piece[0] = piece[0][site.column :]
     else:
         piece = [lines[site.line - 1].split("  #")[0]]
-    joined = " ".join(p.strip() for p in piece).strip()
-    return joined if joined and len(joined) <= LONGEST and "`" not in joined else ""
+    joined = _joined(piece)
+    for start, end in reversed(_brackets(joined) or []):
+        if len(joined) > LONGEST and end - start > 2:
+            joined = joined[: start + 1] + "…" + joined[end:]
+    return joined if len(joined) <= LONGEST and "`" not in joined and _brackets(joined) is not None else ""
+
+
+def _joined(lines: list[str]) -> str:
+    """Lines as one, without the comments at their ends and the blanks that brackets leave."""
+    bare = [re.sub(r"\s+#.*$", "", line) if line != lines[-1] else line for line in lines]
+    return re.sub(r"(?<=[(\[{]) |,? (?=[)\]}])", "", " ".join(x.strip() for x in bare if x.strip()))
+
+
+def _brackets(text: str) -> list[tuple[int, int]] | None:
+    """Where the outermost brackets of `text` open and close; None where they don't pair."""
+    found, open_ = [], []
+    bare = re.sub(_STRING, lambda m: "s" * len(m[0]), text)
+    for i, c in enumerate(bare):
+        if c in "([{":
+            open_.append(i)
+        elif c in ")]}":
+            if not open_:
+                return None
+            start = open_.pop()
+            if not open_:
+                found.append((start, i))
+    return None if open_ else found
 
 
 def name(ref: Ref | None, otherwise: str = "a tensor") -> str:

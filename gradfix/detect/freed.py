@@ -188,4 +188,6 @@ def _message(group: Group, value: str, made: Stack) -> str:
         )
     if group.pattern == "accumulated":
         return f"{again} walks the losses of earlier passes again: {what} is summed up with its graph"
+    if first == again:
+        return f"{what} carries its graph into the next pass, where {again} meets what it has freed already"
     return f"{what} carries the graph of the pass before, which {first} has freed, into {again}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gradfix.report import Line, View, shown
 from gradfix.report.layout import wording
-from gradfix.report.places import led_back, place
+from gradfix.report.places import message, place
 
 if TYPE_CHECKING:
     from gradfix.result import Diagnosis, Result
@@ -20,8 +20,8 @@ def render(result: Result, view: View) -> Iterator[Line]:
         conflict = diagnosis.conflict
         at = place(conflict.at, diagnosis, result)
         where = f"{view.paths.show(at.path)}:{at.line}:{at.column + 1}"
-        message = led_back(conflict.message, diagnosis, result)
-        text = f"{where}: {conflict.kind} {conflict.severity}: {message}{_cure(diagnosis)}"
+        said = message(diagnosis, result)
+        text = f"{where}: {conflict.kind} {conflict.severity}: {said}{_cure(diagnosis)}"
         yield Line(wording(text, view.glyphs))
 
 

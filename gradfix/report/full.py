@@ -17,12 +17,11 @@ from gradfix.messages import recognise
 from gradfix.report import Line, View, faults, shown
 from gradfix.report.diff import unified
 from gradfix.report.layout import fold, safe, wording
-from gradfix.report.places import Place, called_at, led_back, place
+from gradfix.report.places import Place, callers, led_back, message, place
 from gradfix.report.snippet import GUTTER, Span, draw
 from gradfix.source import split_lines
 
 if TYPE_CHECKING:
-    from gradfix.detect import Label
     from gradfix.result import Cure, Diagnosis, Result
 
 SEVERITY = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
@@ -34,6 +33,7 @@ VERDICT = {
     "untried": "yellow",
 }
 SECONDARY = "bright_blue"
+NAMED = ("saved", "overwritten", "needed", "freed", "made", "used")  # roles that read as what a call did
 PLACES = 5  # consequences that are listed by place
 OTHERS = 4  # cures that were not applied and are shown without -v
 
@@ -100,41 +100,50 @@ def diff_lines(files: Mapping[str, tuple[str, str]], view: View) -> Iterator[Lin
 def _diagnosis(diagnosis: Diagnosis, result: Result, view: View, explain: bool) -> Iterator[Text]:
     conflict = diagnosis.conflict
     style = SEVERITY[conflict.severity]
-    yield Text.assemble(
-        (f"{conflict.severity}[{conflict.kind}]", style),
-        (f": {wording(led_back(conflict.message, diagnosis, result), view.glyphs)}", "bold"),
+    head = f"{conflict.severity}[{conflict.kind}]: "
+    said, *more = fold(
+        wording(message(diagnosis, result), view.glyphs), view.width - 2, view.width - cell_len(head)
     )
-    primary = conflict.labels[conflict.primary]
-    labels = [(label, place(label.at, diagnosis, result)) for label in conflict.labels]
-    here = labels[conflict.primary][1]
-    order = sorted({p.path for _, p in labels}, key=lambda path: path != here.path)
-    margin = max(len(str(max(p.end_line for _, p in labels))), 2)
-    for number, path in enumerate(order):
-        inside = [(label, p) for label, p in labels if p.path == path]
-        first = here if path == here.path else inside[0][1]
+    yield Text.assemble((head[:-2], style), (f": {said}", "bold"))
+    yield from (Text(f"  {line}", style="bold") for line in more)
+    spans = list(_spans(diagnosis, result, view))
+    here = next(p for p, span in spans if span.primary)
+    order = sorted({p.path: p for p, _ in reversed(spans)}.values(), key=lambda p: p.path != here.path)
+    margin = max(len(str(max(p.end_line for p, _ in spans))), 2)
+    for number, first in enumerate(order):
+        first = here if first.path == here.path else first
+        inside = [span for p, span in spans if p.path == first.path]
         sign = view.glyphs.tee if number else view.glyphs.corner
-        name = safe(view.paths.show(path))
+        name = safe(view.paths.show(first.path))
         yield Text.assemble((f"{'':>{margin}} {sign} ", GUTTER), f"{name}:{first.line}:{first.column + 1}")
-        spans = [_span(label, p, primary, diagnosis, result, view) for label, p in inside]
-        text = result.sources.get(path)
+        text = result.sources.get(first.path)
         if text is None:
-            spans_text = "; ".join(f"line {s.line}: {s.text}" for s in spans)
+            spans_text = "; ".join(f"line {s.line}: {s.text}" for s in inside)
             yield from _hanging(f"{'':>{margin}} {view.glyphs.bar} ", spans_text, view, GUTTER)
         else:
-            yield from draw(split_lines(text), spans, view.width, margin, view.glyphs)
+            yield from draw(split_lines(text), inside, view.width, margin, view.glyphs)
     yield from _sentences(diagnosis, result, view, f"{'':>{margin}} = ", explain)
 
 
-def _span(label: Label, p: Place, primary: Label, diagnosis: Diagnosis, result: Result, view: View) -> Span:
-    text = led_back(label.text, diagnosis, result)
-    caller = called_at(label.stack, primary.stack)
-    if caller is not None:
-        at = place(caller, diagnosis, result)
-        here = f"line {at.line}" if at.path == p.path else f"{view.paths.show(at.path)}:{at.line}"
-        text += f", called at {here}"
-    is_primary = label is primary
-    style = SEVERITY[diagnosis.conflict.severity] if is_primary else SECONDARY
-    return Span(p.line, p.column, p.end_line, p.end_column, text, style, is_primary, p.whole)
+def _spans(diagnosis: Diagnosis, result: Result, view: View) -> Iterator[tuple[Place, Span]]:
+    """What is marked, and in which file: every label, and the user's own call that led to it."""
+    conflict = diagnosis.conflict
+    called: dict[Place, list[str]] = {}
+    for i, (label, caller) in enumerate(zip(conflict.labels, callers(conflict.labels), strict=True)):
+        primary = i == conflict.primary
+        style = SEVERITY[conflict.severity] if primary else SECONDARY
+        yield _span(
+            place(label.at, diagnosis, result), led_back(label.text, diagnosis, result), style, primary
+        )
+        if caller is not None:
+            called.setdefault(place(caller, diagnosis, result), []).append(label.role)
+    for at, roles in called.items():
+        which = [r for r in dict.fromkeys(roles) if r in NAMED] if len(called) > 1 else []
+        yield _span(at, f"called here{': ' + ' and '.join(which) if which else ''}", SECONDARY, False)
+
+
+def _span(p: Place, text: str, style: str, primary: bool) -> tuple[Place, Span]:
+    return p, Span(p.line, p.column, p.end_line, p.end_column, text, style, primary, p.whole)
 
 
 def _sentences(diagnosis: Diagnosis, result: Result, view: View, lead: str, explain: bool) -> Iterator[Text]:
@@ -175,23 +184,22 @@ def _pytorch(diagnosis: Diagnosis) -> str:
 
 
 def _cures(diagnosis: Diagnosis, view: View, lead: str) -> Iterator[Text]:
-    cures = diagnosis.cures
-    if diagnosis.status == "cured" and cures:
-        yield from _cure(f"{lead}cure: ", cures[0], view)
-        cures = cures[1:]
-    elif not cures:
+    # variants that differ in their text only, and measured alike, are shown once: the first
+    alike = {(c.codemod, c.summary, c.verdict.status, c.verdict.reason): c for c in reversed(diagnosis.cures)}
+    cures = list(alike.values())[::-1]
+    if not cures:
         if view.action != "run" and diagnosis.status == "left":
             hint = f"no cure was found; gradfix explain {diagnosis.conflict.kind}"
             yield from _hanging(f"{lead}left: ", hint, view, "bold")
         return
-    # variants that differ in their text only, and measured alike, are shown once
-    distinct = list({(c.codemod, c.summary, c.verdict.status, c.verdict.reason): c for c in cures}.values())
-    few = distinct if view.verbose else distinct[:OTHERS]
+    if diagnosis.status == "cured":
+        yield from _cure(f"{lead}cure: ", cures.pop(0), view)
+    few = cures if view.verbose else cures[:OTHERS]
     for cure in few:
         held = cure.verdict.status in ("proved", "preserved", "intended")
         yield from _cure(f"{lead}{'or' if held else 'tried'}: ", cure, view)
-    if len(few) < len(distinct):
-        yield from _hanging(lead, f"and {len(distinct) - len(few)} more, shown with -v", view, "bold")
+    if len(few) < len(cures):
+        yield from _hanging(lead, f"and {len(cures) - len(few)} more, shown with -v", view, "bold")
 
 
 def _cure(lead: str, cure: Cure, view: View) -> Iterator[Text]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradfix.report import View
 from gradfix.report.diff import unified
-from gradfix.report.places import Place, called_at, led_back, place
+from gradfix.report.places import Place, callers, led_back, message, place
 from gradfix.source import split_lines
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def problem(message: str, detail: str = "", path: str | None = None) -> str:
 def _problem(result: Result, view: View) -> dict[str, Any]:
     assert result.problem is not None
     path = view.paths.show(str(result.entry))
-    message = result.problem.message.replace(str(result.entry), path)
-    return {"path": path, "message": message, "detail": result.problem.detail}
+    said = result.problem.message.replace(str(result.entry), path)
+    return {"path": path, "message": said, "detail": result.problem.detail}
 
 
 def _diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, Any]:
@@ -49,13 +49,12 @@ def _diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, A
     primary = conflict.labels[conflict.primary]
     at = place(primary.at, diagnosis, result)
     related = []
-    for label in conflict.labels:
+    for label, caller in zip(conflict.labels, callers(conflict.labels), strict=True):
         related.append(
             _related(
                 label.role, led_back(label.text, diagnosis, result), place(label.at, diagnosis, result), view
             )
         )
-        caller = called_at(label.stack, primary.stack)
         if caller is not None:
             words = f"called here: {label.text}"
             related.append(_related("call", words, place(caller, diagnosis, result), view))
@@ -65,7 +64,7 @@ def _diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, A
         "path": view.paths.show(at.path),
         "cell": None,
         "range": _range(at),
-        "message": led_back(conflict.message, diagnosis, result),
+        "message": message(diagnosis, result),
         "related": related,
         "cures": [_cure(c, view) for c in diagnosis.cures],
         "status": diagnosis.status,

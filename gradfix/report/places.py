@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import lru_cache
@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradfix.source import split_lines
-from gradfix.tape import Site, Stack
+from gradfix.tape import Site
+from gradfix.wording import describe
 
 if TYPE_CHECKING:
+    from gradfix.detect import Label
     from gradfix.result import Diagnosis, Result
 
 
@@ -80,7 +82,13 @@ def led_back(text: str, diagnosis: Diagnosis, result: Result) -> str:
     for label in diagnosis.conflict.labels:
         for site in label.stack:
             moved.setdefault(str(site.line), str(place(site, diagnosis, result).line))
-    return re.sub(r"(?<=\bline )\d+", lambda m: moved.get(m[0], m[0]), text)
+    return re.sub(r"`[^`]*`|(?<=\bline )\d+", lambda m: moved.get(m[0], m[0]), text)
+
+
+def message(diagnosis: Diagnosis, result: Result) -> str:
+    """The conflict's one sentence in the words of the source."""
+    said = describe(diagnosis.conflict, {**result.sources, **diagnosis.sources})
+    return led_back(said, diagnosis, result)
 
 
 @lru_cache(maxsize=64)
@@ -99,10 +107,11 @@ def _origin(came: tuple[tuple[int, bool], ...], line: int) -> tuple[int, bool]:
     return came[min(max(line, 1), len(came)) - 1] if came else (line, False)
 
 
-def called_at(stack: Stack, primary: Stack) -> Site | None:
-    """The user's own call that led to `stack`'s innermost frame: the first frame it does not share with
-    `primary`, where that is not the innermost itself."""
+def callers(labels: Sequence[Label]) -> list[Site | None]:
+    """For every label inside a function, the user's own call that led there: the first frame that the labels do not
+    all share; None where that is the label's own place."""
+    stacks = [label.stack for label in labels]
     shared = 0
-    while shared < min(len(stack), len(primary)) - 1 and stack[shared] == primary[shared]:
+    while all(len(x) > shared + 1 and x[shared] == stacks[0][shared] for x in stacks):
         shared += 1
-    return stack[shared] if shared < len(stack) - 1 else None
+    return [x[shared] if shared < len(x) - 1 else None for x in stacks]

@@ -106,7 +106,7 @@ net(torch.ones(1, 2)).sum().backward()
             edit = Replace(place.call, _constant(_off(place.call)))
             code = " ".join(place.view.module.code_for_node(_off(place.call)).split())
             yield Proposal(f"not in place: `{code}`", NONE, {place.view.path: (edit,)}, rank)
-        if len(places) > 1 and not finder.exact:
+        if len(places) > 1:
             edits: dict[str, tuple[Edit, ...]] = {}
             for place in places:
                 edit = Replace(place.call, _constant(_off(place.call)))

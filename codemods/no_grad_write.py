@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import cast
@@ -320,11 +321,27 @@ def _rebound(conflict: Conflict, project: Project) -> Iterator[Proposal]:
         if name and scope_of(view, small) is not scope_of(view, cast(cst.CSTNode, view.at(conflict.at))):
             continue
         run = _run(view, small, lambda s: bool(_update(s)))
-        edits = (*(Replace(s, _in_place) for s in run), *_wrapped(view, run))
+        edits = (*(Replace(s, _in_place) for s in run), *_cleared(view, run), *_wrapped(view, run))
         shown = _in_place(small)
         code = view.module.code_for_node(shown).rstrip("; ")
         yield Proposal(f"change the leaf under no_grad: `{code}`", NONE, {view.path: edits})
         return
+
+
+def _cleared(view: View, run: Sequence[cst.BaseSmallStatement]) -> tuple[Edit, ...]:
+    """``w.grad = None`` after the updates, where nothing clears it: each new tensor began without a gradient."""
+    holder = view.parents[run[-1]]
+    code = view.module.code
+    missing = [
+        name
+        for name in map(_update, run)
+        if not re.search(rf"\b{re.escape(name)}\.grad(\.data)?(\s*=\s*None|\.zero_\(|\.fill_\()", code)
+    ]
+    whole = isinstance(holder, cst.SimpleStatementLine) and holder.body[-1] is run[-1]
+    if not missing or not whole or "zero_grad(" in code:
+        return ()
+    lines = tuple(cast(cst.CSTNode, cst.parse_statement(f"{name}.grad = None")) for name in missing)
+    return (Insert(holder, after=lines),)
 
 
 def _update(small: cst.CSTNode) -> str:

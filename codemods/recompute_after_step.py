@@ -11,6 +11,7 @@ from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.cached import cached
 from gradfix.rewrite.calls import backward_call, drop_retain
 from gradfix.rewrite.rerun import DRAW, LATER, Plan, plan, shared_losses, stale
+from gradfix.rewrite.statements import shown
 
 
 class RecomputeAfterStep(Codemod):
@@ -79,24 +80,29 @@ for _ in range(2):
 
 def _behind(found: Plan) -> Iterator[Proposal]:
     effect = DRAW if found.draws() else LATER
-    step = found.view.code(found.step.node).strip().splitlines()[0]
+    step = shown(found.view, found.step.node)
     drops = [(v, [e]) for v, e in found.drops()]
+    idle = "; drop the idle retain_graph"
     if not found.kept:
         summary = f"move {_said(found)} behind `{step}`"
-        yield Proposal(summary, effect, gather((found.view, found.edits()), *drops), 0)
+        yield Proposal(
+            f"{summary}{idle if drops else ''}", effect, gather((found.view, found.edits()), *drops), 0
+        )
         if drops:
             yield Proposal(summary, effect, gather((found.view, found.edits())), 1)
         return
     cuts = [(v, [e]) for v, e in found.cuts()]
-    summary = f"compute {_said(found)} again after `{step}`"
-    for penalty, inline in enumerate((True, False) if found.can_inline() else (False,)):
+    for inline in (True, False) if found.can_inline() else (False,):
         edits = (found.view, found.edits(inline))
+        place = f"where it is read after `{step}`" if inline else f"after `{step}`"
+        summary = f"compute {_said(found)} again {place}"
+        rank = 0 if inline or not found.can_inline() else 3
         if cuts:
-            full = gather(edits, *cuts, *drops)
-            yield Proposal(f"{summary}, and detach what the earlier loss takes", effect, full, 2 * penalty)
+            said = f"{summary}, and detach what the earlier loss takes{idle if drops else ''}"
+            yield Proposal(said, effect, gather(edits, *cuts, *drops), rank)
         if drops:
-            yield Proposal(summary, effect, gather(edits, *drops), 1 + 2 * penalty)
-        yield Proposal(summary, effect, gather(edits), 1 + 2 * penalty)
+            yield Proposal(f"{summary}{idle}", effect, gather(edits, *drops), rank + 1)
+        yield Proposal(summary, effect, gather(edits), rank + 2)
 
 
 def _said(found: Plan) -> str:
@@ -112,9 +118,11 @@ def _cached(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     if place is None:
         return
     summary = f"compute `{place.name}` again where the later loss reads it"
+    ways = ((summary, place.inline()), (f"compute `{place.name}` again before the later loss", place.again()))
     earlier = backward_call(project, conflict.earlier) if conflict.earlier else None
     drop = (earlier[0], [drop_retain(earlier[1])]) if earlier else (place.view, [])
-    for rank, edits in enumerate(filter(None, (place.inline(), place.again()))):
-        yield Proposal(summary, LATER, gather((place.view, edits)), rank)
+    for rank, (said, edits) in enumerate(w for w in ways if w[1]):
         if earlier and drop_retain(earlier[1]):
-            yield Proposal(summary, LATER, gather((place.view, edits), drop), rank)
+            dropped = f"{said}; drop the idle retain_graph"
+            yield Proposal(dropped, LATER, gather((place.view, edits), drop), 2 * rank)
+        yield Proposal(said, LATER, gather((place.view, edits)), 2 * rank + 1)

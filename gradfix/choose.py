@@ -103,7 +103,12 @@ def try_all(
 
     with ThreadPoolExecutor(2) as pool:
         tried = list(pool.map(one, found))
-    return tuple(sorted(tried, key=_merit))
+    # two that read alike and measured alike are one to the person
+    alike: dict[tuple[str, str, str, str], Tried] = {}
+    for t in sorted(tried, key=_merit):
+        proposal, verdict = t.candidate.proposal, t.verdict
+        alike.setdefault((proposal.codemod, proposal.summary, verdict.status, verdict.reason), t)
+    return tuple(alike.values())
 
 
 def rounds(
@@ -141,13 +146,15 @@ def identity(conflict: Conflict, project: Project) -> tuple[str, str]:
     return conflict.kind, view.code(statement)
 
 
-def _merit(tried: Tried) -> tuple[bool, int, int, int, int, str]:
-    """What cures before what does not. A loss whose parts cancel (both sides of a ratio made anew) may give the
-    exact gradient, zero, of what was written: then what trains more of the model goes first."""
+def _merit(tried: Tried) -> tuple[bool, bool, int, int, int, int, str]:
+    """What cures before what does not, and all of a chain of faults before one of them. A loss whose parts cancel
+    (both sides of a ratio made anew) may give the exact gradient, zero, of what was written: then what trains
+    more of the model goes first."""
     proposal, verdict = tried.candidate.proposal, tried.verdict
     zero = verdict.measured.get("zero", 0)
     return (
         verdict.status not in ("proved", "preserved", "intended"),
+        bool(verdict.measured.get("remaining")),
         zero if isinstance(zero, int) else 0,
         ORDER.index(verdict.status),
         proposal.rank,

@@ -74,10 +74,10 @@ def test_touches(some, others, expected):
     ("before", "after"),
     [
         ("loss.backward(retain_graph=True)", "loss.backward()"),
-        ("loss.backward(retain_graph=False, inputs=ps)", "loss.backward(inputs=ps)"),
+        ("loss.backward(retain_graph=True, inputs=ps)", "loss.backward(inputs=ps)"),
         ("loss.backward(None, True)", "loss.backward()"),
         ("loss.backward(g, True)", "loss.backward(g)"),
-        ("loss.backward(g, retain_graph=keep, create_graph=True)", "loss.backward(g, create_graph=True)"),
+        ("loss.backward(g, retain_graph=True, create_graph=True)", "loss.backward(g, create_graph=True)"),
         ("scaler.scale(loss).backward(retain_graph=True)", "scaler.scale(loss).backward()"),
         ("loss.backward(\n    retain_graph=True  # why\n)", "loss.backward()"),
     ],
@@ -87,6 +87,10 @@ def test_drop_retain_graph(before, after):
     edit = drop_retain(calls(v, "backward")[0])
     assert edit is not None
     assert after == v.apply([edit])
+
+
+def test_a_retain_graph_that_is_a_variable_stays():
+    assert drop_retain(calls(view("loss.backward(retain_graph=keep)"), "backward")[0]) is None
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ def left(
     after: Sequence[Conflict], before: Sequence[Conflict], cured: Sequence[Conflict], lines: Lines
 ) -> Left:
     """What is left of the faults `before`, of which `cured` should be gone."""
-    known = [*before, *(c for b in before if b not in cured for c in b.also)]
+    # what was taken for a consequence of a fault may be one of its own, which shows once that fault is gone
+    known = [*before, *(c for b in before for c in b.also)]
     still: list[Conflict] = []
     new: list[Conflict] = []
     others: list[Conflict] = []

@@ -222,7 +222,9 @@ class Prover:
         self._begin(baseline, {})  # the second run before, needed at the end
         plain = self._start(files).result()
         failed = plain.ended not in CLEAN and plain.ended != baseline.outcome.ended
-        more = whole or any(c.severity == "error" and c not in conflicts for c in baseline.conflicts)
+        more = whole or any(
+            c.severity == "error" and (c not in conflicts or c.also) for c in baseline.conflicts
+        )
         if failed and not more:
             raise Refusal("rejected", _how_it_ended(plain))
         recorded = self._start(files, record=True).result()

@@ -111,10 +111,14 @@ def _name(index: int, arg: cst.Arg) -> str:
 
 
 def drop_retain(call: cst.Call) -> Edit | None:
-    """Edit: the call without its retain_graph argument; None where it has none, or one that a later
-    positional argument stands behind."""
+    """Edit: the call without its ``retain_graph=True``; None where it says no such thing (a variable is for
+    other calls too), or where a later positional argument stands behind it."""
     arg = argument(call, "retain_graph")
-    if arg is None or (arg.keyword is None and any(a.keyword is None for a in call.args[2:])):
+    if (
+        arg is None
+        or dotted(arg.value) != "True"
+        or (arg.keyword is None and any(a.keyword is None for a in call.args[2:]))
+    ):
         return None
     first = argument(call, "gradient")
     lone = arg.keyword is None and first is not None and dotted(first.value) == "None"

@@ -34,7 +34,9 @@ LATER = Effect("later-parameters", "the later loss is computed with the paramete
 DRAW = Effect(
     "new-draw", "the later loss is computed with the stepped parameters and random numbers of its own"
 )
-DRAWS = re.compile(r"rand|normal|uniform|bernoulli|multinomial|[dD]ropout|sample|exponential")
+DRAWS = re.compile(
+    r"(rand[\w.]*|normal_?|uniform_?|bernoulli_?|multinomial|[dD]ropout\w*|sample|exponential_?)\s*\("
+)
 ONCE = re.compile(r"\b(next|input|print|open)\(|\.(pop|popleft|append|next_batch|get_batch|write|log)\(")
 DRAWN = re.compile(r"dropout|bernoulli|rrelu_with_noise", re.IGNORECASE)
 

@@ -249,6 +249,15 @@ def common_block(view: View, *nodes: cst.CSTNode) -> Block | None:
     return next((x for x in blocks[0] if all(id(x) in some for some in rest)), None) if blocks else None
 
 
+def shown(view: View, node: cst.CSTNode) -> str:
+    """A statement for a sentence: on one line, a long call without its arguments."""
+    code = " ".join(view.code(node).split())
+    inner = node.value if isinstance(node, (cst.Expr, cst.Assign)) else node
+    if len(code) > 60 and isinstance(inner, cst.Call):
+        return f"{' '.join(view.code(inner.func).split())}(…)"
+    return code if len(code) <= 60 else f"{code[:57]}…"
+
+
 def line_of(*smalls: cst.CSTNode) -> cst.SimpleStatementLine:
     """A line of its own for small statements (copies of nodes, or parsed ones)."""
     return cst.SimpleStatementLine(

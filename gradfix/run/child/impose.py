@@ -311,7 +311,8 @@ class _Made(TorchFunctionMode):
         nodes = [x.grad_fn for x in made if isinstance(x, torch.Tensor) and x.grad_fn is not None]
         if nodes and self._here():
             for node in nodes:
-                node.metadata[_MADE] = True
+                marks: Any = node.metadata
+                marks[_MADE] = True
         return result
 
     def _here(self) -> bool:

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradfix.detect import detect
 from gradfix.run.child import execute
 from gradfix.run.child.sites import Sites, code_points
 from gradfix.tape import (
@@ -155,6 +156,79 @@ def test_write_that_no_counter_sees(record: Recorded, write: str, how: str) -> N
     assert of(tape, Backward)[0].wrong > 0.5
     assert not of(tape, Backward)[0].refused
     assert record.out == "[24.0, 24.0, 24.0]\n"
+
+
+ARRAYS = {
+    "handed_out": ("a = y.detach().numpy()\nz = y.pow(3).sum()", "a[0] = 5"),
+    "asarray": ("z = y.pow(3).sum()\na = np.asarray(y.detach())", "a += 1"),
+    "taken_in": ("a = np.ones(3, dtype=np.float32)\nz = (x * torch.from_numpy(a)).sum()", "a[:] = 7"),
+    "as_tensor": ("a = np.ones(3, dtype=np.float32)\nz = (x * torch.as_tensor(a)).sum()", "a[:] = 7"),
+}
+
+
+@pytest.mark.parametrize("case", ARRAYS)
+def test_write_through_an_array_is_dated_and_placed(record: Recorded, case: str) -> None:
+    pytest.importorskip("numpy")
+    head = "import torch, numpy as np\nx = torch.ones(3, requires_grad=True)\ny = x * 2\n"
+    before, write = ARRAYS[case]
+    between = record(f"{head}{before}\n{write}\nw = (x * 3).sum()\nz.backward()\nw.backward()\n")
+    early = record(f"{head}{before.replace('z = ', write + '; z = ')}\nz.backward()\n") if case[0] == "h" else None
+    late = record(f"{head}{before}\nprint(a.sum())\nz.backward()\n{write}\n(x * 1).sum().backward()\n")
+    mutate = of(between, Mutate)[0]
+    assert (mutate.how, mutate.at.line, mutate.counted) == ("numpy", 6, False)
+    later = next(e for e in of(between, Record) if e.at.line == 7)
+    assert mutate.time < later.time
+    assert [("silent-overwrite", 6)] == [(c.kind, c.write.at.line) for c in detect(between)]
+    assert [] == list(detect(late)) == of(late, Mutate)
+    assert early is None or [] == list(detect(early)) == of(early, Mutate)
+
+
+def test_data_of_torchs_own_code_is_not_the_users(record: Recorded) -> None:
+    tape = record("""
+        import copy, torch
+        net = torch.nn.Linear(2, 2)
+        opt = torch.optim.SGD(net.parameters(), 0.1)
+        copy.deepcopy(net).double()
+        net.float().double().float()
+        vector = torch.nn.utils.parameters_to_vector(net.parameters())
+        torch.nn.utils.vector_to_parameters(vector, net.parameters())
+        net(torch.ones(1, 2)).sum().backward()
+    """)
+    assert not [e for e in (*of(tape, Cut), *of(tape, Mutate)) if e.how in ("data", "set_data")]
+    assert not [c for c in detect(tape) if c.kind == "data-attribute"]
+
+
+def test_data_of_a_leaf_that_no_node_knows(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        w = torch.ones(2, requires_grad=True)
+        w.data.normal_()
+    """)
+    assert [("data", False)] == [(e.how, e.counted) for e in of(tape, Mutate)]
+
+
+AGAIN = (
+    "(x * 3).sum()", "(x / 2).sum()", "(2 / x).sum()", "x.pow(2).mean()", "(x + 4).mean()", "(-x).sum()",
+    "(x * w).sum()", "x.view(-1).sum()", "((x * 3) + w).sum()", "torch.add(x, w, alpha=2).sum()",
+    "x.clamp(0).sum()", "(x ** 2).sum()", "x.repeat(2).sum()", "torch.cat([x, w]).sum()", "x[:1].sum()",
+)  # fmt: skip
+FIRST = ("l.backward()", "l.backward(retain_graph=True)", "torch.autograd.grad(l, x)", "l.backward(inputs=[x])")
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_second_time_is_what_plain_torch_says(record: Recorded, first: str) -> None:
+    """One script, each program a round of its own at a line of its own."""
+    text = "import torch\n"
+    for op in AGAIN:
+        text += f"x, w = (torch.ones(2, requires_grad=True) for _ in range(2)); l = {op}\n"
+        text += f"try: {first}; l.backward(); print('well')\nexcept RuntimeError: print('refused')\n"
+    record(text, plain=True)
+    said = [line == "refused" for line in record.out.split()]
+    tape = record(text)
+    second = of(tape, Backward)[1::2]
+    assert said == ["a second time" in e.refused for e in second]
+    freed = {c.backward.time for c in detect(tape) if c.kind == "freed-graph"}
+    assert {e.time for e in second if e.refused} == freed
 
 
 def test_fused_optimizer_is_not_counted(record: Recorded) -> None:

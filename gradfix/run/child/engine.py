@@ -95,6 +95,8 @@ class Engine:
         seen = self._passes.setdefault(stack, [0, None, set()])
         seen[0] += 1
         with torch._C.DisableTorchFunction():
+            if self.saves.exposed:
+                r.aliases.check(frame, always=True)
             walk = self._walk(outputs, inputs, accumulate) if seen[0] <= _FULL else None
         unseen = iter(range(r.clock.now + 1, r.clock.now + 1 + _UNSEEN))  # times for writes found only now
         r.clock.now += _UNSEEN
@@ -276,8 +278,6 @@ class Engine:
             if moved and (fate is None or fate.time is None):
                 self.r.unseen(entry, next(times, 0))
             elif fate is not None:
-                if fate.time is None and fate.value is not None and self.saves.exposed:
-                    self.r.compare_exposed(entry, next(times, 0))
                 if fate.time is not None and not moved:
                     found = True
         return found

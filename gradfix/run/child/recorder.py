@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from . import failure
+from .aliases import Aliases
 from .engine import FREED, Engine, Walk
 from .names import Names
 from .optimizers import Optimizers
@@ -84,6 +85,7 @@ class Recorder:
         self.calls = Calls(self.clock)
         self.names = Names(self.sites, self.storages)
         self.tape = TapeWriter(emit, self.sites, self.storages)
+        self.aliases = Aliases(self)
         self.watch = Watch(self)
         self.engine = Engine(self)
         self.optimizers = Optimizers(self)
@@ -94,6 +96,7 @@ class Recorder:
     def install(self) -> None:
         self.tape.header(str(self._request.get("script", "")))
         self.regions.install()
+        self.aliases.install()
         self.optimizers.install()
         self.engine.install()
         torch._C._autograd._push_saved_tensors_default_hooks(self.saves.pack, self.saves.unpack)
@@ -146,34 +149,12 @@ class Recorder:
         self._cloned_freed += 1
         return self.met_freed or self._cloned_freed <= _EARLY_STEPS
 
-    def expose(self, tensor: Any, frame: Any) -> None:
-        """Memory outside torch aliases `tensor` from now on: keep what is saved of it, compare at the
-        backward."""
-        address = address_of(tensor)
-        if not address or tensor.device.type != "cpu":
-            return
-        if len(self.saves.exposed) > 256:
-            self.saves.exposed.clear()
-        self.saves.exposed[address] = (self.sites.stack(frame), weakref.ref(tensor))
-        clones: dict[Any, Any] = {}
-        for entry in self.saves.at(address):
-            keep_value(entry, clones)
-
     def unseen(self, entry: Entry, time: int) -> None:
         """Emit a write that only the version counter shows; where it was done nobody knows."""
         storage = self.storages.of(entry.tensor)
         if time and storage.version(entry.time) == len(storage.writes):
             fate_of(entry).time = time
             self.mutated(time, (), "unknown", entry.tensor, threatens=True)
-
-    def compare_exposed(self, entry: Entry, time: int) -> None:
-        """Emit the write through a NumPy alias, if what `entry` saved is no longer what lies there."""
-        fate = fate_of(entry)
-        exposed = self.saves.exposed.get(address_of(entry.tensor))
-        if exposed is None or torch.equal(entry.tensor, fate.value):
-            return
-        fate.time, fate.counted = time or self.clock.tick(), False
-        self.mutated(fate.time, exposed[0], "numpy", entry.tensor, counted=False, how="numpy", threatens=True)
 
     def counter(self, storage: Storage | None, tensor: Any) -> Callable[[], bool]:
         """A function that tells, after a write, whether the counter of the tensor the user knows has

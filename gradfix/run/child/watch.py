@@ -37,6 +37,7 @@ class Watch(TorchFunctionMode):
     def __init__(self, recorder: Any) -> None:
         super().__init__()
         self.r = recorder
+        self._exposed = recorder.saves.exposed
         self._known: dict[Any, tuple[str, Any]] = {}
         self._no_grad_left = _MOST_NO_GRAD
         self._views = MultiViews()
@@ -49,6 +50,8 @@ class Watch(TorchFunctionMode):
         if found is None:
             found = self._known[func] = ("split", None) if splits(func) else writes.classify(func)
         kind = found[0]
+        if self._exposed and func.__name__ != "__get__":
+            self._check_aliases()
         if kind == "op" or (kind == "may-write" and not found[1](args, kwargs or {})):
             if kwargs and kwargs.get("out") is not None:
                 return self._write(func, args, kwargs, writes.with_out(args, kwargs))
@@ -77,6 +80,10 @@ class Watch(TorchFunctionMode):
             result = self._views.apart(func, args, kwargs, result)
             self.r.calls.add(before, _sequence(), func, self.r.sites.stack(_getframe(2)))
         return result
+
+    def _check_aliases(self) -> None:
+        with torch._C.DisableTorchFunction():
+            self.r.aliases.check(_getframe(2))
 
     # ---- writes
 
@@ -241,8 +248,10 @@ class Watch(TorchFunctionMode):
             tensors = [
                 t for a in args[:1] if isinstance(a, (list, tuple)) for t in a if isinstance(t, torch.Tensor)
             ]
+        if how == "tensor" and not tensors and args and func is torch.as_tensor:
+            r.aliases.take_in(result, args[0], _getframe(2))
         if how == "numpy" and tensors:
-            r.expose(tensors[0], _getframe(2))
+            r.aliases.hand_out(tensors[0], result, _getframe(2))
         if how == "detach" and isinstance(result, torch.Tensor):
             self._alias(result, how)
         for tensor in tensors:

@@ -29,7 +29,7 @@ from gradfix.rewrite.statements import (
     unit_in,
     units,
 )
-from gradfix.tape import Backward, Record, Stack
+from gradfix.tape import Backward, Mutate, Record, Stack
 from gradfix.verdict import NONE, Effect
 
 LATER = Effect("later-parameters", "each pass computes the value with the parameters as they are then")
@@ -92,7 +92,7 @@ for x in torch.randn(3, 4, 3):
             return
         call = backward_call(project, backward)
         drop: list[Part] = [(call[0], [drop_retain(call[1])])] if call else []
-        trains = any(owned(project.graph, r.node) for r in early)
+        trains = any(owned(project.graph, r.node) or _updated_by_hand(project, r) for r in early)
         if trains:
             yield from _as_constant(project, backward, drop)
         else:
@@ -105,6 +105,12 @@ for x in torch.randn(3, 4, 3):
             summary = f"compute `{place.name}` again where each pass reads it"
             for rank, edits in enumerate(filter(None, (place.moved(), place.again()))):
                 yield Proposal(summary, LATER if trains else NONE, gather((place.view, edits), *drop), rank)
+
+
+def _updated_by_hand(project: Project, record: Record) -> bool:
+    """Whether the script itself writes into a leaf that the node reaches."""
+    written = {e.ref.storage for e in project.tape.events if isinstance(e, Mutate) and e.optimizer is None}
+    return bool(project.graph.reaches(record.node) & written)
 
 
 def _early(project: Project, backward: Backward) -> list[Record]:

@@ -108,8 +108,9 @@ def test_a_lookup_that_needs_what_stands_between_stays() -> None:
     assert len(answers(CloneWeight, renormalised(source, "table.weight @ W.t()", "table(idx)"))) == 1
 
 
-def grad_read(source: str, *read: str, made: str = "") -> tuple[Conflict, Project]:
-    record = Record(1, (site(source, made),), 0, "aten.mul") if made else None
+def grad_read(source: str, *read: str, made: str = "", through: str = "") -> tuple[Conflict, Project]:
+    stack = tuple(site(source, text) for text in (through, made) if text)
+    record = Record(1, stack, 0, "aten.mul") if made else None
     reads = [GradRead(10 + i, (site(source, text),), Ref(1, 1), 0) for i, text in enumerate(read)]
     conflict, project = stale(source, read[0], kind="missing-grad", pattern="read")
     events: tuple[AnyEvent, ...] = (*([record] if record else []), *reads)
@@ -125,12 +126,19 @@ def test_every_gradient_that_is_read_is_retained() -> None:
     )
 
 
-def test_a_tensor_made_in_a_method_is_retained_there() -> None:
-    source = (
-        "class Net(nn.Module):\n    def forward(self, x):\n        self.h = self.a(x)\n        return 0\n"
-        "net(x).backward()\nprint(net.h.grad)\n"
-    )
+MADE = "class Net(nn.Module):\n    def forward(self, x):\n        self.h = self.a(x)\n        return 0\n"
+
+
+def test_an_attribute_is_retained_before_the_backward() -> None:
+    source = MADE + "loss = net(x)\nloss.backward()\nprint(net.h.grad)\n"
     (_, text), *_ = answers(RetainGrad, grad_read(source, "net.h.grad", made="self.a(x)"))
+    assert text == source.replace("loss.backward()", "net.h.retain_grad()\nloss.backward()")
+
+
+def test_a_tensor_made_in_the_statement_of_the_backward_is_retained_in_its_method() -> None:
+    source = MADE + "def probe(self):\n    self(x).backward()\n    return self.h.grad\n"
+    read = grad_read(source, "self.h.grad", made="self.a(x)", through="self(x)")
+    (_, text), *_ = answers(RetainGrad, read)
     assert text == source.replace("self.a(x)\n", "self.a(x)\n        self.h.retain_grad()\n")
 
 

@@ -358,6 +358,7 @@ def test_an_update_that_rebinds_the_leaf_changes_it_in_place() -> None:
     assert answers(NoGradWrite, case)[0][1] == (
         "import torch\nfor e in range(3):\n    f(w, b).backward()\n"
         "    with torch.no_grad():\n        w -= lr * w.grad\n        b -= lr * b.grad\n"
+        "        w.grad = None\n        b.grad = None\n"
     )
 
 

@@ -15,7 +15,7 @@ from gradfix.detect import Conflict
 from gradfix.detect.targets import target_edges
 from gradfix.graph import Graph
 from gradfix.prove.compare import Measured, Terms
-from gradfix.tape import Backward, Mutate, Optimizer, Record, Stack, Tape
+from gradfix.tape import Backward, GradRead, Mutate, Optimizer, Record, Stack, Tape
 from gradfix.verdict import Effect, EffectKind
 
 Impose = Mapping[str, Any]
@@ -86,7 +86,7 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
             # updates put off to the round's end: parameters still move, so a frozen copy or lr=0 shows
             moving = {"null": "rounds", "draws": {}, **rounds}
             yield Attempt(before=moving, after=moving, terms=Terms(still=True))
-        still = {"null": "steps", "draws": {}, **rounds}
+        still = {"null": "steps" if before.steps else "writes", "draws": {}, **rounds}
         yield Attempt(before=still, after=still, terms=Terms(still=True), frozen=True)
     elif kind == "cut-round":
         for limit in ("step", "backward"):
@@ -236,14 +236,17 @@ def made_before(conflicts: Sequence[Conflict], tape: Tape) -> list[list[list[Any
 
 
 def kept_sites(conflicts: Sequence[Conflict]) -> list[list[Any]]:
-    """[file, line] of every line that made a tensor whose missing gradient is read."""
-    sites = {
-        (site.file, line)
-        for conflict in conflicts
-        if conflict.kind == "missing-grad" and conflict.pattern == "read" and conflict.record is not None
-        for site in conflict.record.stack[-1:]
-        for line in range(site.line, max(site.line, min(site.end_line, site.line + 12)) + 1)
-    }
+    """[file, line, how] of every line that made a tensor whose missing gradient is read: it is meant to be a
+    ``leaf`` where that very line reads it (``w = w - lr * w.grad``), else to ``keep`` its gradient."""
+    sites = set()
+    for conflict in conflicts:
+        record, event = conflict.record, conflict.event
+        if conflict.kind == "missing-grad" and conflict.pattern == "read" and record and record.stack:
+            site = record.stack[-1]
+            read = event.stack[-1] if isinstance(event, GradRead) and event.stack else None
+            own = read is not None and (read.file, read.line) == (site.file, site.line)
+            for line in range(site.line, max(site.line, min(site.end_line, site.line + 12)) + 1):
+                sites.add((site.file, line, "leaf" if own else "keep"))
     return [list(s) for s in sorted(sites)]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from gradfix.detect import Conflict, detect
 from gradfix.prove import words
@@ -171,24 +172,31 @@ class Prover:
         """The script with what its cure says it lacked, where it comes to no end without: an old PyTorch's calls,
         leaves, the gradients it reads."""
         kinds = {e.kind for e in effects}
-        unkept = kept_sites(conflicts) if baseline.outcome.ended == "failed" else []
         if baseline.base:
             return baseline
         if "restored" in kinds:
-            base: Impose = {"shims": True}
-        elif "adds-gradient" in kinds and not baseline.oracle.passes:
-            base = {"retain": True}
-        elif unkept:
-            base = {"keep": unkept}
-        else:
-            return baseline
+            return self._with_base(baseline, {"shims": True})
+        if "adds-gradient" in kinds and not baseline.oracle.passes:
+            return self._with_base(baseline, {"retain": True})
+        known: list[Any] = []
+        now = baseline
+        for _ in range(4):  # one missing gradient may hide the next
+            sites = kept_sites(conflicts if now is baseline else now.conflicts)
+            if now.outcome.ended != "failed" or all(s in known for s in sites):
+                break
+            known += [s for s in sites if s not in known]
+            now = self._with_base(baseline, {"keep": known})
+        return now
+
+    def _with_base(self, baseline: Baseline, base: Impose) -> Baseline:
+        """The baseline run with `base` imposed for good; as it is where that brings it to no backward."""
         outcome = self._imposed(baseline, base)
         if not read(outcome.measurement).passes:
             return baseline
         found = detect(outcome.tape) if outcome.tape else ()
         later = tuple(c for c in found if not any(_alike(c, b) for b in baseline.conflicts))
         known = (*baseline.conflicts, *later)
-        return replace(baseline, outcome=outcome, conflicts=known, base=base, _imposed={})
+        return replace(baseline, outcome=outcome, conflicts=known, base=dict(base), _imposed={})
 
     def _can_judge(self, baseline: Baseline) -> None:
         before = baseline.outcome
@@ -338,14 +346,15 @@ class Prover:
                 return Verdict("rejected", f"gets no further than before ({passes} {unit}s)", measured)
             reason = f"equal as far as the script could run before ({over.removeprefix('over ')})"
             return Verdict("intended", reason + rest, measured)
-        if "shims" in baseline.base or "retain" in baseline.base:
+        as_leaf = any(how == "leaf" for *_, how in baseline.base.get("keep", ()))
+        if as_leaf or "shims" in baseline.base or "retain" in baseline.base:
             old = "as it ran on the PyTorch it was written for"
             reason = (
                 f"equal {over} to the script {old if 'shims' in baseline.base else 'run as if it had leaves'}"
             )
             return Verdict("intended", "; ".join([reason, *drift]) + rest, measured)
         if attempt.effects:
-            said = words.alike(like, names) or f"equal {over} once the effect is taken into account"
+            said = words.alike(like, names) or f"equal {over} {words.imposed(attempt.effects)}"
             if "draws" in (attempt.after or {}) and after.measured.drawn != baseline.oracle.drawn:
                 # (gradients of other random numbers: their cosine says nothing of the effect)
                 said = f"equal {over} with the same random numbers and parameters"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gradfix.prove.compare import Difference, Likeness
 from gradfix.tape import Optimizer, Ref, Tape
+from gradfix.verdict import EffectKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,18 @@ def numbers(found: Mapping[int, Likeness], names: Names) -> dict[str, object]:
         }
         for k, x in found.items()
     }
+
+
+def imposed(effects: Sequence[EffectKind]) -> str:
+    """What was held alike before and after, for the effects that were declared."""
+    said = {
+        "later-parameters": "while the parameters stand still",
+        "new-draw": "while the parameters stand still, with the same random numbers",
+        "cut-round": "with the earlier passes cut off before, too",
+        "cut-own-loss": "with each loss kept to its own parameters before, too",
+        "moved-write": "with the write left out of both",
+    }
+    return next((said[e] for e in effects if e in said), "once the effect is taken into account")
 
 
 def shortened(message: str, most: int = 160) -> str:

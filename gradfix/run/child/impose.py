@@ -3,7 +3,8 @@
 The request is a JSON object; every key is optional, and they combine:
 
 ``null``     ``steps``: a step() leaves parameters and optimizer state as they were. ``rounds``: updates take
-             effect when the round ends, not at the step. Running statistics stand still in both.
+             effect when the round ends, not at the step. ``writes``: without an optimizer, in-place writes to
+             leaves that a backward has reached are left out. Running statistics stand still in both.
 ``period``   the optimizers' numbers in the order of their steps in one round; that many steps end a round.
 ``draws``    random draws (torch's, Python's, NumPy's) depend on (round, op, arguments, how many before in the
              round), not on how many were made in all; for the keys listed under ``constant`` on (round, op,
@@ -18,7 +19,8 @@ The request is a JSON object; every key is optional, and they combine:
              tensor itself.
 ``clear``    an optimizer's gradients are cleared after each of its steps.
 ``retain``   non-leaf tensors given to an optimizer keep their gradient, as leaves do.
-``keep``     tensors made in the [file, line]s listed keep their gradient, as ``retain_grad()`` has them do.
+``keep``     tensors made in the [file, line, how]s listed keep their gradient as ``retain_grad()`` has them do
+             (``keep``), or are leaves (``leaf``).
 ``shims``    calls of PyTorch 0.x that were removed do what they did.
 
 Standard library and torch only; installed after the recorder and before the measurer.
@@ -73,12 +75,14 @@ class Imposer:
             tuple[Any, ...], tuple[int, int]
         ] = {}  # backward's frames -> (sequence number, steps) then
         self.mode: _Ops | None = None
+        self.leaves: dict[int, Any] = {}  # address -> a leaf that a backward has reached
         self.done = False
 
     def install(self) -> None:
         self.optimizers.watch()
         _Steps(self).install()
-        if "cut" in self.request or "own" in self.request or "edges" in self.request:
+        still = self.request.get("null") == "writes"
+        if still or "cut" in self.request or "own" in self.request or "edges" in self.request:
             self._watch_backward()
         if self.request.get("places"):
             _Made(self.request["places"]).__enter__()  # type: ignore[no-untyped-call]  # never left
@@ -117,6 +121,8 @@ class Imposer:
             number, self.backwards = self.backwards, self.backwards + 1
             with quiet():
                 old, leaves = self._reach(roots)
+                if self.request.get("null") == "writes":
+                    self.leaves.update((x.untyped_storage().data_ptr(), x) for x in leaves)
             if accumulates:
                 keep = [x for x in leaves if self._feeds(number, x)] if "own" in self.request else leaves
                 if inputs:
@@ -274,28 +280,32 @@ class _Steps:
 
 
 class _Keep(TorchFunctionMode):
-    """retain_grad() of every tensor made in some lines of the user's."""
+    """retain_grad() of every tensor made in some lines of the user's, or a leaf instead of it."""
 
     def __init__(self, sites: Any) -> None:
         super().__init__()
-        self.sites = {(os.path.realpath(file), line) for file, line in sites}
+        self.sites = {(os.path.realpath(file), line): how for file, line, how in sites}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         made = result if isinstance(result, (list, tuple)) else (result,)
         for tensor in made:
             inner = isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf
-            if inner and self._here():
+            how = self._how() if inner else ""
+            if how == "keep":
                 tensor.retain_grad()
+            elif how == "leaf" and tensor is result:
+                return tensor.detach().requires_grad_()
         return result
 
-    def _here(self) -> bool:
+    def _how(self) -> str:
         frame = sys._getframe(2)
         while frame is not None and _foreign(frame.f_code.co_filename):
             frame = frame.f_back  # type: ignore[assignment]
-        return frame is not None and (
-            (os.path.realpath(frame.f_code.co_filename), frame.f_lineno) in self.sites
-        )
+        if frame is None:
+            return ""
+        how: str = self.sites.get((os.path.realpath(frame.f_code.co_filename), frame.f_lineno), "")
+        return how
 
 
 class _Made(TorchFunctionMode):
@@ -352,7 +362,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             and not kwargs.get("generator")
         ):
             self._seed(func, args, kwargs)
-        elif self.write is not None and not self.imposer.depth and self._suppressed(func, args):
+        elif self._left_out(func, args):
             return args[0]
         return func(*args, **kwargs)
 
@@ -375,13 +385,18 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         which = 0 if key in self.constant else index
         return zlib.crc32(f"{number}|{key}|{which}".encode())
 
-    def _suppressed(self, func: Any, args: Any) -> bool:
-        if not args or not isinstance(args[0], torch.Tensor):
+    def _left_out(self, func: Any, args: Any) -> bool:
+        """Whether the op is a write that is not to be made."""
+        if not _writes_first(func, args):
             return False
-        into = func._schema.arguments[0].alias_info
+        if self.imposer.leaves and args[0].untyped_storage().data_ptr() in self.imposer.leaves:
+            return True
+        return self.write is not None and not self.imposer.depth and self._suppressed(func, args)
+
+    def _suppressed(self, func: Any, args: Any) -> bool:
         op, name = self.write["op"], str(func).rpartition(".")[0]
         # the tape knows the call (aten.embedding), this mode what it comes to (aten.embedding_renorm_)
-        if into is None or not into.is_write or not (name == op or name.startswith(op + "_")):
+        if not (name == op or name.startswith(op + "_")):
             return False
         target = args[0]
         wanted = self.write.get("parameters")
@@ -399,6 +414,14 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         what = "{} {}".format(func, ",".join(_about(x) for x in args[1:]))
         self.writes[what] = self.writes.get(what, 0) + 1
         return True
+
+
+def _writes_first(func: Any, args: Any) -> bool:
+    """Whether the op writes into its first argument."""
+    if not args or not isinstance(args[0], torch.Tensor):
+        return False
+    into = func._schema.arguments[0].alias_info
+    return into is not None and bool(into.is_write)
 
 
 def _about(value: Any) -> str:

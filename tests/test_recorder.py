@@ -172,7 +172,11 @@ def test_write_through_an_array_is_dated_and_placed(record: Recorded, case: str)
     head = "import torch, numpy as np\nx = torch.ones(3, requires_grad=True)\ny = x * 2\n"
     before, write = ARRAYS[case]
     between = record(f"{head}{before}\n{write}\nw = (x * 3).sum()\nz.backward()\nw.backward()\n")
-    early = record(f"{head}{before.replace('z = ', write + '; z = ')}\nz.backward()\n") if case[0] == "h" else None
+    early = (
+        record(f"{head}{before.replace('z = ', write + '; z = ')}\nz.backward()\n")
+        if case[0] == "h"
+        else None
+    )
     late = record(f"{head}{before}\nprint(a.sum())\nz.backward()\n{write}\n(x * 1).sum().backward()\n")
     mutate = of(between, Mutate)[0]
     assert (mutate.how, mutate.at.line, mutate.counted) == ("numpy", 6, False)
@@ -212,7 +216,12 @@ AGAIN = (
     "(x * w).sum()", "x.view(-1).sum()", "((x * 3) + w).sum()", "torch.add(x, w, alpha=2).sum()",
     "x.clamp(0).sum()", "(x ** 2).sum()", "x.repeat(2).sum()", "torch.cat([x, w]).sum()", "x[:1].sum()",
 )  # fmt: skip
-FIRST = ("l.backward()", "l.backward(retain_graph=True)", "torch.autograd.grad(l, x)", "l.backward(inputs=[x])")
+FIRST = (
+    "l.backward()",
+    "l.backward(retain_graph=True)",
+    "torch.autograd.grad(l, x)",
+    "l.backward(inputs=[x])",
+)
 
 
 @pytest.mark.parametrize("first", FIRST)
@@ -510,10 +519,72 @@ def test_late_fault_is_not_lost_in_the_flood(record: Recorded) -> None:
                 y += 1
             loss.backward()
     """)
-    assert [bool(e.refused) for e in of(tape, Backward) if e.time > of(tape, Note)[0].time] == [True]
+    late = [bool(e.refused) for e in of(tape, Backward) if e.time > of(tape, Note)[0].time]
+    assert late[:3] == [False, False, True]  # with its neighbours
+    assert sum(late) == 1
     refused = next(e for e in of(tape, Backward) if e.refused)
     assert {"aten.exp", "aten.sum", "aten.mul"} == {e.op for e in of(tape, Record) if e.node in refused.nodes}
     assert len(of(tape, Backward)) < 60
+
+
+GAN = """
+    import torch
+    from torch import nn
+    G, D = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    opt_g, opt_d = torch.optim.Adam(G.parameters(), 0.01), torch.optim.Adam(D.parameters(), 0.01)
+    def pretrain():
+        opt_g.zero_grad()
+        (G(torch.randn(4, 2)) ** 2).mean().backward()
+        opt_g.step()
+    def adversarial():
+        fake = G(torch.randn(4, 2))
+        opt_d.zero_grad()
+        (D(torch.randn(4, 2)).mean() - D(fake.detach()).mean()).backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        D(fake).mean().backward()
+        opt_g.step()
+    def faulty():
+        fake = G(torch.randn(4, 2))
+        score = D(fake)
+        opt_d.zero_grad()
+        (D(torch.randn(4, 2)).mean() - D(fake.detach()).mean()).backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        score.mean().backward()
+        opt_g.step()
+"""
+
+
+@pytest.mark.parametrize("warm_up", ["pretrain", "adversarial"])
+def test_fault_after_warm_up_is_told_as_it_is(record: Recorded, warm_up: str) -> None:
+    tape = record(f"{GAN}\n    for i in range(105):\n        faulty() if i >= 101 else {warm_up}()\n")
+    found = list(detect(tape))
+    assert ["stale-saved-tensor"] == [c.kind for c in found]
+    assert "opt_d.step()" in found[0].message
+    assert [] == list(detect(record(f"{GAN}\n    for i in range(105):\n        {warm_up}()\n")))
+
+
+def test_fault_in_the_midst_of_a_loop_has_its_neighbours(record: Recorded) -> None:
+    """The very statements that ran a hundred times well: a clearing or a step left out would look like a
+    fault."""
+    tape = record("""
+        import torch
+        from torch import nn
+        G, D = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+        opt_g, opt_d = torch.optim.SGD(G.parameters(), 0.01), torch.optim.SGD(D.parameters(), 0.01)
+        for i in range(110):
+            fake = G(torch.randn(4, 2))
+            score = D(fake)
+            opt_d.zero_grad()
+            (D(torch.randn(4, 2)).mean() - D(fake.detach()).mean()).backward()
+            opt_d.step()
+            score = D(fake) if i < 100 else score
+            opt_g.zero_grad()
+            score.mean().backward()
+            opt_g.step()
+    """)
+    assert [("stale-saved-tensor", 14)] == [(c.kind, c.backward.at.line) for c in detect(tape)]
 
 
 def test_span_of_stores_is_the_statement(record: Recorded) -> None:

@@ -134,7 +134,9 @@ class Aliases:
         while frame is not None:
             if self.r.sites.is_user(frame.f_code):
                 names = {n for n, v in frame.f_locals.items() if self._shares(v, address)}
-                found = _stores(frame.f_code, self.r.sites.text(frame.f_code.co_filename), names) if names else []
+                found = (
+                    _stores(frame.f_code, self.r.sites.text(frame.f_code.co_filename), names) if names else []
+                )
                 if len(found) == 1:
                     return (id(frame.f_code), found[0], *self.r.sites.stack(frame.f_back))
                 if found:

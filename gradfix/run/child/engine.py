@@ -21,7 +21,8 @@ from .storages import address_of
 
 _ACCUMULATE: Any = torch._C._functions.AccumulateGrad
 _UNSEEN = 8
-_FULL = 32  # passes of one backward that are recorded in full
+_FULL = 32  # passes of one backward that are written whatever they are
+_MANY = 400_000
 
 FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they "
@@ -97,7 +98,7 @@ class Engine:
         with torch._C.DisableTorchFunction():
             if self.saves.exposed:
                 r.aliases.check(frame, always=True)
-            walk = self._walk(outputs, inputs, accumulate) if seen[0] <= _FULL else None
+            walk = self._walk(outputs, inputs, accumulate)
         unseen = iter(range(r.clock.now + 1, r.clock.now + 1 + _UNSEEN))  # times for writes found only now
         r.clock.now += _UNSEEN
         time = r.clock.tick()
@@ -110,7 +111,6 @@ class Engine:
         except BaseException as problem:
             if isinstance(problem, RuntimeError):
                 with torch._C.DisableTorchFunction():
-                    walk = walk or self._walk(outputs, inputs, accumulate)
                     self._emit(stack, time, walk, inner, (retain, create, inputs), str(problem), 0.0, frame)
             raise
         finally:
@@ -119,23 +119,17 @@ class Engine:
             refused, wrong, new = "", 0.0, len(used) not in seen[2]
             seen[2].add(len(used))
             refused = self._refusal(used)
-            if not refused and walk is not None and not self._freed_numbers.isdisjoint(walk.parents):
+            if not refused and not self._freed_numbers.isdisjoint(walk.parents):
                 refused = FREED
             if self._overwritten_unseen(used, unseen):
-                wrong = self._difference(
-                    outputs, grads, inputs, more, kwargs, walk or self._walk(outputs, inputs, accumulate)
-                )
-            if walk is None and (refused or wrong or new):
-                walk = self._walk(outputs, inputs, accumulate)
-            if walk is not None:
-                self._emit(stack, time, walk, inner, (retain, create, inputs), refused, wrong, frame)
-                if not retain:
-                    self._freed.update(walk.parents)
-                    self._freed_numbers.update(r.bare.intersection(walk.parents))
-                    r.tape.event("Free", free_time, stack, nodes=[n for n, _ in walk.nodes if n >= 0])
-            else:
+                wrong = self._difference(outputs, grads, inputs, more, kwargs, walk)
+            dull = seen[0] > _FULL and not (refused or wrong or new)
+            if dull:
                 r.flood()
+            self._emit(stack, time, walk, inner, (retain, create, inputs), refused, wrong, frame, dull)
             if not retain:
+                self._free(walk.parents)
+                r.tape.common("Free", free_time, stack, dull, nodes=[n for n, _ in walk.nodes if n >= 0])
                 self._stamp(used, time)
         return result
 
@@ -254,6 +248,14 @@ class Engine:
             needed.update(t for t in targets if type(t) is _ACCUMULATE)
         return needed
 
+    def _free(self, nodes: Any) -> None:
+        self._freed.update(nodes)
+        self._freed_numbers.update(self.r.bare.intersection(nodes))
+        if len(self._freed) > _MANY:  # the oldest: what they saved is stamped, as far as it was used
+            newest = max(self._freed) - _MANY // 2
+            for numbers in (self._freed, self._freed_numbers, self.r.bare):
+                numbers.difference_update([n for n in numbers if n < newest])
+
     # ---- what was found
 
     def _refusal(self, used: list[Entry]) -> str:
@@ -338,13 +340,13 @@ class Engine:
 
     def _emit(
         self, stack: Any, time: int, walk: Walk, inner: Walk, flags: tuple[Any, Any, Any],
-        refused: str, wrong: float, frame: Any,
+        refused: str, wrong: float, frame: Any, dull: bool = False,
     ) -> None:  # fmt: skip
         r = self.r
         r.names.look(frame)
         walk.nodes += inner.nodes
         walk.parents.update(inner.parents)
-        r.record(walk)
+        r.record(walk, dull)
         leaves = {id(t): t for t in (*walk.accumulated, *inner.accumulated)}
         fields: dict[str, Any] = _flags(*flags)
         if leaves:
@@ -354,7 +356,11 @@ class Engine:
         if wrong:
             fields["wrong"] = wrong
         nodes = list(dict.fromkeys(n for n, _ in walk.nodes))
-        r.tape.event("Backward", time, stack, roots=list(walk.roots), nodes=nodes, **fields)
+        fields.update(roots=list(walk.roots), nodes=nodes)
+        if dull:
+            r.tape.common("Backward", time, stack, True, **fields)
+        else:
+            r.tape.event("Backward", time, stack, **fields)
 
 
 def _transformed(outputs: Any) -> bool:

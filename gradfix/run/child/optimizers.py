@@ -17,15 +17,16 @@ from torch.optim import optimizer as module
 from .saves import GONE, fate_of
 from .storages import address_of
 
-_FULL = 32  # steps of one optimizer that are recorded in full
+_FULL = 32  # steps at one place that are written whatever they are
 
 
 class _Known:
-    __slots__ = ("named", "number", "steps", "weak")
+    __slots__ = ("named", "number", "seen", "steps", "weak")
 
     def __init__(self, number: int, optimizer: Any, forget: Any) -> None:
         self.number = number
         self.steps = 0
+        self.seen: dict[Any, int] = {}  # steps by their stack
         self.named = False
         self.weak = weakref.ref(optimizer, forget)
 
@@ -213,8 +214,9 @@ class Optimizers:
         r = self.r
         known = self._of(optimizer)
         known.steps += 1
-        full = known.steps <= _FULL
         stack = r.sites.stack(frame)
+        seen = known.seen[stack] = known.seen.get(stack, 0) + 1
+        full = seen <= _FULL
         if not known.named and known.steps <= 2:  # when it was made it had no name yet
             r.names.look(frame)
             name = r.names.owner(optimizer)
@@ -249,13 +251,17 @@ class Optimizers:
                 optimizer=known.number,
                 quietly=not full,
             )
-        if not full:
-            r.flood()
-            return
         if had is None:  # what step() itself does leaves every gradient in its place
             had = [p.grad is not None for p in params]
         else:
             had = [h or p.grad is not None for h, p in zip(had, params)]  # noqa: B905 (Python 3.9)
-        fields = {} if all(had) else {"without": r.leaf_refs(p for h, p in zip(had, params) if not h)}
+        fields: dict[str, Any] = (
+            {} if all(had) else {"without": r.leaf_refs(p for h, p in zip(had, params) if not h)}
+        )
         refs = r.leaf_refs(params if not fields else [p for h, p in zip(had, params) if h])
-        r.tape.event("Step", r.clock.tick(), stack, optimizer=known.number, refs=refs, **fields)
+        fields.update(optimizer=known.number, refs=refs)
+        if full:
+            r.tape.event("Step", r.clock.tick(), stack, **fields)
+        else:
+            r.flood()
+            r.tape.common("Step", r.clock.tick(), stack, True, **fields)

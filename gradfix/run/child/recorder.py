@@ -35,7 +35,8 @@ from .tapewriter import Clock, TapeWriter
 from .watch import Watch
 
 _EARLY_STEPS = 16  # how long values of freed graphs are kept for their own sake
-_FULL = 32
+_FULL = 32  # events of one kind at one place that are written
+_MANY = 1024  # where each pass has many of them: one for each parameter
 
 
 class Calls:
@@ -86,12 +87,15 @@ class Recorder:
         self.names = Names(self.sites, self.storages)
         self.tape = TapeWriter(emit, self.sites, self.storages)
         self.aliases = Aliases(self)
+        self.tape.forgotten = self._emitted.discard
         self.watch = Watch(self)
         self.engine = Engine(self)
         self.optimizers = Optimizers(self)
         self.regions = Regions(self)
         self._leaves: dict[int, weakref.ref[Any]] = {}
-        self._known_leaves: dict[int, tuple[Any, ...]] = {}  # id -> (reference, address, storage, shape, dtype)
+        self._known_leaves: dict[
+            int, tuple[Any, ...]
+        ] = {}  # id -> (reference, address, storage, shape, dtype)
 
     def install(self) -> None:
         self.tape.header(str(self._request.get("script", "")))
@@ -112,7 +116,7 @@ class Recorder:
         for storage in self.storages.alive():
             self.tape.rename(storage)
         seconds = round(clock_time.monotonic() - self._started, 3)
-        self.tape.event("End", self.clock.tick(), (), how=how, seconds=seconds)
+        self.tape.end(self.clock.tick(), how=how, seconds=seconds)
         self.tape.flush()
 
     def off(self) -> bool:
@@ -199,7 +203,7 @@ class Recorder:
 
     # ---- events
 
-    def record(self, walk: Walk) -> None:
+    def record(self, walk: Walk, dull: bool = False) -> None:
         """The Records of the nodes that no backward has walked before."""
         outputs: dict[int, tuple[Any, ...]] = {}
         emitted, by_node, parents = self._emitted, self.saves.by_node(), walk.parents
@@ -209,7 +213,7 @@ class Recorder:
                 continue
             emitted.add(number)
             saved = []
-            for reference in by_node.pop(number, ()):
+            for reference in by_node.get(number, ()):
                 entry = reference()
                 if entry is None or (tensor := entry.tensor) is GONE:
                     continue
@@ -228,7 +232,7 @@ class Recorder:
             if root.grad_fn is not None:
                 told = (self.storages.of(root), self.clock.now, root.shape, root.dtype)
                 outputs[root.grad_fn._sequence_nr()] = told
-        self.tape.records(records, outputs)
+        self.tape.records(records, outputs, dull)
 
     def mutated(
         self, time: int, stack: Key, op: str, tensor: Any, counted: bool = True, how: str = "",
@@ -240,10 +244,11 @@ class Recorder:
         storage.writes.append(time)
         if optimizer is None:
             optimizer = self.stepping
+        seen = 0
         if not threatens and not refused:
-            seen = self._counts[(stack, op)] = self._counts.get((stack, op), 0) + 1
-            if quietly or seen > 1024:
+            if quietly:
                 return
+            seen = self._counts[(stack, op)] = self._counts.get((stack, op), 0) + 1
         fields: dict[str, Any] = {}
         if frame is not None and (threatens or refused or not storage.name):
             if not storage.name:
@@ -259,7 +264,11 @@ class Recorder:
                 fields[key] = value
         if optimizer is not None:
             fields["optimizer"] = optimizer
-        self.tape.event("Mutate", time, stack, op=op, ref=self.tape.ref(storage, tensor), **fields)
+        fields.update(op=op, ref=self.tape.ref(storage, tensor))
+        if seen <= _FULL:
+            self.tape.event("Mutate", time, stack, **fields)
+        else:
+            self.tape.common("Mutate", time, stack, seen > _MANY, **fields)
 
     def cut(self, how: str, tensor: Any, frame: Any) -> None:
         stack = self.sites.stack(frame)
@@ -291,12 +300,11 @@ class Recorder:
         if self.off():
             return
         stack = self.sites.stack(frame)
-        if not self._new(("zero", stack), max(_FULL, 1024 if len(params) == 1 else 0)):
-            return
+        seen = self._seen(("zero", stack))
         fields = {} if optimizer is None else {"optimizer": optimizer}
         with torch._C.DisableTorchFunction():
             refs = self.leaf_refs(p for p in params if isinstance(p, torch.Tensor))
-        self.tape.event("Zero", self.clock.tick(), stack, refs=refs, **fields)
+        self._zero(stack, seen, _MANY if len(params) == 1 else _FULL, refs=refs, **fields)
 
     def zeroed(self, targets: list[Any], stack: Key | None) -> None:
         """``p.grad.zero_()``: the gradients of which parameters were these?"""
@@ -306,10 +314,15 @@ class Recorder:
                 leaf = reference()
                 if leaf is not None and leaf.grad is not None and address_of(leaf.grad) == address:
                     stack = stack if stack is not None else self.sites.stack(sys._getframe(3))
-                    if self._new(("zero", stack), 1024):
-                        ref = self.tape.ref(self.leaf(leaf), leaf)
-                        self.tape.event("Zero", self.clock.tick(), stack, refs=[ref])
+                    with torch._C.DisableTorchFunction():
+                        self._zero(stack, self._seen(("zero", stack)), _MANY, refs=self.leaf_refs([leaf]))
                     break
+
+    def _zero(self, stack: Key, seen: int, many: int, **fields: Any) -> None:
+        if seen <= _FULL:
+            self.tape.event("Zero", self.clock.tick(), stack, **fields)
+        else:
+            self.tape.common("Zero", self.clock.tick(), stack, seen > many, **fields)
 
     def note_once(self, text: str, frame: Any = None) -> None:
         if text not in self._notes and not self.off():
@@ -317,13 +330,17 @@ class Recorder:
             self.tape.event("Note", self.clock.tick(), self.sites.stack(frame), text=text)
 
     def flood(self) -> None:
-        self.note_once(
-            "From here on passes like those before are not recorded; what is new or wrong still is."
-        )
+        text = "From here on passes like those before are not recorded; what is new or wrong still is."
+        if text not in self._notes:
+            self._notes.add(text)
+            self.tape.common("Note", self.clock.tick(), (), False, text=text)
 
     def _new(self, key: Any, most: int = _FULL) -> bool:
+        return self._seen(key) <= most
+
+    def _seen(self, key: Any) -> int:
         seen = self._counts[key] = self._counts.get(key, 0) + 1
-        return seen <= most
+        return seen
 
     def _failure(self, exc: BaseException) -> None:
         frames: list[int] = []

@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
+from .recent import Recent
 from .sites import Key, Sites
 from .storages import Storage, Storages
 
 VERSION = 1
 _MOST = 20_000  # events that are held
 _SECONDS = 0.5
+_WAKES = 64  # times that passes like before are written for the sake of a neighbour
 
 
 class Clock:
@@ -40,6 +42,10 @@ class TapeWriter:
         self._emit = emit
         self._held: list[Any] = []  # lines, and the records of whole passes that are formatted when sent
         self._size = 0
+        self._recent = Recent(self._dropped)
+        self._awake = 0  # dull events that are written all the same
+        self._wakes = _WAKES
+        self.forgotten: Callable[[int], None] = lambda node: None
         self._sent = time.monotonic()
         self._sites = sites
         self._storages = storages
@@ -63,15 +69,54 @@ class TapeWriter:
     def event(self, kind: str, at: int, stack: Key, /, **fields: Any) -> None:
         """One event; `fields` as the tape writes them, those with their default value left out by the
         caller."""
-        line = {"e": kind, "t": at, "s": self.stack(stack)}
-        line.update(fields)
-        self._hold(line)
+        self._sharp()
+        self._hold(self._line(kind, at, stack, fields))
 
-    def records(self, records: list[Any], outputs: dict[int, Any]) -> None:
+    def common(self, kind: str, at: int, stack: Key, dull: bool, /, **fields: Any) -> None:
+        """An event like some before it. A `dull` one, like many, is written only as the neighbour of one that
+        is not."""
+        line = self._line(kind, at, stack, fields)
+        if not dull and not len(self._recent):
+            self._hold(line)
+        else:
+            self._dull(line, 1)
+
+    def end(self, at: int, /, **fields: Any) -> None:
+        if not self._recent.cut:  # else the last passes were like those before
+            self._sharp()
+        self._hold(self._line("End", at, (), fields))
+
+    def records(self, records: list[Any], outputs: dict[int, Any], dull: bool = False) -> None:
         """Record events, each (time, stack, node, name, parents, saves) with saves and the `outputs` of nodes
         as (storage, time, shape, dtype)."""
-        self._hold((records, outputs))
-        self._size += len(records)
+        if not records:
+            return
+        if dull:
+            self._dull((records, outputs), len(records))
+        else:
+            self._sharp()
+            self._hold((records, outputs))
+            self._size += len(records)
+
+    def _line(self, kind: str, at: int, stack: Key, fields: dict[str, Any]) -> dict[str, Any]:
+        line = {"e": kind, "t": at, "s": self.stack(stack)}
+        line.update(fields)
+        return line
+
+    def _sharp(self) -> None:
+        """Something happens that is not like before: write what came before, and what comes next."""
+        if len(self._recent) and self._wakes:
+            self._wakes -= 1
+            self._awake = len(self._recent) + 8
+            for line in self._recent.take():
+                self._hold(line)
+
+    def _dull(self, line: Any, size: int) -> None:
+        if self._awake:
+            self._awake -= 1
+            self._hold(line)
+        else:
+            self._recent.add(line, size)
 
     def flush(self) -> None:
         """Send what is held. The format costs more than the knowledge, and is left for the end of a run, or
@@ -84,6 +129,10 @@ class TapeWriter:
                 for record in line[0]:
                     self._emit(self._record(record, line[1].get(record[2])))
         self._sent = time.monotonic()
+
+    def _dropped(self, records: list[Any]) -> None:
+        for record in records:
+            self.forgotten(record[2])
 
     def _hold(self, line: Any) -> None:
         self._held.append(line)

@@ -1,0 +1,69 @@
+"""The last passes of a run that goes on like before: not worth writing, unless something happens next to them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+_PASSES = 2  # of one backward
+_MOST, _LARGE = 4000, 40_000  # lines, and what lines and records count together
+
+
+class Recent:
+    """A queue of lines (or of whole walks' records) that forgets all but the last passes.
+
+    `dropped` is told of the records that are forgotten.
+    """
+
+    def __init__(self, dropped: Callable[[list[Any]], None]) -> None:
+        self._dropped = dropped
+        self._lines: deque[tuple[Any, int]] = deque()
+        self._passes: dict[int, int] = {}  # stack of a backward -> how many are held
+        self._size = 0
+        self.cut = False  # the queue no longer begins where the writing stopped
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def add(self, line: Any, size: int) -> None:
+        self._lines.append((line, size))
+        self._size += size
+        if type(line) is dict and line["e"] == "Backward":
+            stack = line["s"]
+            held = self._passes[stack] = self._passes.get(stack, 0) + 1
+            if held > _PASSES or (held > 1 and self._size > _LARGE):
+                while self._forget() != stack:
+                    pass
+        while len(self._lines) > _MOST:
+            self._forget()
+
+    def take(self) -> list[Any]:
+        """What is held, in order, from the beginning of a pass on."""
+        lines, filled = [], set()
+        for line, _ in self._lines:
+            if self.cut and type(line) is dict:
+                if line["e"] == "Backward":
+                    filled.update(ref[0] for ref in line.get("accumulates", ()))
+                    filled.add(None)
+                elif line["e"] == "Step" and filled.isdisjoint(ref[0] for ref in line["refs"]):
+                    continue  # its backward is forgotten
+                elif line["e"] == "Free" and not filled:
+                    continue
+            lines.append(line)
+        self._lines.clear()
+        self._passes.clear()
+        self._size, self.cut = 0, False
+        return lines
+
+    def _forget(self) -> int | None:
+        """Drop the oldest line; gives the stack of a backward."""
+        line, size = self._lines.popleft()
+        self._size -= size
+        self.cut = True
+        if type(line) is not dict:
+            self._dropped(line[0])
+        elif line["e"] == "Backward":
+            self._passes[line["s"]] -= 1
+            return int(line["s"])
+        return None

@@ -9,11 +9,21 @@ import libcst as cst
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
-from gradfix.rewrite.boundary import detach, gather, rebinding
+from gradfix.rewrite.boundary import detach, gather, rebinding, shape_of
 from gradfix.rewrite.calls import backward_call, drop_retain
 from gradfix.rewrite.carried import Carried, carried, entries, made_outside, stored_elements
 from gradfix.rewrite.rerun import reads_of
-from gradfix.rewrite.statements import dotted, line_of, put_after, put_before, touches, units
+from gradfix.rewrite.statements import (
+    block_of,
+    dotted,
+    line_of,
+    names,
+    put_after,
+    put_before,
+    touches,
+    unit_in,
+    units,
+)
 from gradfix.verdict import Effect
 
 ROUND = Effect("cut-round", "no gradient flows into an earlier pass; the values carried over stay the same")
@@ -80,9 +90,14 @@ for x in torch.randn(3, 4, 3):
         call = backward_call(project, conflict.backward)
         drop = (call[0], [drop_retain(call[1])]) if call else None
         found = carried(project, edges)
-        for rank, (summary, parts) in enumerate(_ways(project, found, edges)):
+        ways = (*_windows(found, call), *_ways(project, found, edges))
+        for rank, (summary, parts) in enumerate(ways):
             yield Proposal(summary, ROUND, gather(*parts, *([drop] if drop else [])), rank)
         for view, append, element in stored_elements(project, (e.producer for e in edges)):
+            if isinstance(element, cst.Call) and view.code(element.func).endswith(
+                (".item", ".detach", ".tolist")
+            ):
+                continue
             held = dotted(append.func.value) if isinstance(append.func, cst.Attribute) else None
             summary = f"store `{view.code(element).strip()}` detached in `{held or 'the history'}`"
             edits = gather((view, [detach(element)]), *([drop] if drop else []))
@@ -90,6 +105,34 @@ for x in torch.randn(3, 4, 3):
 
 
 Part = tuple[View, list[Edit]]
+
+
+def _windows(
+    found: tuple[Carried, ...], call: tuple[View, cst.Call] | None
+) -> Iterator[tuple[str, list[Part]]]:
+    """``if (t + 1) % k == 0: …``: the loop differentiates only at the end of a window of passes, and the state
+    is detached there, all its names together."""
+    if call is None:
+        return
+    view, node = call
+    block, loop = block_of(view, node), view.loop(node)
+    if block is None or loop is None or block is loop.body:
+        return
+    group = [i for i in found if i.view is view and i.body is loop.body and "." not in i.name]
+    bound = names(block).writes
+    group = [i for i in group if i.name not in bound]  # bound anew there: it starts afresh
+    body = units(block)
+    here = unit_in(view, block, node)
+    if not group or here is None:
+        return
+    steps = [u for u in body[here:] if ".step(" in view.code(u.node)]
+    for shape in ("tensor", "tuple"):
+        lines = [line_of(rebinding(i.name, shape)) for i in group]
+        said = ", ".join(f"`{i.name}`" for i in group)
+        yield (
+            f"detach {said} at the end of each window",
+            [(view, [put_after((steps or [body[here]])[-1], *lines)])],
+        )
 
 
 def _ways(project: Project, found: tuple[Carried, ...], edges: object) -> Iterator[tuple[str, list[Part]]]:
@@ -101,9 +144,11 @@ def _ways(project: Project, found: tuple[Carried, ...], edges: object) -> Iterat
         bodies.setdefault(id(item.body), []).append(item)
     groups = [*bodies.values(), *([i] for some in bodies.values() if len(some) > 1 for i in some)]
     for group in groups:
-        shapes = {i.name: i.shapes(project, consumers) for i in group}
+        shapes = {i.name: ("tensor", "tuple") if _entries(i) else i.shapes(project, consumers) for i in group}
         # another method may read an attribute after it is stored, so it is detached where it is read
         ways = (_read, _stored, _after) if any("." in i.name for i in group) else (_stored, _read, _after)
+        if any(map(_entries, group)):
+            ways = (_stored,)
         for way in ways:
             for n in range(max(len(s) for s in shapes.values())):
                 parts: list[Part] = []
@@ -126,10 +171,19 @@ def _stored(item: Carried, shape: str) -> list[Edit]:
         node = unit.node
         if not (isinstance(node, cst.Assign) and len(node.targets) == 1):
             return []
-        if dotted(node.targets[0].target) != item.name or item.read_after(unit):
+        target = node.targets[0].target
+        held = dotted(target.value) if isinstance(target, cst.Subscript) else dotted(target)
+        if held != item.name or item.read_after(unit):
             return []
         edits.append(detach(node.value, shape))
     return edits
+
+
+def _entries(item: Carried) -> bool:
+    """Whether the name is a container whose entries are what is carried: ``self.state[key] = state``."""
+    targets = [t.target for u in item.stores if isinstance(u.node, cst.Assign) for t in u.node.targets]
+    written = any(isinstance(t, cst.Subscript) and dotted(t.value) == item.name for t in targets)
+    return written and any(shape_of(item.view, v) in ("dict", "list") for v in item.first_values())
 
 
 def _read(item: Carried, shape: str) -> list[Edit]:

@@ -86,13 +86,27 @@ class Carried:
 
     def shapes(self, project: Project, consumers: Iterable[Record]) -> tuple[str, ...]:
         """What the name may hold, likeliest first."""
-        said = [shape_of(self.view, v, project) for v in self.first_values()]
+        values = list(self.first_values())
+        said = [shape_of(self.view, v, project) for v in values]
         known = next((s for s in said if s != "tensor"), None)
+        if known and any(isinstance(v, cst.Call) for v in values):
+            return (known, "tensor")  # another class's method of that name may be the one that is called
         if known:
             return (known,)
+        if self._unpacked():
+            return ("tensor",)
         if any("lstm" in r.op.lower() for r in consumers) or self._called_with("LSTM"):
             return ("tuple", "tensor")
         return ("tensor", "tuple")
+
+    def _unpacked(self) -> bool:
+        """Whether the body hands the name over beside others, as one of a tuple: ``cell(x, (hx, cx))``."""
+        return any(
+            isinstance(node, cst.Tuple) and any(dotted(e.value) == self.name for e in node.elements)
+            for node in _below(self.reader.node)
+            if not isinstance(node, cst.AssignTarget)
+            and not isinstance(self.view.parents.get(node), cst.AssignTarget)
+        )
 
     def _called_with(self, kind: str) -> bool:
         return kind in self.view.text and any(touches(self.reader.reads, {self.name}) for _ in (0,))
@@ -143,6 +157,9 @@ def _names_of(
             wanted |= unit.reads
     shared = _outliving(view, body) if not is_loop else frozenset()
     bound = {w for u in walk(body) for w in u.writes} | _attributes_bound(project, producer)
+    loop = view.parents.get(body)
+    if isinstance(loop, cst.For):
+        bound -= stored(loop.target)  # new in every pass
     local = {w for u in walk(body) for w in u.writes if "." not in w} | _targets(body)
     seen: set[str] = set()
     for unit in top[: here + 1]:

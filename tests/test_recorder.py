@@ -182,7 +182,7 @@ def test_write_through_an_array_is_dated_and_placed(record: Recorded, case: str)
     assert (mutate.how, mutate.at.line, mutate.counted) == ("numpy", 6, False)
     later = next(e for e in of(between, Record) if e.at.line == 7)
     assert mutate.time < later.time
-    assert [("silent-overwrite", 6)] == [(c.kind, c.write.at.line) for c in detect(between)]
+    assert [(c.kind, c.write.at.line) for c in detect(between)] == [("silent-overwrite", 6)]
     assert [] == list(detect(late)) == of(late, Mutate)
     assert early is None or [] == list(detect(early)) == of(early, Mutate)
 
@@ -208,7 +208,7 @@ def test_data_of_a_leaf_that_no_node_knows(record: Recorded) -> None:
         w = torch.ones(2, requires_grad=True)
         w.data.normal_()
     """)
-    assert [("data", False)] == [(e.how, e.counted) for e in of(tape, Mutate)]
+    assert [(e.how, e.counted) for e in of(tape, Mutate)] == [("data", False)]
 
 
 AGAIN = (
@@ -560,9 +560,9 @@ GAN = """
 def test_fault_after_warm_up_is_told_as_it_is(record: Recorded, warm_up: str) -> None:
     tape = record(f"{GAN}\n    for i in range(105):\n        faulty() if i >= 101 else {warm_up}()\n")
     found = list(detect(tape))
-    assert ["stale-saved-tensor"] == [c.kind for c in found]
+    assert [c.kind for c in found] == ["stale-saved-tensor"]
     assert "opt_d.step()" in found[0].message
-    assert [] == list(detect(record(f"{GAN}\n    for i in range(105):\n        {warm_up}()\n")))
+    assert list(detect(record(f"{GAN}\n    for i in range(105):\n        {warm_up}()\n"))) == []
 
 
 def test_fault_in_the_midst_of_a_loop_has_its_neighbours(record: Recorded) -> None:
@@ -584,7 +584,7 @@ def test_fault_in_the_midst_of_a_loop_has_its_neighbours(record: Recorded) -> No
             score.mean().backward()
             opt_g.step()
     """)
-    assert [("stale-saved-tensor", 14)] == [(c.kind, c.backward.at.line) for c in detect(tape)]
+    assert [(c.kind, c.backward.at.line) for c in detect(tape)] == [("stale-saved-tensor", 14)]
 
 
 def test_span_of_stores_is_the_statement(record: Recorded) -> None:

@@ -19,7 +19,7 @@ import torch
 from .saves import GONE, Entry, Saves, fate_of
 from .storages import address_of
 
-_ACCUMULATE: Any = torch._C._functions.AccumulateGrad
+_ACCUMULATE: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _UNSEEN = 8
 _FULL = 32  # passes of one backward that are written whatever they are
 _MANY = 400_000
@@ -195,13 +195,13 @@ class Engine:
         ids: dict[Any, int] = {}
         children: dict[Any, list[Any]] = {}
         leaves: dict[Any, Any] = {}
-        todo = [n for n in roots if n is not None]
+        todo: list[Any] = [n for n in roots if n is not None]
         while todo:
             node = todo.pop()
             if node in ids:
                 continue
             if type(node) is _ACCUMULATE:
-                leaf = leaves[node] = node.variable
+                leaves[node] = leaf = node.variable
                 ids[node] = ~self.r.leaf(leaf).number
                 children[node] = []
             else:
@@ -279,9 +279,8 @@ class Engine:
             fate, moved = entry.fate, entry.moved()
             if moved and (fate is None or fate.time is None):
                 self.r.unseen(entry, next(times, 0))
-            elif fate is not None:
-                if fate.time is not None and not moved:
-                    found = True
+            elif fate is not None and fate.time is not None and not moved:
+                found = True
         return found
 
     def _difference(self, outputs: Any, grads: Any, inputs: Any, more: Any, kwargs: Any, walk: Walk) -> float:

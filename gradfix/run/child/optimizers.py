@@ -256,9 +256,11 @@ class Optimizers:
         else:
             had = [h or p.grad is not None for h, p in zip(had, params)]  # noqa: B905 (Python 3.9)
         fields: dict[str, Any] = (
-            {} if all(had) else {"without": r.leaf_refs(p for h, p in zip(had, params) if not h)}
+            {}
+            if all(had)
+            else {"without": r.leaf_refs(p for h, p in zip(had, params, strict=False) if not h)}
         )
-        refs = r.leaf_refs(params if not fields else [p for h, p in zip(had, params) if h])
+        refs = r.leaf_refs(params if not fields else [p for h, p in zip(had, params, strict=False) if h])
         fields.update(optimizer=known.number, refs=refs)
         if full:
             r.tape.event("Step", r.clock.tick(), stack, **fields)

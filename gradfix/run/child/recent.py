@@ -40,7 +40,8 @@ class Recent:
 
     def take(self) -> list[Any]:
         """What is held, in order, from the beginning of a pass on."""
-        lines, filled = [], set()
+        lines: list[Any] = []
+        filled: set[Any] = set()
         for line, _ in self._lines:
             if self.cut and type(line) is dict:
                 if line["e"] == "Backward":

@@ -38,7 +38,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.r = recorder
         self._exposed = recorder.saves.exposed
-        self._known: dict[Any, tuple[str, Any]] = {}
+        self._known: dict[Any, tuple[Any, Any]] = {}
         self._no_grad_left = _MOST_NO_GRAD
         self._views = MultiViews()
         self._aliases: dict[int, Any] = {}  # id of a tensor -> (weak reference, "data" or "detach")
@@ -46,7 +46,7 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.r.quiet:
             return func(*args, **kwargs) if kwargs else func(*args)
-        found = self._known.get(func)
+        found: Any = self._known.get(func)
         if found is None:
             found = self._known[func] = ("split", None) if splits(func) else writes.classify(func)
         kind = found[0]
@@ -89,6 +89,8 @@ class Watch(TorchFunctionMode):
 
     def _write(self, func: Any, args: Any, kwargs: Any, targets: list[Any]) -> Any:
         r = self.r
+        if len(targets) == 1 and self._counts_only(targets[0]):
+            return func(*args, **kwargs)
         before = _sequence()
         watched = []
         clones: dict[Any, Any] = {}
@@ -139,6 +141,13 @@ class Watch(TorchFunctionMode):
         if func is torch.Tensor.zero_:
             r.zeroed(targets, stack)
         return result
+
+    def _counts_only(self, tensor: Any) -> bool:
+        """Whether the target is a tensor of integers that nobody saved (``num_batches_tracked += 1``)."""
+        if type(tensor) is not torch.Tensor or tensor.is_floating_point() or tensor.is_complex():
+            return False
+        address = address_of(tensor)
+        return bool(address) and self.r.storages.at(address) is None and not self.r.saves.at(address)
 
     def _counter(self, storage: Any, tensor: Any) -> Any:
         """``.data`` has a counter of its own: that it moves says nothing to whoever saved the tensor."""

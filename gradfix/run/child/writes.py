@@ -63,7 +63,8 @@ def is_view_refusal(message: str) -> bool:
 
 
 def classify(func: Any) -> tuple[str, Any]:
-    """(kind, detail): ``op`` nothing special; ``write`` with a function that finds the written tensors (``may-write``: if any);
+    """(kind, detail): ``op`` nothing special; ``write`` with a function that finds the written tensors
+    (``may-write``: if any);
     ``cut`` with its how; ``get-data``, ``set-data``, ``get-grad``, ``set-grad``; ``run`` what runs a
     backward."""
     name = getattr(func, "__name__", "") or ""

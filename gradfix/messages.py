@@ -213,6 +213,9 @@ class Finding:
     error: str
     facts: tuple[tuple[str, str], ...] = ()
     raised: Frame | None = None  # the user's line that raised
+    script: str = (
+        ""  # the file the outermost of the user's frames is in: what was run, as far as the text goes
+    )
     forward: Frame | None = None  # the forward op anomaly mode names
     advice: str = ""
 
@@ -231,19 +234,22 @@ def recognise(text: str) -> Finding | None:
         forward = next((f for f in reversed(rest) if not _foreign(f.file)), None)
         mine = [f for f in [*frames[:count], *frames[count + len(rest) :]] if not _foreign(f.file)]
     raised = mine[-1] if mine else None
+    script = next((f.file for f in mine if f.file.endswith(".py")), "")
     error = _error(text)
     for message in MESSAGES:
         # the last error is what counts; a warning on the way to it (anomaly mode's) must not win
         found = message.pattern.search(error) or message.pattern.search(flat)
         if found:
             facts = tuple(_facts(found))
-            return Finding(True, message.kind, error or flat[:200], facts, raised, forward, message.advice)
+            return Finding(
+                True, message.kind, error or flat[:200], facts, raised, script, forward, message.advice
+            )
     if raised and "NoneType" in error and ".grad" in raised.code:
         advice = ".grad is None here: its tensor is no leaf, or no backward has reached it."
-        return Finding(True, "missing-grad", error, (), raised, forward, advice)
+        return Finding(True, "missing-grad", error, (), raised, script, forward, advice)
     if not error:
         return None
-    return Finding(False, None, error, (), raised, forward, _foreign_advice(error))
+    return Finding(False, None, error, (), raised, script, forward, _foreign_advice(error))
 
 
 def _error(text: str) -> str:

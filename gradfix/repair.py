@@ -5,11 +5,12 @@ Apart from pipeline.py so that the zygote can be importing torch while this modu
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gradfix import choose, ending
+from gradfix import choose, ending, wording
 from gradfix.codemod import codemods
 from gradfix.detect import Conflict, detect
 from gradfix.edit import Project
@@ -52,20 +53,21 @@ def repair(
         return _from_tape(entry, settings, script)
     say("recording a run")
     baseline = prover.baseline(overlay)
-    files = editable(baseline.tape, root, {str(entry): script})
+    texts = readable(baseline.tape, root, {str(entry): script})
+    files = {path: text for path, text in texts.items() if settings.edits(path)}
     if not settings.repair:
-        return _result(entry, settings, prover, baseline, files, (), started)
+        return _result(entry, settings, prover, baseline, texts, (), started)
     project = Project(baseline.tape, files)
     wanted = choose.Wanted(
         kinds=lambda c: _asked(c, settings) and (c.severity != "note" or settings.notes),
         codemods=[m for m in codemods() if not settings.codemods or m.name() in settings.codemods],
-        accept=settings.accept,
+        accept=settings.accepted(raised(baseline)),
     )
     done: list[choose.Round] = []
     now, last = project, baseline
     for round_, now, last in choose.rounds(project, baseline, prover, wanted, say):  # noqa: B007
         done.append(round_)
-    return _result(entry, settings, prover, baseline, files, done, started, last, now.files)
+    return _result(entry, settings, prover, baseline, texts, done, started, last, now.files)
 
 
 def project_root(entry: Path) -> Path:
@@ -79,9 +81,14 @@ def project_root(entry: Path) -> Path:
     return entry.parent
 
 
-def editable(tape: Tape, root: Path, known: Mapping[str, str]) -> dict[str, str]:
-    """The texts of the files the run executed that are the user's to edit: inside the project, readable, and the
-    very bytes that ran."""
+def raised(first: Baseline) -> bool:
+    """Whether plain PyTorch fails on the script as it is."""
+    return first.failure is not None
+
+
+def readable(tape: Tape, root: Path, known: Mapping[str, str]) -> dict[str, str]:
+    """The texts of the files the run executed that are the user's: inside the project, readable, and the very bytes
+    that ran."""
     files = dict(known)
     for path, digest in tape.sources.items():
         if path in files or not Path(path).is_relative_to(root):
@@ -106,7 +113,8 @@ def _from_tape(entry: Path, settings: Settings, script: str) -> Result:
         tape = read_tape(settings.tape)
     except (TapeError, OSError) as problem:
         return Result(entry, problem=Problem(str(problem)))
-    files = editable(tape, project_root(entry), {str(entry): script})
+    texts = readable(tape, project_root(entry), {str(entry): script})
+    files = {path: text for path, text in texts.items() if settings.edits(path)}
     project = Project(tape, files)
     untried = Verdict("untried", "made from a tape; run it here without --tape to prove it")
     mods = [m for m in codemods() if not settings.codemods or m.name() in settings.codemods]
@@ -120,7 +128,7 @@ def _from_tape(entry: Path, settings: Settings, script: str) -> Result:
         )
         hidden = conflict.severity == "note" and not settings.notes
         diagnoses.append(Diagnosis(conflict, () if hidden else tuple(cures), "note" if hidden else "left"))
-    return Result(entry, tuple(diagnoses), sources=files, ended="tape")
+    return Result(entry, tuple(diagnoses), sources=texts, ended="tape")
 
 
 def _cure(candidate: choose.Candidate, verdict: Verdict, before: Mapping[str, str]) -> Cure:
@@ -140,16 +148,19 @@ def _result(
     last: Baseline | None = None,
     final: Mapping[str, str] | None = None,
 ) -> Result:
-    last, final = last or first, final or files
+    last, final = last or first, final if final is not None else files
     changed = {path: (files[path], text) for path, text in final.items() if text != files[path]}
-    verdict = None
+    verdict, held_back = None, ""
     if changed:
         effects = [r.tried[0].candidate.proposal.effect for r in rounds if r.applied]
-        verdict = (
-            rounds[0].tried[0].verdict if len(rounds) == 1 else prover.prove_whole(first, final, effects)
-        )
-        if verdict.status not in settings.accept or verdict.measured.get("remaining"):
-            changed = {}  # a script that still fails is no repair: the cures are shown, and not applied
+        alone = len(rounds) == 1
+        verdict = rounds[0].tried[0].verdict if alone else prover.prove_whole(first, final, effects)
+        if verdict.measured.get("remaining"):
+            held_back = "a script that still fails is no repair"
+        elif verdict.status not in settings.accepted(raised(first)):
+            held_back = f"together they are {verdict.status}: {verdict.reason}"
+        if held_back:
+            changed = {}
     diagnoses = [_diagnosis(r, bool(changed), files) for r in rounds]
     tried = {r.identity for r in rounds}
     now = Project(last.tape, final)
@@ -164,17 +175,25 @@ def _result(
         changed,
         dict(files),
         verdict,
+        held_back,
         problem=ending.problem(entry, first, found),
         failure=first.failure,
         ended=first.outcome.ended,
         wall=first.outcome.wall,
         seconds=time.monotonic() - started,
         rounds=len(rounds),
-        lines=tuple(ending.remarks(first, settings, found, files)),
+        lines=(*ending.remarks(first, settings, found, files), *_spared(diagnoses, settings)),
         minor=tuple(ending.minor(first)),
         trained=ending.reached_backward(first.tape),
         output=first.outcome.stdout + first.outcome.stderr,
     )
+
+
+def _spared(diagnoses: list[Diagnosis], settings: Settings) -> list[str]:
+    """Which files hold faults and are not among those to be edited."""
+    files = {d.conflict.at.file for d in diagnoses if not settings.edits(d.conflict.at.file)}
+    names = wording.listed([os.path.relpath(path) for path in sorted(files)]) if files else ""
+    return [f"{names}: not among the files to be edited, so no cure was looked for there."] if files else []
 
 
 def _diagnosis(done: choose.Round, kept: bool, files: Mapping[str, str]) -> Diagnosis:

@@ -11,6 +11,8 @@ from gradfix.detect import Conflict
 from gradfix.tape import Failure
 from gradfix.verdict import Effect, Status, Verdict
 
+HELD: tuple[Status, ...] = ("proved", "preserved", "intended")  # verdicts of a cure that may be applied
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -20,7 +22,7 @@ class Settings:
     ignore: tuple[str, ...] = ()
     codemods: tuple[str, ...] = ()
     notes: bool = False
-    accept: tuple[Status, ...] = ("proved", "preserved", "intended")
+    accept: tuple[Status, ...] = ()  # verdicts good enough; empty: see accepted()
     arguments: tuple[str, ...] = ()
     python: str | None = None
     steps: int = 3
@@ -28,6 +30,20 @@ class Settings:
     seed: int = 0
     tape: Path | None = None
     repair: bool = True  # False: `gradfix run`, find and report only
+    within: tuple[
+        Path, ...
+    ] = ()  # edit only these files, or files below these folders; empty: the whole project
+    careful: bool = False  # a change that is meant needs a script that raised before
+
+    def accepted(self, raised: bool) -> tuple[Status, ...]:
+        """The verdicts good enough to apply, for a script that PyTorch `raised` on before or that ran."""
+        if self.accept:
+            return self.accept
+        return HELD if raised or not self.careful else ("proved", "preserved")
+
+    def edits(self, path: str) -> bool:
+        """Whether the file at `path` may be changed."""
+        return not self.within or any(Path(path).is_relative_to(f.resolve()) for f in self.within)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +81,15 @@ class Problem:
 @dataclass(frozen=True, slots=True)
 class Result:
     """All that one entry script came to. `files` are old and new text by absolute path, for files that change;
-    `verdict` is that of the whole change, None where nothing changes; `problem` where exit code 2 is due."""
+    `verdict` is that of the whole change, None where nothing was cured; `held_back` says why cures that hold one by
+    one are not applied; `problem` where exit code 2 is due."""
 
     entry: Path
     diagnoses: tuple[Diagnosis, ...] = ()
     files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)  # text of every file a label speaks of
     verdict: Verdict | None = None
+    held_back: str = ""
     problem: Problem | None = None
     failure: Failure | None = None  # what plain PyTorch raised on the script as it is, if it raised
     ended: str = ""

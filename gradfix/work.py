@@ -14,7 +14,7 @@ from rich.text import Text
 from gradfix import pipeline
 from gradfix.report import View, concise, faults, full, shown
 from gradfix.report import json as report_json
-from gradfix.report.layout import safe
+from gradfix.report.layout import fold, safe
 from gradfix.report.places import Paths
 from gradfix.report.terminal import Terminal
 from gradfix.result import Problem, Result, Settings
@@ -62,6 +62,14 @@ class Entries:
             raise SourceError(f"{' '.join(folders)}: no script in it looks like a training; name one")
         return found, None
 
+    def bounded(self, settings: Settings, entries: Sequence[Path], stdin: Source | None) -> Settings:
+        """`settings` for what was named: with a directory only its files are edited, and a change that is meant needs
+        a script that raised; with standard input only that is edited."""
+        folders = tuple(Path(p).resolve() for p in self.paths if Path(p).is_dir())
+        if stdin is not None:
+            return replace(settings, within=(entries[0].resolve(),))
+        return replace(settings, within=folders, careful=True) if folders else settings
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -79,11 +87,12 @@ class Work:
         results: list[Result] = []
         try:
             entries, stdin = asked.find(self.settings.tape)
+            settings = asked.bounded(self.settings, entries, stdin)
             view = self._view(entries)
             if self.action == "write" and stdin is None:
                 for entry in filter(Path.exists, entries):
                     refuse_read_only(entry)  # before the work, not after it
-            for result in self._results(entries, stdin):
+            for result in self._results(entries, settings, stdin):
                 results.append(_written(result) if self.action == "write" and stdin is None else result)
                 self._report(results[-1], view, stdin)
         except (InterpreterError, SourceError, TapeError, OSError) as problem:
@@ -97,13 +106,13 @@ class Work:
         self._close(results, view, stdin)
         return self._code(results)
 
-    def _results(self, entries: Sequence[Path], stdin: Source | None) -> Iterator[Result]:
+    def _results(self, entries: Sequence[Path], settings: Settings, stdin: Source | None) -> Iterator[Result]:
         text = None if stdin is None else stdin.text
         with ExitStack() as stack:
-            shared = stack.enter_context(Zygote(self.settings.python)) if len(entries) > 1 else None
+            shared = stack.enter_context(Zygote(settings.python)) if len(entries) > 1 else None
             for entry in entries:
                 with self.terminal.progress(entry.name) as say:
-                    found = list(pipeline.fix(entry, self.settings, text, say, shared))
+                    found = list(pipeline.fix(entry, settings, text, say, shared))
                 yield from found
 
     def _report(self, result: Result, view: View, stdin: Source | None) -> None:
@@ -119,7 +128,7 @@ class Work:
             said = replace(result, lines=()) if terminal.quiet else result
             terminal.show(format_.render(said, view), terminal.err if filtering else None)
             if stdin is not None and filtering:
-                new = next((text for _, text in result.files.values()), stdin.text)
+                _, new = result.files.get(str(result.entry), ("", stdin.text))
                 sys.stdout.flush()
                 sys.stdout.buffer.write(stdin.encode(new))
         if result.problem:
@@ -133,7 +142,8 @@ class Work:
         last = "" if self.terminal.quiet else full.closing(results, view)
         if last:
             filtering = self.action == "write" and stdin is not None
-            self.terminal.show([Text(last, style="bold")], self.terminal.err if filtering else None)
+            lines = [Text(line, style="bold") for line in fold(last, view.width)]
+            self.terminal.show(lines, self.terminal.err if filtering else None)
 
     def _code(self, results: list[Result]) -> int:
         if any(r.problem for r in results):

@@ -377,3 +377,92 @@ def test_help_is_light(words):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - start < 5  # 0.2 s on an idle machine
+
+
+# ---- what a directory, or standard input, bounds
+
+TRAIN = """\
+import torch
+x = torch.randn(4, 3)
+model = torch.nn.Linear(3, 3)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    h = model(x).exp()
+    h += 1
+    opt.zero_grad()
+    h.sum().backward()
+    opt.step()
+"""
+MIXED = """\
+import torch
+w, u = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+a, b = torch.optim.SGD(w.parameters(), lr=0.1), torch.optim.SGD(u.parameters(), lr=0.1)
+x = torch.randn(5, 2)
+for _ in range(4):
+    p = w(x).sigmoid()
+    (p.exp() - u(p)).pow(2).mean().backward()
+    a.step()
+    a.zero_grad()
+    u(x).pow(2).mean().backward()
+    b.step()
+    b.zero_grad()
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("pyproject.toml").touch()
+    Path("lib").mkdir()
+    return tmp_path
+
+
+def test_a_directory_applies_what_is_meant_only_where_the_script_raised(project, capsys):
+    Path("silent.py").write_text(MIXED)
+    assert gradfix("fix", ".", "--entry", "silent.py", "--write", "--output-format", "concise") == 1
+    assert "--accept proved,preserved,intended" in capsys.readouterr().out
+    assert Path("silent.py").read_text() == MIXED
+    words = ["--accept", "proved,preserved,intended", "--write", "--output-format", "concise"]
+    assert gradfix("fix", ".", "--entry", "silent.py", *words) == 0
+    assert Path("silent.py").read_text() != MIXED
+
+
+def test_with_a_directory_only_its_files_are_edited(project, capsys):
+    Path("train.py").write_text(TRAIN)
+    Path("lib/net.py").write_text("import train\n")
+    assert gradfix("fix", "lib", "--entry", "train.py", "--write") == 1
+    assert "train.py: not among the files to be edited" in capsys.readouterr().out
+    assert gradfix("fix", ".", "--entry", "train.py", "--write") == 0
+
+
+def test_a_directory_is_not_run_unasked(project, capsys):
+    Path("train.py").write_text(TRAIN)
+    assert gradfix("fix", ".") == 2
+    assert "gradfix fix train.py" in capsys.readouterr().err
+
+
+def test_a_partial_repair_is_shown_and_not_applied(project, capsys):
+    text = TRAIN.replace("    opt.zero_grad()\n", "    y = soften(model(x).tanh())\n    opt.zero_grad()\n")
+    hidden = "def soften(t):\n    exec('t.sigmoid_()')\n    return t * t\n\n\n"
+    text = hidden + text.replace("h.sum()", "(h.sum() + y.sum())")
+    Path("train.py").write_text(text)
+    assert gradfix("fix", "train.py", "--write", "-v") == 1
+    out, _ = capsys.readouterr()
+    said = " ".join(out.split())
+    assert "cure, not applied: out-of-place (proved): out of place: `h = h + 1`" in said
+    assert "+    h = h + 1" in out.splitlines()
+    assert said.endswith(
+        "1 of 2 faults has a proved cure; 1 has none, so nothing is applied: a script that still fails is no repair."
+    )
+    assert Path("train.py").read_text() == text
+
+
+def test_standard_input_gives_the_new_text_and_edits_nothing_else(project):
+    command = [sys.executable, "-m", "gradfix", "fix", "-", "--stdin-filename", "lib/train.py"]
+    done = subprocess.run([*command, "--write"], input=TRAIN, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, TRAIN.replace("h += 1", "h = h + 1"))
+    assert "lib/train.py:7:5" in done.stderr
+    done = subprocess.run(command, input=TRAIN, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "+++ b/lib/train.py" in done.stdout
+    assert list(project.rglob("*.py")) == []

@@ -307,3 +307,16 @@ def test_nearest():
     assert nearest("freed_grph", list(KINDS)) == "; did you mean freed-graph?"
     assert nearest("zzzz", list(KINDS)) == ""
     assert page("zzzz") is None
+
+
+def test_the_script_to_run_is_the_outermost_of_the_persons_files():
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "main.py", line 9, in <module>\n    fit()\n'
+        '  File "lib/loop.py", line 4, in fit\n    loss.backward()\n'
+        '  File "/usr/lib/python3.11/site-packages/torch/_tensor.py", line 5, in backward\n    x\n'
+        "RuntimeError: Trying to backward through the graph a second time"
+    )
+    finding = recognise(text)
+    assert finding is not None
+    assert (finding.script, finding.raised) == ("main.py", Frame("lib/loop.py", 4, "loss.backward()"))

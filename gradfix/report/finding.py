@@ -42,7 +42,7 @@ def render(finding: Finding, width: int) -> Iterator[Text]:
     if finding.advice:
         yield from map(Text, fold(finding.advice, width))
     if finding.kind is not None:
-        script = finding.raised.file if finding.raised and finding.raised.file.endswith(".py") else "SCRIPT"
+        script = finding.script or "SCRIPT"
         yield Text()
         yield Text.assemble(("Run   ", "bold"), f"gradfix fix {shlex.quote(safe(script))}")
         yield Text.assemble(("Read  ", "bold"), f"gradfix explain {finding.kind}")

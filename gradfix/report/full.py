@@ -19,6 +19,7 @@ from gradfix.report.diff import unified
 from gradfix.report.layout import fold, safe, wording
 from gradfix.report.places import Place, callers, led_back, message, place
 from gradfix.report.snippet import GUTTER, Span, draw
+from gradfix.result import HELD
 from gradfix.source import split_lines
 
 if TYPE_CHECKING:
@@ -84,10 +85,39 @@ def closing(results: Iterable[Result], view: View) -> str:
         parts.append(f"{len(cured)} cured ({how})" + (" and written" if view.action == "write" else ""))
     if left:
         parts.append(f"{left} left")
+    held = [_held_back(r, bool(view.verbose)) for r in results if r.held_back]
+    if held:
+        return " ".join(held) + more if len(results) == 1 else " ".join([f"{sentence}.", *held]) + more
     todo = ""
     if cured and view.action == "diff":
         todo = f" Write {'it' if len(cured) == 1 else 'them'} with --write."
-    return f"{sentence}; {', '.join(parts)}.{todo}{more}"
+    barred = any(_held_out(d) for d in found + asked) and not any(r.problem for r in results)
+    accept = f" --accept {','.join(HELD)} applies what is only shown now." if barred else ""
+    return f"{sentence}; {', '.join(parts)}.{todo}{accept}{more}"
+
+
+def curable(diagnosis: Diagnosis) -> bool:
+    """Whether a cure of a fault that is left holds by itself."""
+    return bool(diagnosis.cures) and diagnosis.cures[0].verdict.status in HELD
+
+
+def _held_out(diagnosis: Diagnosis) -> bool:
+    return diagnosis.status == "left" and curable(diagnosis)
+
+
+def _held_back(result: Result, verbose: bool) -> str:
+    asked = shown(result)
+    able = [d for d in asked if curable(d)]
+    rest = len(asked) - len(able)
+    verdicts = " or ".join(dict.fromkeys(d.cures[0].verdict.status for d in able))
+    have = "has" if len(able) == 1 else "have"
+    none = f"; {rest} {'has' if rest == 1 else 'have'} none" if rest else ""
+    more = "" if verbose else f" -v shows {'the diff' if len(able) == 1 else 'their diffs'}."
+    noun = "fault" if all(d.conflict.severity != "note" for d in asked) else "finding"
+    return (
+        f"{len(able)} of {_count(len(asked), noun)} {have} a {verdicts} cure{none}, so nothing is applied: "
+        f"{result.held_back}.{more}"
+    )
 
 
 def diff_lines(files: Mapping[str, tuple[str, str]], view: View) -> Iterator[Line]:
@@ -97,7 +127,7 @@ def diff_lines(files: Mapping[str, tuple[str, str]], view: View) -> Iterator[Lin
         yield Line(line, "bold" if line.startswith(("+++", "---")) else styles.get(line[:1], ""))
 
 
-def _diagnosis(diagnosis: Diagnosis, result: Result, view: View, explain: bool) -> Iterator[Text]:
+def _diagnosis(diagnosis: Diagnosis, result: Result, view: View, explain: bool) -> Iterator[Text | Line]:
     conflict = diagnosis.conflict
     style = SEVERITY[conflict.severity]
     head = f"{conflict.severity}[{conflict.kind}]: "
@@ -146,7 +176,9 @@ def _span(p: Place, text: str, style: str, primary: bool) -> tuple[Place, Span]:
     return p, Span(p.line, p.column, p.end_line, p.end_column, text, style, primary, p.whole)
 
 
-def _sentences(diagnosis: Diagnosis, result: Result, view: View, lead: str, explain: bool) -> Iterator[Text]:
+def _sentences(
+    diagnosis: Diagnosis, result: Result, view: View, lead: str, explain: bool
+) -> Iterator[Text | Line]:
     conflict = diagnosis.conflict
     words = _pytorch(diagnosis)
     if words:
@@ -183,7 +215,7 @@ def _pytorch(diagnosis: Diagnosis) -> str:
     return words if sizes == sorted(map(str, conflict.ref.shape)) else ""
 
 
-def _cures(diagnosis: Diagnosis, view: View, lead: str) -> Iterator[Text]:
+def _cures(diagnosis: Diagnosis, view: View, lead: str) -> Iterator[Text | Line]:
     # variants that differ in their text only, and measured alike, are shown once: the first
     alike = {(c.codemod, c.summary, c.verdict.status, c.verdict.reason): c for c in reversed(diagnosis.cures)}
     cures = list(alike.values())[::-1]
@@ -192,11 +224,17 @@ def _cures(diagnosis: Diagnosis, view: View, lead: str) -> Iterator[Text]:
             hint = f"no cure was found; gradfix explain {diagnosis.conflict.kind}"
             yield from _hanging(f"{lead}left: ", hint, view, "bold")
         return
-    if diagnosis.status == "cured":
-        yield from _cure(f"{lead}cure: ", cures.pop(0), view)
+    held_back = _held_out(diagnosis)
+    if diagnosis.status == "cured" or held_back:
+        words = "cure: " if diagnosis.status == "cured" else "cure, not applied: "
+        first = cures.pop(0)
+        yield from _cure(f"{lead}{words}", first, view)
+        if held_back and view.verbose:
+            changes = {path: (first.before[path], text) for path, text in first.after.items()}
+            yield from diff_lines(changes, view)
     few = cures if view.verbose else cures[:OTHERS]
     for cure in few:
-        held = cure.verdict.status in ("proved", "preserved", "intended")
+        held = cure.verdict.status in HELD
         yield from _cure(f"{lead}{'or' if held else 'tried'}: ", cure, view)
     if len(few) < len(cures):
         yield from _hanging(lead, f"and {len(cures) - len(few)} more, shown with -v", view, "bold")

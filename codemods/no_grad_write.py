@@ -9,7 +9,7 @@ from typing import cast
 
 import libcst as cst
 
-from gradfix.codemod import NONE, Codemod, Example, Proposal
+from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View
 from gradfix.rewrite.blocks import copy, method, of_torch, under
@@ -28,6 +28,9 @@ from gradfix.rewrite.writes import write_at, write_of
 from gradfix.tape import Mutate
 
 
+LEAF = Effect("adds-gradient", "the updated tensor is the leaf and gets the gradient")
+
+
 class NoGradWrite(Codemod):
     """Change a leaf under `with torch.no_grad():`.
 
@@ -43,6 +46,7 @@ class NoGradWrite(Codemod):
     """
 
     kinds = ("leaf-write", "data-attribute", "missing-grad", "cut-graph")
+    effects = ("none", "adds-gradient")
     examples = (
         Example(
             """\
@@ -324,7 +328,8 @@ def _rebound(conflict: Conflict, project: Project) -> Iterator[Proposal]:
         edits = (*(Replace(s, _in_place) for s in run), *_cleared(view, run), *_wrapped(view, run))
         shown = _in_place(small)
         code = view.module.code_for_node(shown).rstrip("; ")
-        yield Proposal(f"change the leaf under no_grad: `{code}`", NONE, {view.path: edits})
+        effect = LEAF if conflict.kind == "missing-grad" else NONE
+        yield Proposal(f"change the leaf under no_grad: `{code}`", effect, {view.path: edits})
         return
 
 

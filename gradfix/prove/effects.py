@@ -105,8 +105,11 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
         for write in moved_writes(conflicts, tape):
             yield Attempt(before={"write": write}, after={"write": write})
     elif kind == "adds-gradient":
-        still = {"null": "steps", **rounds}
-        yield Attempt(before=still, after=still, terms=Terms(gains=True, still=True), frozen=True)
+        if before.steps:
+            still = {"null": "steps", **rounds}
+            yield Attempt(before=still, after=still, terms=Terms(gains=True, still=True), frozen=True)
+        else:  # a leaf that is updated by hand
+            yield Attempt(terms=Terms(gains=True))
         yield Attempt(before={"through": through_sites(conflicts) or True})
         yield Attempt(before={"clear": True})
     elif kind == "restored":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
@@ -11,7 +12,7 @@ from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.cached import cached
 from gradfix.rewrite.calls import backward_call, drop_retain
 from gradfix.rewrite.rerun import DRAW, LATER, Plan, plan, shared_losses, stale
-from gradfix.rewrite.statements import shown
+from gradfix.rewrite.statements import shown, touches
 
 
 class RecomputeAfterStep(Codemod):
@@ -73,8 +74,11 @@ for _ in range(2):
         if conflict.backward is None:
             return
         found = plan(project, conflict.backward)
-        if found is not None and not any(shared_losses(project, u.node) for u in found.kept):
-            yield from _behind(found)
+        if found is not None:
+            # (a function that gives several losses is better split)
+            later = 6 * any(shared_losses(project, u.node) is not None for u in found.kept)
+            for proposal in _behind(found):
+                yield replace(proposal, rank=proposal.rank + later)
         yield from _cached(conflict, project)
 
 
@@ -106,7 +110,8 @@ def _behind(found: Plan) -> Iterator[Proposal]:
 
 
 def _said(found: Plan) -> str:
-    bound = dict.fromkeys(w for u in found.again for w in sorted(u.writes))
+    every = dict.fromkeys(w for u in found.again for w in sorted(u.writes))
+    bound = [w for w in every if touches({w}, found.read_later)] or list(every)
     return ", ".join(f"`{w}`" for w in bound)
 
 

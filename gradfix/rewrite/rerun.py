@@ -26,6 +26,7 @@ from gradfix.rewrite.statements import (
     take_away,
     touches,
     units,
+    walk,
 )
 from gradfix.tape import Backward, Mutate, Record, Stack
 from gradfix.verdict import Effect
@@ -101,7 +102,7 @@ class Plan:
             moved = list(take_away(Unit(self.around, self.around, names(self.around)), self.view))
         if inline:
             return (*moved, *self._inlined())
-        lines = [lifted(u) if u in self.moved else line_of(self._quiet(u)) for u in self.again]
+        lines = [lifted(u) if u in self.moved else self._once_more(u) for u in self.again]
         return (*moved, *self._placed(lines))
 
     def _placed(self, lines: Sequence[cst.BaseStatement]) -> tuple[Edit, ...]:
@@ -111,6 +112,14 @@ class Plan:
             body = cst.IndentedBlock(list(lines))
             lines = [self.around.deep_clone().with_changes(body=body, leading_lines=())]
         return (put_after(self.step, *lines),)
+
+    def _once_more(self, unit: Unit) -> cst.BaseStatement:
+        """The unit as a line to run again; of an ``if`` only what is read afterwards."""
+        if not isinstance(unit.node, cst.If):
+            return line_of(self._quiet(unit))
+        pruned = unit.node.deep_clone().with_changes(leading_lines=()).visit(_Needed(self.read_later))
+        assert isinstance(pruned, cst.If)
+        return pruned
 
     def _quiet(self, unit: Unit) -> cst.CSTNode:
         """The statement to run again, with targets that nobody reads afterwards as ``_``."""
@@ -205,6 +214,36 @@ class Plan:
         return any(draws(self.project, self.view, u.node) for u in self.kept)
 
 
+class _Needed(cst.CSTTransformer):
+    """Takes away what assigns names that nobody reads; a body keeps at least one line."""
+
+    def __init__(self, read: frozenset[str]) -> None:
+        super().__init__()
+        self.read = read
+
+    def leave_IndentedBlock(
+        self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
+    ) -> cst.IndentedBlock:
+        kept = [
+            line
+            for line in updated_node.body
+            if not isinstance(line, cst.SimpleStatementLine)
+            or any(touches(names(small).writes, self.read) for small in line.body)
+        ]
+        kept = [
+            x.with_changes(leading_lines=()) if isinstance(x, cst.SimpleStatementLine) else x for x in kept
+        ]
+        return updated_node.with_changes(body=kept or [line_of(cst.Pass())])
+
+
+def _plain_branches(unit: Unit) -> bool:
+    """Whether the unit is an ``if`` whose branches only assign."""
+    if not isinstance(unit.node, cst.If):
+        return False
+    inner = list(walk(cst.Module([unit.node])))
+    return bool(inner) and all(isinstance(u.node, cst.Assign) for u in inner)
+
+
 def plan(project: Project, backward: Backward) -> Plan | None:
     """How to give `backward` a graph that no step has made stale; None where the body does not show it."""
     records, step = stale(project, backward)
@@ -260,7 +299,9 @@ def _again(
             again.append(n)
             dirty |= flat[n].writes
     if not again or any(
-        isinstance(flat[n].node, cst.BaseCompoundStatement) or not flat[n].writes for n in again
+        (isinstance(flat[n].node, cst.BaseCompoundStatement) and not _plain_branches(flat[n]))
+        or not flat[n].writes
+        for n in again
     ):
         return None
     kept: set[int] = set()

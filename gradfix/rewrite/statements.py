@@ -250,7 +250,10 @@ def common_block(view: View, *nodes: cst.CSTNode) -> Block | None:
 
 
 def shown(view: View, node: cst.CSTNode) -> str:
-    """A statement for a sentence: on one line, a long call without its arguments."""
+    """A statement for a sentence: on one line, a long call without its arguments, a block by its head."""
+    if isinstance(node, cst.BaseCompoundStatement):
+        bare = node.with_changes(leading_lines=())
+        return view.code(bare).strip().splitlines()[0].rstrip(" :")
     code = " ".join(view.code(node).split())
     inner = node.value if isinstance(node, (cst.Expr, cst.Assign)) else node
     if len(code) > 60 and isinstance(inner, cst.Call):

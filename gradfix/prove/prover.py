@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,15 +16,14 @@ from gradfix.prove.compare import (
     Difference,
     Likeness,
     Measured,
-    Stepped,
     aligned,
     difference,
     head,
-    kept,
     likeness,
     read,
 )
 from gradfix.prove.cured import Left, Lines, left, stale_for_ever
+from gradfix.prove.doubts import drift, weak, zeros
 from gradfix.prove.effects import Attempt, Impose, attempts, kept_sites
 from gradfix.run import Outcome, Run
 from gradfix.run.zygote import Zygote
@@ -33,7 +31,6 @@ from gradfix.tape import Failure, Note, Tape
 from gradfix.verdict import Effect, Status, Verdict
 
 CLEAN = ("finished", "steps")
-STARVED = 1e-6  # of the pass's gradient: rounding where parts of a loss cancel
 WORKERS = 4  # runs at once, over all candidates
 
 
@@ -118,6 +115,9 @@ class Prover:
         self.template = template
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="gradfix-run")
         self.lock = threading.Lock()
+        self.runs: dict[
+            tuple[object, ...], Future[Outcome]
+        ] = {}  # a candidate that is applied is the next baseline
 
     def baseline(self, files: Mapping[str, str]) -> Baseline:
         """Run the script as it is (`files` over the disk), recorded and plain. Raises InterpreterError."""
@@ -273,7 +273,7 @@ class Prover:
         names, oracle = baseline.names, baseline.oracle
         like = likeness(after.measured, oracle)
         measured: dict[str, object] = {"optimizers": words.numbers(like, names), "passes": oracle.passes}
-        zero = _zero(after.measured)
+        zero = zeros(after.measured)
         if zero:
             measured["zero"] = zero
         if after.left.others:
@@ -284,7 +284,7 @@ class Prover:
         for attempt in attempts(effects, conflicts, baseline.tape, oracle):
             found, before, now = self._try(baseline, files, after, attempt, cut_short)
             if found is None:
-                problem = _weak(attempt, before, now, after.measured, baseline)
+                problem = weak(attempt, before, now, after.measured, baseline.oracle, names)
                 if problem:
                     return Verdict("rejected", problem, measured)
                 measured["imposed"] = dict(attempt.before or {}) and sorted(attempt.before or {})
@@ -337,7 +337,7 @@ class Prover:
         rest = ""
         if after.left.others:
             rest = f"; still to cure: {after.left.others[0].message}"
-        drift = _drift(after.measured, baseline.oracle)
+        drifted = drift(after.measured, baseline.oracle)
         passes = baseline.oracle.passes
         unit = "step" if baseline.oracle.steps else "backward"
         over = f"over {passes} {unit}{'s' * (passes != 1)}"
@@ -352,29 +352,41 @@ class Prover:
             reason = (
                 f"equal {over} to the script {old if 'shims' in baseline.base else 'run as if it had leaves'}"
             )
-            return Verdict("intended", "; ".join([reason, *drift]) + rest, measured)
+            return Verdict("intended", "; ".join([reason, *drifted]) + rest, measured)
         if attempt.effects:
             said = words.alike(like, names) or f"equal {over} {words.imposed(attempt.effects)}"
             if "draws" in (attempt.after or {}) and after.measured.drawn != baseline.oracle.drawn:
                 # (gradients of other random numbers: their cosine says nothing of the effect)
                 said = f"equal {over} with the same random numbers and parameters"
-            return Verdict("intended", "; ".join([said, *drift]) + rest, measured)
+            return Verdict("intended", "; ".join([said, *drifted]) + rest, measured)
         if "keep" in baseline.base:
             return Verdict("proved", f"the gradient is kept now; all others equal {over}{rest}", measured)
         if not baseline.sound:
             reason = f"every gradient equal to the exact one {over}"
-            return Verdict("proved", "; ".join([reason, *drift]) + rest, measured)
+            return Verdict("proved", "; ".join([reason, *drifted]) + rest, measured)
         if set(after.measured.retained) - set(baseline.oracle.retained):
             return Verdict("proved", f"the gradient is kept now; all others equal {over}{rest}", measured)
         if all(c.severity == "note" for c in conflicts):
-            if drift:
-                return Verdict("rejected", "; ".join(drift), measured)
+            if drifted:
+                return Verdict("rejected", "; ".join(drifted), measured)
             return Verdict("preserved", f"every gradient equal {over}{rest}", measured)
         return Verdict("rejected", f"trains exactly as before {over}: it cures nothing", measured)
 
     # ---- runs
 
     def _start(
+        self, files: Mapping[str, str], record: bool = False, impose: Impose | None = None
+    ) -> Future[Outcome]:
+        """A run of `files`, or the one there was."""
+        if impose is not None:
+            return self._run(files, record, impose)
+        key = (record, *sorted(files.items()))
+        with self.lock:
+            if key not in self.runs:
+                self.runs[key] = self._run(files, record)
+            return self.runs[key]
+
+    def _run(
         self, files: Mapping[str, str], record: bool = False, impose: Impose | None = None
     ) -> Future[Outcome]:
         run = replace(self.template, files=dict(files), record=record, measure=True, impose=impose)
@@ -386,7 +398,7 @@ class Prover:
         key = json.dumps(impose, sort_keys=True)
         with self.lock:
             if key not in baseline._imposed:
-                baseline._imposed[key] = self._start(baseline.files, record=True, impose=impose or None)
+                baseline._imposed[key] = self._run(baseline.files, record=True, impose=impose or None)
             return baseline._imposed[key]
 
     def _imposed(self, baseline: Baseline, impose: Impose) -> Outcome:
@@ -426,110 +438,3 @@ def _how_it_ended(outcome: Outcome) -> str:
         message = words.shortened(" ".join(outcome.failure.message.split()))
         return f"it fails: {outcome.failure.type}: {message}"
     return outcome.detail or f"it ends otherwise than before: {outcome.ended}"
-
-
-def _weak(attempt: Attempt, before: Measured, now: Measured, after: Measured, baseline: Baseline) -> str:
-    """Why an equality proves less than it seems to, or ""."""
-    names = baseline.names
-    raw, mine = likeness(before, baseline.oracle), now.by_optimizer
-    for k, like in raw.items():
-        silent = all(g is None or g.norm == 0 for s in mine.get(k, ()) for g in s.grads)
-        if attempt.effects and silent and like.lost:
-            return f"{names.optimizer(k)} gets no gradient at all (had one before)"
-    starved = _starved(after, baseline.oracle)
-    cuts = {"cut-round", "cut-own-loss"} & set(attempt.effects)
-    if starved and attempt.effects and (not cuts or "places" in (attempt.before or {})):
-        return f"the gradient of {names.parameters(*starved)} is zero at every step (was not before)"
-    if not attempt.effects and attempt.before is not None:
-        lost = next(((k, x.lost) for k, x in likeness(now, baseline.oracle).items() if x.lost), None)
-        if lost:
-            return f"{names.parameters(*lost)} without a gradient (had one before)"
-    if "write" in (attempt.before or {}) and not _as_often(now, before):
-        return (
-            f"the write is made {sum(now.writes.values())} times, {sum(before.writes.values())} times before"
-        )
-    if attempt.after is not None and "write" not in attempt.after:
-        written = kept(after, baseline.oracle)
-        if written is not None:
-            return words.differs(written, names)
-    if attempt.frozen and "draws" not in (attempt.after or {}):
-        still = [b.value for b in now.backwards]
-        if len(still) > 1 and still == [b.value for b in after.backwards][: len(still)]:
-            return "the steps change no later loss"
-    if attempt.frozen:
-        free = list(now.backwards)
-        for b in before.backwards:
-            match = next((c for c in free if b.reached <= c.reached and c.accumulates == b.accumulates), None)
-            if match is None:
-                return "a pass no longer reads the parameters that are trained"
-            free.remove(match)
-    return ""
-
-
-def _starved(after: Measured, before: Measured) -> tuple[int, tuple[int, ...]] | None:
-    """(optimizer, its parameters) that have a gradient before and, but for rounding, none at any step after: a
-    loss whose parts cancel, as where both sides of a ratio are made anew."""
-    for k, were in before.by_optimizer.items():
-        mine = after.by_optimizer.get(k, [])
-        count = max((len(t.grads) for t in were), default=0)
-        lost = [
-            j for j in range(count) if mine and _share(were, j) > 10 * STARVED and _share(mine, j) < STARVED
-        ]
-        if lost:
-            return k, tuple(lost)
-    return None
-
-
-def _zero(after: Measured) -> int:
-    """How many parameters a loss reaches and, but for rounding, gives no gradient at any step."""
-    return sum(
-        _share(steps, j) < STARVED and any(j < len(s.grads) and s.grads[j] is not None for s in steps)
-        for steps in after.by_optimizer.values()
-        for j in range(max((len(s.grads) for s in steps), default=0))
-    )
-
-
-def _share(steps: Sequence[Stepped], j: int) -> float:
-    """A parameter's part of an optimizer's gradient, where it is largest."""
-    parts = [0.0]
-    for s in steps:
-        g = s.grads[j] if j < len(s.grads) else None
-        whole = math.sqrt(math.fsum(h.norm**2 for h in s.grads if h is not None))
-        parts.append(g.norm / whole if g is not None and whole else 0.0)
-    return max(parts)
-
-
-def _as_often(now: Measured, before: Measured) -> bool:
-    """Whether the write that is left out in both runs is made as often. One that comes behind the last step
-    now is cut off by the bound: then a round's worth may be missing."""
-    rounds = max(min(map(len, before.by_optimizer.values()), default=1), 1)
-    due = now.ended == "steps"
-    return bool(before.writes and now.writes) and all(
-        count - (math.ceil(count / rounds) if due else 0) <= now.writes.get(what, 0) <= count
-        for what, count in before.writes.items()
-    )
-
-
-def _drift(after: Measured, before: Measured) -> list[str]:
-    """Differences beside the gradients."""
-    said = []
-    last = [
-        (after.by_optimizer[k][-1], steps[-1])
-        for k, steps in before.by_optimizer.items()
-        if k in after.by_optimizer
-    ]
-    for i, whose in enumerate(("", "Python's ", "NumPy's ")):
-        pairs = ((s.random[i : i + 1], t.random[i : i + 1]) for s, t in last)
-        if any(x and y and x != y for x, y in pairs):  # (one that never imported NumPy drew nothing of it)
-            said.append(f"the number of {whose}random draws differs")
-    if any(_apart(s.buffers, t.buffers) for s, t in last):
-        said.append("running statistics differ")
-    return said
-
-
-def _apart(xs: Sequence[Sequence[float]], ys: Sequence[Sequence[float]]) -> bool:
-    return len(xs) != len(ys) or any(
-        abs(x - y) > 1e-4 * (abs(y) + abs(v[0]))
-        for u, v in zip(xs, ys, strict=True)
-        for x, y in zip(u, v, strict=True)
-    )

@@ -29,9 +29,7 @@ Standard library and torch only; installed after the recorder and before the mea
 from __future__ import annotations
 
 import os
-import random
 import sys
-import sysconfig
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -40,24 +38,21 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .execute import AfterImport
 from .measure import Optimizers, parameters, quiet
+from .pretend import (
+    DATA,
+    about,
+    foreign,
+    freeze_statistics,
+    key_draws_of_others,
+    restore_old_calls,
+    retain_gradients,
+    see_through,
+)
 
 Emit = Callable[[dict[str, Any]], None]
 
-_DATA: Any = torch._C.TensorBase.data
-_NO_DRAWS = ("seed", "getstate", "setstate", "get_state", "set_state")
 _MADE = "gradfix made in a place"
-_FOREIGN = tuple(
-    os.path.realpath(p) + os.sep
-    for p in {
-        os.path.dirname(torch.__file__),
-        os.path.dirname(os.path.abspath(__file__)),
-        sysconfig.get_paths()["stdlib"],
-        sysconfig.get_paths()["purelib"],
-        sysconfig.get_paths()["platlib"],
-    }
-)
 
 
 class Imposer:
@@ -87,19 +82,19 @@ class Imposer:
         if self.request.get("places"):
             _Made(self.request["places"]).__enter__()  # type: ignore[no-untyped-call]  # never left
         if self.request.get("null"):
-            _freeze_statistics()
+            freeze_statistics()
         if "through" in self.request:
-            _see_through(self.request["through"])
+            see_through(self.request["through"])
         if self.request.get("retain"):
-            _retain_gradients()
+            retain_gradients()
         if self.request.get("shims"):
-            _restore_old_calls()
+            restore_old_calls()
         if self.request.get("keep"):
             _Keep(self.request["keep"]).__enter__()  # type: ignore[no-untyped-call]  # never left
         if "draws" in self.request or "write" in self.request:
             self.mode = _Ops(self)
             if "draws" in self.request:
-                _key_draws_of_others(self.mode.seed_of)
+                key_draws_of_others(self.mode.seed_of)
             self.mode.__enter__()  # type: ignore[no-untyped-call]  # for the whole run: never left
 
     def finish(self, how: str, exc: BaseException | None = None) -> None:
@@ -266,7 +261,7 @@ class _Steps:
                 for p, value in zip(parameters(optimizer), old):  # noqa: B905  (Python 3.9)
                     if self.null == "rounds":
                         self.due[id(p)] = (p, p.detach().clone())
-                    _DATA.__get__(p).copy_(value)  # through .data: no version counter moves
+                    DATA.__get__(p).copy_(value)  # through .data: no version counter moves
                 if state is not None:
                     optimizer.state.clear()
                     optimizer.state.update(state)
@@ -275,7 +270,7 @@ class _Steps:
                     p.grad = None
             if self.imposer.rounds.stepped():
                 for p, value in self.due.values():
-                    _DATA.__get__(p).copy_(value)
+                    DATA.__get__(p).copy_(value)
                 self.due.clear()
 
 
@@ -300,7 +295,7 @@ class _Keep(TorchFunctionMode):
 
     def _how(self) -> str:
         frame = sys._getframe(2)
-        while frame is not None and _foreign(frame.f_code.co_filename):
+        while frame is not None and foreign(frame.f_code.co_filename):
             frame = frame.f_back  # type: ignore[assignment]
         if frame is None:
             return ""
@@ -329,7 +324,7 @@ class _Made(TorchFunctionMode):
         found = []
         frame = sys._getframe(2)
         while frame is not None:
-            if not _foreign(frame.f_code.co_filename):
+            if not foreign(frame.f_code.co_filename):
                 found.append((os.path.realpath(frame.f_code.co_filename), frame.f_lineno))
             frame = frame.f_back  # type: ignore[assignment]
         found.reverse()
@@ -342,6 +337,11 @@ class _Made(TorchFunctionMode):
 
 class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keyed random draws, and writes left out."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would import torch._dynamo, which takes as long as torch, to keep it off this mode."""
+        return False
 
     def __init__(self, imposer: Imposer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -367,7 +367,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def _seed(self, func: Any, args: Any, kwargs: Any) -> None:
-        seed = self.seed_of("{} {}".format(func, ",".join(_about(x) for x in args)))
+        seed = self.seed_of("{} {}".format(func, ",".join(about(x) for x in args)))
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed_all(seed)
@@ -411,7 +411,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return False
         elif list(target.shape) != self.write.get("shape"):
             return False
-        what = "{} {}".format(func, ",".join(_about(x) for x in args[1:]))
+        what = "{} {}".format(func, ",".join(about(x) for x in args[1:]))
         self.writes[what] = self.writes.get(what, 0) + 1
         return True
 
@@ -422,46 +422,6 @@ def _writes_first(func: Any, args: Any) -> bool:
         return False
     into = func._schema.arguments[0].alias_info
     return into is not None and bool(into.is_write)
-
-
-def _about(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return "x".join(str(n) for n in value.shape) + "t"
-    if hasattr(value, "shape"):
-        return f"{value.shape}a"
-    if isinstance(value, (list, tuple, dict, set)) and len(value) > 8:
-        return f"{type(value).__name__} of {len(value)}"
-    return repr(value)[:80]
-
-
-def _key_draws_of_others(seed_of: Callable[[str], int]) -> None:
-    """Draws of Python's and NumPy's global generators depend on their key alike."""
-    _key_draws(random, random._inst, seed_of)
-
-    def numpy(module: Any) -> None:
-        _key_draws(module, module.mtrand._rand, seed_of)
-
-    if "numpy.random" in sys.modules:
-        numpy(sys.modules["numpy.random"])
-    else:
-        sys.meta_path.insert(0, AfterImport("numpy.random", numpy))
-
-
-def _key_draws(module: Any, generator: Any, seed_of: Callable[[str], int]) -> None:
-    """Every function of `module` that is a method of its global generator draws from a seed of its key."""
-    reseed = module.seed
-
-    def keyed(name: str, draw: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            given = ",".join(_about(x) for x in (*args, *kwargs.values()))
-            reseed(seed_of(f"{module.__name__}.{name} {given}"))
-            return draw(*args, **kwargs)
-
-        return call
-
-    for name, value in list(vars(module).items()):
-        if getattr(value, "__self__", None) is generator and name not in _NO_DRAWS:
-            setattr(module, name, keyed(name, value))
 
 
 def _zeros(grads: Any) -> Any:
@@ -484,113 +444,7 @@ def _frames() -> tuple[Any, ...]:
     found = []
     frame = sys._getframe(1)
     while frame is not None:
-        if not _foreign(frame.f_code.co_filename):
+        if not foreign(frame.f_code.co_filename):
             found.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back  # type: ignore[assignment]
     return tuple(found)
-
-
-def _foreign(filename: str) -> bool:
-    return filename.startswith("<") or os.path.realpath(filename).startswith(_FOREIGN)
-
-
-def _freeze_statistics() -> None:
-    """A second forward changes nothing: running statistics and power iterations stand still."""
-    functional = torch.nn.functional
-    for name, position in (("batch_norm", 6), ("instance_norm", 6)):
-        setattr(functional, name, _without_momentum(getattr(functional, name), position))
-    try:
-        from torch.nn.utils import parametrizations
-
-        parametrizations._SpectralNorm._power_method = lambda *args: None  # type: ignore
-    except (ImportError, AttributeError):
-        pass
-    from torch.nn.utils.spectral_norm import SpectralNorm
-
-    compute = SpectralNorm.compute_weight
-
-    def compute_weight(self: Any, module: Any, do_power_iteration: bool) -> Any:
-        return compute(self, module, False)
-
-    SpectralNorm.compute_weight = compute_weight  # type: ignore
-
-
-def _without_momentum(call: Any, position: int) -> Any:
-    def frozen(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > position:
-            args = (*args[:position], 0.0, *args[position + 1 :])
-        else:
-            kwargs["momentum"] = 0.0
-        return call(*args, **kwargs)
-
-    return frozen
-
-
-def _see_through(sites: Any) -> None:
-    """`.data`, `.detach()`, `torch.tensor(t)` give the tensor itself in user lines: all, or [file, line]s."""
-    wanted = None if sites is True else {(os.path.realpath(f), line) for f, line in sites}
-
-    def here() -> bool:
-        frame = sys._getframe(2)
-        file = os.path.realpath(frame.f_code.co_filename)
-        if wanted is not None:
-            return (file, frame.f_lineno) in wanted
-        return not _foreign(file)
-
-    plain_detach, plain_tensor = torch.Tensor.detach, torch.tensor
-
-    def data(self: Any) -> Any:
-        return self if here() else _DATA.__get__(self)
-
-    def detach(self: Any) -> Any:
-        return self if here() else plain_detach(self)
-
-    def tensor(value: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(value, torch.Tensor) and here():
-            return value
-        return plain_tensor(value, *args, **kwargs)
-
-    torch.Tensor.data = property(data, _DATA.__set__)  # type: ignore
-    torch.Tensor.detach = detach
-    torch.tensor = tensor  # type: ignore
-
-
-def _retain_gradients() -> None:
-    """An optimizer takes non-leaf tensors, and they keep their gradient."""
-    add = torch.optim.Optimizer.add_param_group
-
-    def add_param_group(self: Any, group: Any) -> Any:
-        given = group["params"]
-        given = [given] if isinstance(given, torch.Tensor) else list(given)
-        for p in given:
-            if isinstance(p, torch.Tensor) and p.requires_grad and not p.is_leaf:
-                p.retain_grad()
-        return add(self, {**group, "params": given})
-
-    torch.optim.Optimizer.add_param_group = add_param_group  # type: ignore
-
-
-def _restore_old_calls() -> None:
-    """PyTorch 0.x took: loss.data[0], backward(retain_variables=), clip_grad_norm, Variable(volatile=)."""
-    getitem, backward = torch.Tensor.__getitem__, torch.Tensor.backward
-
-    def old_getitem(self: Any, index: Any) -> Any:
-        if self.dim() == 0 and type(index) is int and index == 0:
-            return self
-        return getitem(self, index)
-
-    def old_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if "retain_variables" in kwargs:
-            kwargs["retain_graph"] = kwargs.pop("retain_variables")
-        return backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
-
-    def variable(data: Any, requires_grad: bool = False, volatile: bool = False) -> Any:
-        if volatile:
-            return data.detach()
-        return data.requires_grad_(True) if requires_grad else data
-
-    torch.Tensor.__getitem__ = old_getitem  # type: ignore
-    torch.Tensor.backward = old_backward  # type: ignore
-    if not hasattr(torch.nn.utils, "clip_grad_norm"):
-        torch.nn.utils.clip_grad_norm = torch.nn.utils.clip_grad_norm_
-    torch.autograd.Variable = variable  # type: ignore

@@ -1,0 +1,121 @@
+"""Why two runs that agree prove less than they seem to, and what differs beside their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gradfix.prove import words
+from gradfix.prove.compare import Measured, Stepped, kept, likeness
+from gradfix.prove.effects import Attempt
+from gradfix.prove.words import Names
+
+STARVED = 1e-6  # of the pass's gradient: rounding where parts of a loss cancel
+
+
+def weak(
+    attempt: Attempt, before: Measured, now: Measured, after: Measured, oracle: Measured, names: Names
+) -> str:
+    """Why an equality proves less than it seems to, or ""."""
+    raw, mine = likeness(before, oracle), now.by_optimizer
+    for k, like in raw.items():
+        silent = all(g is None or g.norm == 0 for s in mine.get(k, ()) for g in s.grads)
+        if attempt.effects and silent and like.lost:
+            return f"{names.optimizer(k)} gets no gradient at all (had one before)"
+    starved = _starved(after, oracle)
+    cuts = {"cut-round", "cut-own-loss"} & set(attempt.effects)
+    if starved and attempt.effects and (not cuts or "places" in (attempt.before or {})):
+        return f"the gradient of {names.parameters(*starved)} is zero at every step (was not before)"
+    if not attempt.effects and attempt.before is not None:
+        lost = next(((k, x.lost) for k, x in likeness(now, oracle).items() if x.lost), None)
+        if lost:
+            return f"{names.parameters(*lost)} without a gradient (had one before)"
+    if "write" in (attempt.before or {}) and not _as_often(now, before):
+        return (
+            f"the write is made {sum(now.writes.values())} times, {sum(before.writes.values())} times before"
+        )
+    if attempt.after is not None and "write" not in attempt.after:
+        written = kept(after, oracle)
+        if written is not None:
+            return words.differs(written, names)
+    if attempt.frozen and "draws" not in (attempt.after or {}):
+        still = [b.value for b in now.backwards]
+        if len(still) > 1 and still == [b.value for b in after.backwards][: len(still)]:
+            return "the steps change no later loss"
+    if attempt.frozen:
+        free = list(now.backwards)
+        for b in before.backwards:
+            match = next((c for c in free if b.reached <= c.reached and c.accumulates == b.accumulates), None)
+            if match is None:
+                return "a pass no longer reads the parameters that are trained"
+            free.remove(match)
+    return ""
+
+
+def _starved(after: Measured, before: Measured) -> tuple[int, tuple[int, ...]] | None:
+    """(optimizer, its parameters) that have a gradient before and, but for rounding, none at any step after: a
+    loss whose parts cancel, as where both sides of a ratio are made anew."""
+    for k, were in before.by_optimizer.items():
+        mine = after.by_optimizer.get(k, [])
+        count = max((len(t.grads) for t in were), default=0)
+        lost = [
+            j for j in range(count) if mine and _share(were, j) > 10 * STARVED and _share(mine, j) < STARVED
+        ]
+        if lost:
+            return k, tuple(lost)
+    return None
+
+
+def zeros(after: Measured) -> int:
+    """How many parameters a loss reaches and, but for rounding, gives no gradient at any step."""
+    return sum(
+        _share(steps, j) < STARVED and any(j < len(s.grads) and s.grads[j] is not None for s in steps)
+        for steps in after.by_optimizer.values()
+        for j in range(max((len(s.grads) for s in steps), default=0))
+    )
+
+
+def _share(steps: Sequence[Stepped], j: int) -> float:
+    """A parameter's part of an optimizer's gradient, where it is largest."""
+    parts = [0.0]
+    for s in steps:
+        g = s.grads[j] if j < len(s.grads) else None
+        whole = math.sqrt(math.fsum(h.norm**2 for h in s.grads if h is not None))
+        parts.append(g.norm / whole if g is not None and whole else 0.0)
+    return max(parts)
+
+
+def _as_often(now: Measured, before: Measured) -> bool:
+    """Whether the write that is left out in both runs is made as often. One that comes behind the last step
+    now is cut off by the bound: then a round's worth may be missing."""
+    rounds = max(min(map(len, before.by_optimizer.values()), default=1), 1)
+    due = now.ended == "steps"
+    return bool(before.writes and now.writes) and all(
+        count - (math.ceil(count / rounds) if due else 0) <= now.writes.get(what, 0) <= count
+        for what, count in before.writes.items()
+    )
+
+
+def drift(after: Measured, before: Measured) -> list[str]:
+    """Differences beside the gradients."""
+    said = []
+    last = [
+        (after.by_optimizer[k][-1], steps[-1])
+        for k, steps in before.by_optimizer.items()
+        if k in after.by_optimizer
+    ]
+    for i, whose in enumerate(("", "Python's ", "NumPy's ")):
+        pairs = ((s.random[i : i + 1], t.random[i : i + 1]) for s, t in last)
+        if any(x and y and x != y for x, y in pairs):  # (one that never imported NumPy drew nothing of it)
+            said.append(f"the number of {whose}random draws differs")
+    if any(_apart(s.buffers, t.buffers) for s, t in last):
+        said.append("running statistics differ")
+    return said
+
+
+def _apart(xs: Sequence[Sequence[float]], ys: Sequence[Sequence[float]]) -> bool:
+    return len(xs) != len(ys) or any(
+        abs(x - y) > 1e-4 * (abs(y) + abs(v[0]))
+        for u, v in zip(xs, ys, strict=True)
+        for x, y in zip(u, v, strict=True)
+    )

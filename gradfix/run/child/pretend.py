@@ -1,0 +1,177 @@
+"""What some impositions put in the place of functions of torch, Python and NumPy; see impose.py.
+
+Standard library and torch only.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import sysconfig
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .execute import AfterImport
+
+DATA: Any = torch._C.TensorBase.data
+_NO_DRAWS = ("seed", "getstate", "setstate", "get_state", "set_state")
+_FOREIGN = tuple(
+    os.path.realpath(p) + os.sep
+    for p in {
+        os.path.dirname(torch.__file__),
+        os.path.dirname(os.path.abspath(__file__)),
+        sysconfig.get_paths()["stdlib"],
+        sysconfig.get_paths()["purelib"],
+        sysconfig.get_paths()["platlib"],
+    }
+)
+
+
+def about(value: Any) -> str:
+    """An argument of a draw, in short."""
+    if isinstance(value, torch.Tensor):
+        return "x".join(str(n) for n in value.shape) + "t"
+    if hasattr(value, "shape"):
+        return f"{value.shape}a"
+    if isinstance(value, (list, tuple, dict, set)) and len(value) > 8:
+        return f"{type(value).__name__} of {len(value)}"
+    return repr(value)[:80]
+
+
+def key_draws_of_others(seed_of: Callable[[str], int]) -> None:
+    """Draws of Python's and NumPy's global generators depend on their key alike."""
+    _key_draws(random, random._inst, seed_of)
+
+    def numpy(module: Any) -> None:
+        _key_draws(module, module.mtrand._rand, seed_of)
+
+    if "numpy.random" in sys.modules:
+        numpy(sys.modules["numpy.random"])
+    else:
+        sys.meta_path.insert(0, AfterImport("numpy.random", numpy))
+
+
+def _key_draws(module: Any, generator: Any, seed_of: Callable[[str], int]) -> None:
+    """Every function of `module` that is a method of its global generator draws from a seed of its key."""
+    reseed = module.seed
+
+    def keyed(name: str, draw: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = ",".join(about(x) for x in (*args, *kwargs.values()))
+            reseed(seed_of(f"{module.__name__}.{name} {given}"))
+            return draw(*args, **kwargs)
+
+        return call
+
+    for name, value in list(vars(module).items()):
+        if getattr(value, "__self__", None) is generator and name not in _NO_DRAWS:
+            setattr(module, name, keyed(name, value))
+
+
+def freeze_statistics() -> None:
+    """A second forward changes nothing: running statistics and power iterations stand still."""
+    functional = torch.nn.functional
+    for name, position in (("batch_norm", 6), ("instance_norm", 6)):
+        setattr(functional, name, _without_momentum(getattr(functional, name), position))
+    try:
+        from torch.nn.utils import parametrizations
+
+        parametrizations._SpectralNorm._power_method = lambda *args: None  # type: ignore
+    except (ImportError, AttributeError):
+        pass
+    from torch.nn.utils.spectral_norm import SpectralNorm
+
+    compute = SpectralNorm.compute_weight
+
+    def compute_weight(self: Any, module: Any, do_power_iteration: bool) -> Any:
+        return compute(self, module, False)
+
+    SpectralNorm.compute_weight = compute_weight  # type: ignore
+
+
+def _without_momentum(call: Any, position: int) -> Any:
+    def frozen(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > position:
+            args = (*args[:position], 0.0, *args[position + 1 :])
+        else:
+            kwargs["momentum"] = 0.0
+        return call(*args, **kwargs)
+
+    return frozen
+
+
+def see_through(sites: Any) -> None:
+    """`.data`, `.detach()`, `torch.tensor(t)` give the tensor itself in user lines: all, or [file, line]s."""
+    wanted = None if sites is True else {(os.path.realpath(f), line) for f, line in sites}
+
+    def here() -> bool:
+        frame = sys._getframe(2)
+        file = os.path.realpath(frame.f_code.co_filename)
+        if wanted is not None:
+            return (file, frame.f_lineno) in wanted
+        return not foreign(file)
+
+    plain_detach, plain_tensor = torch.Tensor.detach, torch.tensor
+
+    def data(self: Any) -> Any:
+        return self if here() else DATA.__get__(self)
+
+    def detach(self: Any) -> Any:
+        return self if here() else plain_detach(self)
+
+    def tensor(value: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(value, torch.Tensor) and here():
+            return value
+        return plain_tensor(value, *args, **kwargs)
+
+    torch.Tensor.data = property(data, DATA.__set__)  # type: ignore
+    torch.Tensor.detach = detach
+    torch.tensor = tensor  # type: ignore
+
+
+def retain_gradients() -> None:
+    """An optimizer takes non-leaf tensors, and they keep their gradient."""
+    add = torch.optim.Optimizer.add_param_group
+
+    def add_param_group(self: Any, group: Any) -> Any:
+        given = group["params"]
+        given = [given] if isinstance(given, torch.Tensor) else list(given)
+        for p in given:
+            if isinstance(p, torch.Tensor) and p.requires_grad and not p.is_leaf:
+                p.retain_grad()
+        return add(self, {**group, "params": given})
+
+    torch.optim.Optimizer.add_param_group = add_param_group  # type: ignore
+
+
+def restore_old_calls() -> None:
+    """PyTorch 0.x took: loss.data[0], backward(retain_variables=), clip_grad_norm, Variable(volatile=)."""
+    getitem, backward = torch.Tensor.__getitem__, torch.Tensor.backward
+
+    def old_getitem(self: Any, index: Any) -> Any:
+        if self.dim() == 0 and type(index) is int and index == 0:
+            return self
+        return getitem(self, index)
+
+    def old_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "retain_variables" in kwargs:
+            kwargs["retain_graph"] = kwargs.pop("retain_variables")
+        return backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def variable(data: Any, requires_grad: bool = False, volatile: bool = False) -> Any:
+        if volatile:
+            return data.detach()
+        return data.requires_grad_(True) if requires_grad else data
+
+    torch.Tensor.__getitem__ = old_getitem  # type: ignore
+    torch.Tensor.backward = old_backward  # type: ignore
+    if not hasattr(torch.nn.utils, "clip_grad_norm"):
+        torch.nn.utils.clip_grad_norm = torch.nn.utils.clip_grad_norm_
+    torch.autograd.Variable = variable  # type: ignore
+
+
+def foreign(filename: str) -> bool:
+    return filename.startswith("<") or os.path.realpath(filename).startswith(_FOREIGN)

@@ -27,7 +27,6 @@ from gradfix.rewrite.tensors import accumulates
 from gradfix.rewrite.writes import write_at, write_of
 from gradfix.tape import Mutate
 
-
 LEAF = Effect("adds-gradient", "the updated tensor is the leaf and gets the gradient")
 
 

@@ -29,6 +29,7 @@ from gradfix.rewrite.spelling import (
     is_inplace_call,
     peeled,
     undone_data,
+    undone_data_everywhere,
     without_arguments,
 )
 from gradfix.rewrite.tensors import detached_alias, is_leaf, is_list, is_mask, of_container
@@ -76,7 +77,7 @@ class OutOfPlace(Codemod):
     writes into a part of a tensor: then clone before the write.
     """
 
-    kinds = ("stale-saved-tensor", "silent-overwrite", "leaf-write", "forbidden-view-write")
+    kinds = ("stale-saved-tensor", "silent-overwrite", "leaf-write", "forbidden-view-write", "cut-graph")
     effects = ("none", "adds-gradient")
     examples = (
         Example(
@@ -104,6 +105,9 @@ y.sum().backward()
         write = write_of(conflict, project)
         if write is None or (conflict.write is not None and conflict.write.optimizer is not None):
             return
+        if conflict.kind == "cut-graph":
+            yield from _second_order(write, conflict, project)
+            return
         leaf = conflict.write is not None and is_leaf(project, conflict.write.ref.storage)
         if leaf and (write.hidden or "." in write.name or _optimized(conflict, project)):
             return
@@ -123,6 +127,21 @@ y.sum().backward()
         if (edit := _dropped(write, conflict, project)) is not None:
             old = write.view.code(edit.node)
             yield Proposal(f"`{_short(old)}` out of place", NONE, {write.view.path: (edit,)}, rank)
+
+
+def _second_order(write: Write, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """The update as a part of the graph, nothing of it behind ``.data``."""
+    if conflict.pattern != "second-order":
+        return
+    for statement, edits in _statements(write, conflict, project):
+        whole = cast(cst.BaseSmallStatement, undone_data_everywhere(statement))
+        yield _proposal(write, whole, FLOWS, 0, edits)
+    if (built := _rebuilt(write)) is not None:
+        line = cast(cst.BaseStatement, undone_data_everywhere(built[1]))
+        bare = line.with_changes(leading_lines=(), trailing_whitespace=cst.TrailingWhitespace())
+        code = _short(write.view.module.code_for_node(bare))
+        edit = Replace(built[0].node, lambda _: line)
+        yield Proposal(f"out of place: `{code}`", FLOWS, {write.view.path: (edit,)})
 
 
 def _cuts(value: cst.BaseExpression, name: str) -> bool:

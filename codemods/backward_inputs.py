@@ -12,7 +12,19 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.boundary import frame, gather, meeting, pass_end, same_place
 from gradfix.rewrite.calls import backward_call, parameters_of, says, with_arguments
-from gradfix.rewrite.statements import Unit, common_block, lifted, put_after, take_away, unit_in, units
+from gradfix.rewrite.statements import (
+    Unit,
+    block_of,
+    common_block,
+    lifted,
+    names,
+    put_after,
+    shown,
+    take_away,
+    touches,
+    unit_in,
+    units,
+)
 from gradfix.tape import Backward, Step, Zero
 from gradfix.verdict import NONE, Effect
 
@@ -158,31 +170,36 @@ def _together(project: Project, backward: Backward) -> Iterator[Proposal] | None
     steps = [e for e in project.tape.events if isinstance(e, Step) and first.time < e.time < last.time]
     if not steps:
         return None
-    for step in steps:
-        stepped = {r.storage for r in step.refs}
-        for e in project.tape.events:
-            if (
-                isinstance(e, Zero)
-                and step.time < e.time < last.time
-                and stepped & {r.storage for r in e.refs}
-            ):
-                return None  # its gradients would be cleared before it comes
     depth = meeting(*(b.stack for b in group), *(s.stack for s in steps))
     if any(len(b.stack) - 1 != depth for b in group):
         return None
-    return _moved(project, group, steps, depth)
+    return _moved(project, group, steps, _clearing(project, steps, last), depth)
+
+
+def _clearing(project: Project, steps: Sequence[Step], last: Backward) -> tuple[Zero, ...]:
+    """What clears, before the last backward, gradients that a step put behind it would need."""
+    found: dict[int, Zero] = {}
+    for step in steps:
+        stepped = {r.storage for r in step.refs}
+        for e in project.tape.events:
+            pending = isinstance(e, Zero) and step.time < e.time < last.time
+            if isinstance(e, Zero) and pending and stepped & {r.storage for r in e.refs}:
+                found[e.time] = e
+    return tuple(found.values())
 
 
 def _moved(
-    project: Project, group: Sequence[Backward], steps: Sequence[Step], depth: int
+    project: Project, group: Sequence[Backward], steps: Sequence[Step], zeros: Sequence[Zero], depth: int
 ) -> Iterator[Proposal] | None:
     calls = [backward_call(project, b) for b in group]
-    places = [frame(project, s.stack, depth) for s in steps]
+    places = [frame(project, e.stack, depth) for e in (*steps, *zeros)]
     view = calls[0][0] if calls[0] else None
-    if view is None or any(c is None or c[0] is not view for c in calls) or any(p is None for p in places):
+    if view is None or any(c is None or c[0] is not view for c in calls):
         return None
-    nodes = [c[1] for c in calls if c] + [p[1] for p in places if p]
-    block = common_block(view, *nodes)
+    if any(p is None or p[0] is not view for p in places):
+        return None
+    stepping = [p[1] for p in places[: len(steps)] if p]
+    block = common_block(view, *(c[1] for c in calls if c), *stepping)
     if block is None:
         return None
     body = units(block)
@@ -191,22 +208,73 @@ def _moved(
         for b, c in zip(group, calls, strict=True)
         if c and (n := unit_in(view, block, c[1])) is not None
     ]
-    stepping = sorted({n for p in places if p and (n := unit_in(view, block, p[1])) is not None})
     end = max((p.index for p in placed), default=-1)
-    if len(placed) != len(group) or {p.index for p in placed} & set(stepping) or end < 0:
+    if len(placed) != len(group) or end < 0:
         return None
-    early = [body[n] for n in stepping if n < end]
-    if not early or any(isinstance(u.node, cst.BaseCompoundStatement) for u in early):
+    early = [_guarded(view, block, node) for node in dict.fromkeys(stepping)]
+    clearing = [_guarded(view, block, p[1]) for p in places[len(steps) :] if p]
+    chosen = [g for g in early if g is not None]
+    gone = {id(g.unit.node): g.unit for g in clearing if g is not None}
+    if not chosen or len(chosen) != len(early) or None in clearing:
         return None
-    return _proposal(project, view, placed, early, body[end])
+    between = frozenset().union(*(u.writes for u in body[: end + 1]))
+    if any(
+        g.test is not None and touches(names(g.test).reads, between - _before(body, placed)) for g in chosen
+    ):
+        return None  # the condition may be another one by then
+    return _proposal(project, view, placed, chosen, tuple(gone.values()), body[end])
+
+
+def _before(body: Sequence[Unit], placed: Sequence[_Placed]) -> frozenset[str]:
+    """Names that are bound before the first backward, and by nothing between it and the last."""
+    first, end = min(p.index for p in placed), max(p.index for p in placed)
+    later = frozenset().union(*(u.writes for u in body[first : end + 1]))
+    return frozenset().union(*(u.writes for u in body[:first])) - later
+
+
+@dataclass(frozen=True, slots=True)
+class _Guarded:
+    """A statement of the body, or of an ``if`` without ``else`` in it: then with its test."""
+
+    unit: Unit
+    test: cst.BaseExpression | None = None
+
+    def line(self) -> cst.BaseStatement:
+        """The statement to put elsewhere."""
+        if self.test is None:
+            return lifted(self.unit)
+        return cst.If(self.test.deep_clone(), cst.IndentedBlock([lifted(self.unit)]))
+
+
+def _guarded(view: View, block: cst.CSTNode, node: cst.CSTNode) -> _Guarded | None:
+    inner = block_of(view, node)
+    index = unit_in(view, inner, node) if inner is not None else None
+    if inner is None or index is None:
+        return None
+    unit = units(inner)[index]
+    if not isinstance(unit.node, (cst.Expr, cst.Assign)):
+        return None
+    if inner is block:
+        return _Guarded(unit)
+    around = view.parents.get(inner)
+    plain = isinstance(around, cst.If) and around.orelse is None and len(units(inner)) > 1
+    if not plain or not isinstance(around, cst.If) or view.parents.get(around) is not block:
+        return None
+    return _Guarded(unit, around.test)
 
 
 def _proposal(
-    project: Project, view: View, placed: Sequence[_Placed], early: Sequence[Unit], end: Unit
+    project: Project,
+    view: View,
+    placed: Sequence[_Placed],
+    early: Sequence[_Guarded],
+    clearing: Sequence[Unit],
+    end: Unit,
 ) -> Iterator[Proposal]:
-    steps = ", ".join(f"`{view.code(u.node).strip()}`" for u in early)
-    moved = [e for unit in early for e in take_away(unit, view)]
-    moved.append(put_after(end, *(lifted(u) for u in early)))
+    steps = ", ".join(f"`{shown(view, g.unit.node)}`" for g in early)
+    moved = [e for g in early for e in take_away(g.unit, view)]
+    moved += [e for unit in clearing for e in take_away(unit, view, comments=True)]
+    moved.append(put_after(end, *(g.line() for g in early)))
     restricted: list[Edit] = []
     kept: list[Edit] = []
     for n, p in enumerate(placed):
@@ -224,5 +292,7 @@ def _proposal(
             restricted.append(with_arguments(p.call, {**keep, **put}))
     summary = f"take every gradient before {steps}, each into its own parameters"
     yield Proposal(summary, NONE, gather((view, [*restricted, *moved])), 2)
+    if clearing:
+        return
     # The plain reorder is in real repositories: shown with what it does to the other gradients.
     yield Proposal(f"only move {steps} behind the last backward", NONE, gather((view, [*kept, *moved])), 9)

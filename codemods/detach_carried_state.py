@@ -146,9 +146,9 @@ def _ways(project: Project, found: tuple[Carried, ...], edges: object) -> Iterat
     for group in groups:
         shapes = {i.name: ("tensor", "tuple") if _entries(i) else i.shapes(project, consumers) for i in group}
         # another method may read an attribute after it is stored, so it is detached where it is read
-        ways = (_read, _stored, _after) if any("." in i.name for i in group) else (_stored, _read, _after)
+        ways = [_read, _stored, _after] if any("." in i.name for i in group) else [_stored, _read, _after]
         if any(map(_entries, group)):
-            ways = (_stored,)
+            ways = [_stored]
         for way in ways:
             for n in range(max(len(s) for s in shapes.values())):
                 parts: list[Part] = []

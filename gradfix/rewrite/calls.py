@@ -197,7 +197,8 @@ def _as_list(given: cst.BaseExpression) -> cst.BaseExpression | None:
             return None  # groups with their own settings
         return given.deep_clone()
     if isinstance(given, cst.Call):
-        called = (dotted(given.func) or "").rpartition(".")[2]
+        func = given.func
+        called = func.attr.value if isinstance(func, cst.Attribute) else dotted(func) or ""
         if called == "chain" and not any(a.star or a.keyword for a in given.args):
             return cst.List([cst.StarredElement(a.value.deep_clone()) for a in given.args])
         if called == "list" and len(given.args) == 1:

@@ -36,7 +36,8 @@ def repair(
             source.check()
     except SourceError as problem:
         return Result(entry, problem=Problem(problem.sentence, problem.detail))
-    overlay = {} if text is None else {str(entry): script}
+    served = source is None or source.kind == "notebook"  # what is not on the disk as Python would read it
+    overlay = {str(entry): script} if served else {}
     root = project_root(entry)
     template = Run(
         script=entry,

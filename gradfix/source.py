@@ -26,6 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from gradfix import notebook
+
 NEWLINE = re.compile(r"\r\n|\r|\n")
 SKIPPED = frozenset({"__pycache__", "build", "dist", "node_modules", "site-packages", "venv", "env"})
 
@@ -56,9 +58,6 @@ class Source:
         """The file at `path`. Raises SourceError: not there, not a file, not readable, not in its
         encoding."""
         path = Path(path)
-        if path.suffix == ".ipynb":
-            hint = f"export it first: jupyter nbconvert --to script {path.name}"
-            raise SourceError(f"{path}: notebooks can't be read yet; {hint}")
         try:
             if not path.is_file():
                 there = path.exists() or path.is_symlink()
@@ -84,7 +83,13 @@ class Source:
         if "\0" in text:
             line = len(split_lines(text[: text.index("\0")]))
             raise SourceError(f"{path}:{line}: holds a null byte; this is not Python source")
-        return cls(Path(path), raw, NEWLINE.sub("\n", text), encoding)
+        text = NEWLINE.sub("\n", text)
+        if Path(path).suffix == ".ipynb":
+            try:
+                return cls(Path(path), raw, notebook.join(text), encoding, "notebook")
+            except notebook.NotebookError as problem:
+                raise SourceError(f"{path}: {problem}") from None
+        return cls(Path(path), raw, text, encoding)
 
     @property
     def sha256(self) -> str:
@@ -104,6 +109,11 @@ class Source:
         old = _body(self.raw).decode(self.encoding)
         if old.encode(self.encoding) != _body(self.raw):
             raise SourceError(f"{self.path}: its bytes are not the only way to write it in {self.encoding}")
+        if self.kind == "notebook":
+            try:
+                text = notebook.edit(NEWLINE.sub("\n", old), text)
+            except notebook.NotebookError as problem:
+                raise SourceError(f"{self.path}: {problem}; nothing was written") from None
         restored = _restore(old, text)
         try:
             body = restored.encode(self.encoding)

@@ -154,7 +154,7 @@ def test_run_repairs_nothing(fake):
         ("explain freed-grph", "there is no kind or codemod 'freed-grph'; did you mean freed-graph?"),
         ("fix --tape gone.tape", "gone.tape"),
         ("fix --tape gan.py", "not a gradfix tape"),
-        ("fix note.ipynb", "notebooks can't be read yet"),
+        ("fix note.ipynb", "this is not a notebook"),
         ("fix - gan.py", "- stands alone"),
         ("record gone.py -o x.tape", "gone.py: there is no such file"),
     ],
@@ -163,7 +163,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(fake, capsys, words, sentence
     Path("empty").mkdir()
     Path("note.ipynb").write_text("{}")
     if "ipynb" in words:
-        fake.make = lambda p: Result(p, problem=Problem(f"{p.name}: notebooks can't be read yet"))
+        fake.make = lambda p: Result(p, problem=Problem(f"{p.name}: this is not a notebook"))
     assert gradfix(*words.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gradfix.report import Line, View, shown
 from gradfix.report.layout import wording
 from gradfix.report.places import message, place
+from gradfix.report.places import shown as written
 
 if TYPE_CHECKING:
     from gradfix.result import Diagnosis, Result
@@ -19,7 +20,7 @@ def render(result: Result, view: View) -> Iterator[Line]:
     for diagnosis in shown(result):
         conflict = diagnosis.conflict
         at = place(conflict.at, diagnosis, result)
-        where = f"{view.paths.show(at.path)}:{at.line}:{at.column + 1}"
+        where = written(at, result, view.paths)
         said = message(diagnosis, result)
         text = f"{where}: {conflict.kind} {conflict.severity}: {said}{_cure(diagnosis)}"
         yield Line(wording(text, view.glyphs))

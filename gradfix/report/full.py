@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,12 @@ from rich.text import Text
 
 from gradfix.explain import why
 from gradfix.messages import recognise
+from gradfix.notebook import locate
 from gradfix.report import Line, View, faults, shown
 from gradfix.report.diff import unified
 from gradfix.report.layout import fold, safe, wording
 from gradfix.report.places import Place, callers, led_back, message, place
+from gradfix.report.places import shown as written
 from gradfix.report.snippet import GUTTER, Span, draw
 from gradfix.result import HELD
 from gradfix.source import split_lines
@@ -139,20 +141,31 @@ def _diagnosis(diagnosis: Diagnosis, result: Result, view: View, explain: bool) 
     spans = list(_spans(diagnosis, result, view))
     here = next(p for p, span in spans if span.primary)
     order = sorted({p.path: p for p, _ in reversed(spans)}.values(), key=lambda p: p.path != here.path)
-    margin = max(len(str(max(p.end_line for p, _ in spans))), 2)
+    margin = max(2, *(len(_numbering(p.path, result)(p.end_line)) for p, _ in spans))
     for number, first in enumerate(order):
         first = here if first.path == here.path else first
         inside = [span for p, span in spans if p.path == first.path]
         sign = view.glyphs.tee if number else view.glyphs.corner
-        name = safe(view.paths.show(first.path))
-        yield Text.assemble((f"{'':>{margin}} {sign} ", GUTTER), f"{name}:{first.line}:{first.column + 1}")
+        yield Text.assemble((f"{'':>{margin}} {sign} ", GUTTER), safe(written(first, result, view.paths)))
         text = result.sources.get(first.path)
         if text is None:
             spans_text = "; ".join(f"line {s.line}: {s.text}" for s in inside)
             yield from _hanging(f"{'':>{margin}} {view.glyphs.bar} ", spans_text, view, GUTTER)
         else:
-            yield from draw(split_lines(text), inside, view.width, margin, view.glyphs)
+            numbers = _numbering(first.path, result)
+            yield from draw(split_lines(text), inside, view.width, margin, view.glyphs, numbers)
     yield from _sentences(diagnosis, result, view, f"{'':>{margin}} = ", explain)
+
+
+def _numbering(path: str, result: Result) -> Callable[[int], str]:
+    """How the lines of a file are numbered: ``cell:line`` in a notebook."""
+    text = result.sources.get(path, "")
+
+    def number(line: int) -> str:
+        found = locate(text, line) if path.endswith(".ipynb") else None
+        return f"{found[0]}:{found[1]}" if found else str(line)
+
+    return number
 
 
 def _spans(diagnosis: Diagnosis, result: Result, view: View) -> Iterator[tuple[Place, Span]]:
@@ -193,7 +206,7 @@ def _sentences(
         labelled = [place(x.at, diagnosis, result) for x in conflict.labels]
         known = {(p.path, p.line) for p in labelled}
         elsewhere = [p for p in places if (p.path, p.line) not in known]
-        names = list(dict.fromkeys(f"{view.paths.show(p.path)}:{p.line}" for p in elsewhere))
+        names = list(dict.fromkeys(written(p, result, view.paths).rsplit(":", 1)[0] for p in elsewhere))
         more = f" and {len(names) - PLACES} more places" if len(names) > PLACES else ""
         if names:
             text = ", ".join(names[:PLACES]) + more

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
+from gradfix.notebook import locate
 from gradfix.report import View
 from gradfix.report.diff import unified
-from gradfix.report.places import Place, callers, led_back, message, place
+from gradfix.report.places import Place, callers, cell, led_back, message, place
 from gradfix.source import split_lines
 
 if TYPE_CHECKING:
@@ -52,18 +53,21 @@ def _diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, A
     for label, caller in zip(conflict.labels, callers(conflict.labels), strict=True):
         related.append(
             _related(
-                label.role, led_back(label.text, diagnosis, result), place(label.at, diagnosis, result), view
+                label.role,
+                led_back(label.text, diagnosis, result),
+                place(label.at, diagnosis, result),
+                result,
+                view,
             )
         )
         if caller is not None:
             words = f"called here: {label.text}"
-            related.append(_related("call", words, place(caller, diagnosis, result), view))
+            related.append(_related("call", words, place(caller, diagnosis, result), result, view))
     return {
         "kind": conflict.kind,
         "severity": conflict.severity,
         "path": view.paths.show(at.path),
-        "cell": None,
-        "range": _range(at),
+        **_at(at, result),
         "message": message(diagnosis, result),
         "related": related,
         "cures": [_cure(c, view) for c in diagnosis.cures],
@@ -71,13 +75,12 @@ def _diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, A
     }
 
 
-def _related(role: str, message: str, at: Place, view: View) -> dict[str, Any]:
+def _related(role: str, said: str, at: Place, result: Result, view: View) -> dict[str, Any]:
     return {
         "role": role,
         "path": view.paths.show(at.path),
-        "cell": None,
-        "range": _range(at),
-        "message": message,
+        **_at(at, result),
+        "message": said,
     }
 
 
@@ -133,12 +136,24 @@ def _edits(path: str, old: str, new: str) -> list[dict[str, Any]]:
             text = ("\n" if stop > j else "") + text
         else:
             span = _points(1, 1, len(a), len(a[-1]) + 1)
-        out.append({"path": path, "range": span, "text": text})
+        found = locate(old, i) if path.endswith(".ipynb") else None
+        if found:  # lines count within the cell
+            for end_ in span.values():
+                end_["line"] += found[1] - i
+        out.append({"path": path, "cell": found[0] if found else None, "range": span, "text": text})
     return out[::-1]
 
 
-def _range(p: Place) -> dict[str, Any]:
-    return _points(p.line, p.column + 1, p.end_line, p.end_column + 1)
+def _at(p: Place, result: Result) -> dict[str, Any]:
+    """The cell, in a notebook, and the range, whose lines count within it."""
+    found = cell(p, result)
+    line, end_line = p.line, p.end_line
+    if found:
+        line, end_line = found[1], found[1] + p.end_line - p.line
+    return {
+        "cell": found[0] if found else None,
+        "range": _points(line, p.column + 1, end_line, p.end_column + 1),
+    }
 
 
 def _points(line: int, column: int, end_line: int, end_column: int) -> dict[str, Any]:

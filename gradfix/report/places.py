@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradfix.notebook import locate
 from gradfix.source import split_lines
 from gradfix.tape import Site
 from gradfix.wording import describe
@@ -56,6 +57,19 @@ class Place:
     end_line: int
     end_column: int
     whole: bool = False
+
+
+def cell(p: Place, result: Result) -> tuple[int, int] | None:
+    """(cell, the line in it where it begins) of a place in a notebook; None elsewhere."""
+    text = result.sources.get(p.path) if p.path.endswith(".ipynb") else None
+    return locate(text, p.line) if text is not None else None
+
+
+def shown(p: Place, result: Result, paths: Paths) -> str:
+    """``path:line:column`` as reports print it; with ``cell N:`` before the line in a notebook."""
+    found = cell(p, result)
+    line = f"cell {found[0]}:{found[1]}" if found else str(p.line)
+    return f"{paths.show(p.path)}:{line}:{p.column + 1}"
 
 
 def place(site: Site, diagnosis: Diagnosis, result: Result) -> Place:

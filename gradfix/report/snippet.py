@@ -10,7 +10,7 @@ A span over several lines gets a bracket at the left. Lines too long for the wid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -57,14 +57,19 @@ class _Bracket:
 
 
 def draw(
-    lines: Sequence[str], spans: Sequence[Span], width: int, margin: int, glyphs: Glyphs
+    lines: Sequence[str],
+    spans: Sequence[Span],
+    width: int,
+    margin: int,
+    glyphs: Glyphs,
+    numbers: Callable[[int], str] = str,
 ) -> Iterator[Text]:
-    """The rows of one file's snippet; `margin` is the width of the line numbers, `width` that of the
-    terminal."""
+    """The rows of one file's snippet; `margin` is the width of the line numbers, `width` that of the terminal,
+    `numbers` how they are written."""
     spans = [s for s in spans if 1 <= s.line <= len(lines)]
     brackets = _brackets(spans, lines)
     lanes = max((b.lane for b in brackets), default=-1) + 1
-    pen = _Pen(glyphs, margin, max(width - margin - 3 - 2 * lanes, 20), brackets, lanes)
+    pen = _Pen(glyphs, margin, max(width - margin - 3 - 2 * lanes, 20), brackets, lanes, numbers)
     shown = _shown(spans, brackets, len(lines))
     last = None
     for number in shown:
@@ -139,6 +144,7 @@ class _Pen:
     width: int  # of the source text
     brackets: Sequence[_Bracket]
     lanes: int
+    numbers: Callable[[int], str]
 
     def line(self, number: int, layout: Row, marks: list[_Mark]) -> Iterator[Text]:
         """The source line and the marks under it; drawn again for marks too far apart for one line."""
@@ -147,7 +153,7 @@ class _Pen:
             cut = layout.cut(low + (1 if low else 0), high).rstrip()
             text = (self.glyphs.more if low else "") + cut + (self.glyphs.more if high < layout.width else "")
             if text.strip():
-                gutter = (f"{number:>{self.margin}} {self.glyphs.bar} ", GUTTER)
+                gutter = (f"{self.numbers(number):>{self.margin}} {self.glyphs.bar} ", GUTTER)
                 yield Text.assemble(gutter, self._lanes(number), text)
             else:
                 yield self._bare(number)
@@ -246,7 +252,7 @@ class _Pen:
         lanes = self._lanes(number)
         lanes.rstrip()
         return Text.assemble(
-            (f"{number:>{self.margin}} {self.glyphs.bar}", GUTTER), " " if lanes else "", lanes
+            (f"{self.numbers(number):>{self.margin}} {self.glyphs.bar}", GUTTER), " " if lanes else "", lanes
         )
 
     def _lanes(

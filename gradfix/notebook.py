@@ -1,0 +1,101 @@
+"""Notebooks as one script: the code cells joined, a marker line before each, and cut back by cell.
+
+Magics (``%matplotlib``, ``!pip``) become comments, so that lines keep their number. Only the source of changed cells
+differs in what is written: everything else of the file is kept to the byte.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+MARK = "# %% cell "
+_MAGIC = "#~magic~ "  # what stands before a line that is no Python
+_MARKER = re.compile(r"^# %% cell (\d+)$", re.M)
+
+
+class NotebookError(ValueError):
+    """Not a notebook, or one that can't be written back; the message completes ``PATH: ``."""
+
+
+def join(text: str) -> str:
+    """The script that a notebook's JSON text holds. Raises NotebookError."""
+    out = []
+    for index, cell in enumerate(_cells(_load(text))):
+        if cell.get("cell_type") == "code":
+            out.append(f"{MARK}{index}\n" + _python(_source(cell)).rstrip("\n") + "\n")
+    return "".join(out)
+
+
+def edit(text: str, script: str) -> str:
+    """The notebook's JSON text with `script`, an edited :func:`join` of it, in its cells. Raises NotebookError."""
+    document = _load(text)
+    style = _style(text, document)
+    cells = _cells(document)
+    parts = _MARKER.split(script)
+    if parts[0].strip() or [int(n) for n in parts[1::2]] != [int(n) for n in _MARKER.split(join(text))[1::2]]:
+        raise NotebookError("the new text has no place among its cells")
+    old = dict(zip(*[iter(_MARKER.split(join(text))[1:])] * 2, strict=True))
+    for number, body in zip(parts[1::2], parts[2::2], strict=True):
+        if body == old[number]:
+            continue
+        cell = cells[int(number)]
+        source = _source(cell)
+        end = source[len(source.rstrip("\n")) :]
+        new = re.sub(f"^{re.escape(_MAGIC)}", "", body[1:], flags=re.M).rstrip("\n") + end
+        cell["source"] = new.splitlines(keepends=True) if isinstance(cell["source"], list) else new
+    return str(style(document))
+
+
+def locate(script: str, line: int) -> tuple[int, int] | None:
+    """(cell, line in it) of a line of a joined script, 0 for its marker; None where the text is no notebook's."""
+    lines = script.split("\n")
+    for at in range(min(line, len(lines)), 0, -1):
+        marker = _MARKER.match(lines[at - 1])
+        if marker:
+            return int(marker[1]), line - at
+    return None
+
+
+def _load(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError as problem:
+        raise NotebookError(f"this is not a notebook ({problem})") from None
+    if not isinstance(document, dict) or not isinstance(document.get("cells"), list):
+        raise NotebookError("this is not a notebook of format 4 (it has no cells)")
+    return document
+
+
+def _cells(document: dict[str, Any]) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = document["cells"]
+    return cells
+
+
+def _source(cell: dict[str, Any]) -> str:
+    source = cell.get("source", "")
+    return "".join(source) if isinstance(source, list) else str(source)
+
+
+def _python(source: str) -> str:
+    """A cell's source with everything that is no Python as comments."""
+    if re.match(r"\s*%%(?!time|capture)", source):
+        return re.sub(r"^", _MAGIC, source, flags=re.M)
+    return re.sub(r"^(?=\s*(?:%|!|\?|[\w.]+\?+\s*$))", _MAGIC, source, flags=re.M)
+
+
+def _style(text: str, document: dict[str, Any]) -> Any:
+    """How to write the document so that what has not changed is the same to the byte. Raises NotebookError."""
+    indent = re.match(r"\{\r?\n([ \t]+)", text)
+    width = (len(indent[1]) if set(indent[1]) == {" "} else indent[1]) if indent else None
+    end = text[len(text.rstrip()) :]
+    for plain in (False, True):
+        for separators in (None, (",", ":"), (",", ": ")):
+
+            def write(value: object, a: bool = plain, s: Any = separators) -> str:
+                return str(json.dumps(value, indent=width, ensure_ascii=a, separators=s)) + end
+
+            if write(document) == text:
+                return write
+    raise NotebookError("its JSON is laid out in a way of its own; save it in Jupyter first")

@@ -1,0 +1,101 @@
+"""Notebooks: joined into one script, cut back by cell, everything else kept to the byte."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradfix import notebook
+from gradfix.source import Source, SourceError
+
+CELLS = [
+    ("markdown", "# A *very* small model\nRun all cells."),
+    ("code", "%matplotlib inline\nimport torch\n!pip list"),
+    ("code", "%%bash\necho hello\n"),
+    ("code", ""),
+    ("code", "x = torch.randn(4, 3)\nmodel = torch.nn.Linear(3, 3)\nh = model(x).exp()  # 中文"),
+    ("code", "h += 1\nh.sum().backward()\nmodel.weight.grad.norm()"),
+]
+
+
+def document(**style: object) -> str:
+    cells = [
+        {
+            "cell_type": kind,
+            "id": f"c{n}",
+            "metadata": {},
+            "source": text.splitlines(keepends=True) if n % 2 else text,
+            **({"outputs": [], "execution_count": None} if kind == "code" else {}),
+        }
+        for n, (kind, text) in enumerate(CELLS)
+    ]
+    return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, **style)
+
+
+STYLES = [
+    {"indent": 1, "ensure_ascii": False},
+    {"indent": 2},
+    {"indent": "\t"},
+    {},
+    {"separators": (",", ":")},
+]
+
+
+@pytest.mark.parametrize("style", STYLES, ids=str)
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_only_changed_cells_differ(style, end):
+    text = document(**style) + end
+    script = notebook.join(text)
+    compile(script, "n", "exec")
+    assert notebook.edit(text, script) == text
+    new = notebook.edit(text, script.replace("h += 1", "h = h + 1\nassert True"))
+    assert new.endswith(end)
+    before, after = json.loads(text), json.loads(new)
+    assert "".join(after["cells"][5]["source"]).startswith("h = h + 1\nassert True\nh.sum()")
+    after["cells"][5]["source"] = before["cells"][5]["source"]
+    assert after == before
+    assert len(new) - len(text) < 60
+
+
+def test_places():
+    script = notebook.join(document())
+    line = script.split("\n").index("h += 1") + 1
+    assert notebook.locate(script, line) == (5, 1)
+    assert notebook.locate(script, line - 1) == (5, 0)
+    assert notebook.locate("x = 1\n", 1) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"worksheets": []}'])
+def test_what_is_no_notebook(tmp_path, text):
+    (tmp_path / "n.ipynb").write_text(text)
+    with pytest.raises(SourceError, match="this is not a notebook"):
+        Source.read(tmp_path / "n.ipynb")
+
+
+def test_an_own_layout_is_not_rewritten(tmp_path):
+    text = document().replace('"cells": [', '"cells":    [')
+    with pytest.raises(notebook.NotebookError, match="a way of its own"):
+        notebook.edit(text, notebook.join(text).replace("h += 1", "h = h + 1"))
+
+
+def test_a_notebook_is_cured(tmp_path: Path):
+    path = tmp_path / "n.ipynb"
+    path.write_text(document(indent=1, ensure_ascii=False), encoding="utf-8")
+    command = [sys.executable, "-m", "gradfix", "fix", "n.ipynb"]
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    done = run("--output-format", "json")
+    (found,) = json.loads(done.stdout)["diagnostics"]
+    assert (found["cell"], found["range"]["start"]) == (5, {"line": 1, "column": 1})
+    assert found["cures"][0]["edits"][0]["cell"] == 5
+    assert found["cures"][0]["edits"][0]["range"]["start"]["line"] == 1
+    done = run("--write")
+    assert done.returncode == 0, done.stderr
+    assert "n.ipynb:cell 5:1:1" in done.stdout
+    assert "5:1 │ h += 1" in done.stdout
+    expected = document(indent=1, ensure_ascii=False).replace("h += 1", "h = h + 1")
+    assert path.read_text(encoding="utf-8") == expected

@@ -1,0 +1,75 @@
+"""Cures of what trains without a word on nothing, or on too much; and wrong ones that must be refused."""
+
+import pytest
+
+from gradfix import testing
+from gradfix.codemod import Effect, codemods
+from gradfix.edit import Project
+from gradfix.prove import Prover
+from gradfix.result import Settings
+from gradfix.run import Run
+
+CURES = (
+    "detach-target",
+    "insert-zero-grad",
+    "legacy-item",
+    "legacy-keywords",
+    "optimizer-after-parameters",
+    "push-gradient",
+    "reorder-step",
+    "undetach",
+)
+A2C = """\
+import torch
+
+torch.manual_seed(0)
+actor, critic = torch.nn.Linear(3, 2), torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD([*actor.parameters(), *critic.parameters()], 0.1)
+for x, returns in zip(torch.randn(3, 5, 3), torch.randn(3, 5)):
+    pi = torch.distributions.Categorical(logits=actor(x))
+    action = pi.sample()
+    gain = returns - critic(x).squeeze(1)
+    loss = -(pi.log_prob(action) * gain).mean() + gain.pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("name", CURES)
+def test_examples(name, tmp_path, zygote):
+    codemod = next(c for c in codemods() if c.name() == name)
+    assert codemod.examples
+    for example in codemod.examples:
+        script = tmp_path / "example.py"
+        script.write_text(example.before, encoding="utf-8")
+        result = testing.one(script, zygote, Settings(codemods=(name,)))
+        cured = next(d for d in result.diagnoses if d.status == "cured")
+        assert example.after == result.files[str(script)][1]
+        assert example.effect == cured.cures[0].effect.kind
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status"),
+    [
+        ("* gain)", "* gain.detach())", "intended"),
+        ("* gain)", "* gain.detach()) * 2", "rejected"),
+        ("gain = returns", "gain = 0 * pi.probs.sum() + returns", "rejected"),
+        ("squeeze(1)\n", "squeeze(1).detach()\n", "rejected"),  # the critic learns nothing any more
+        ("pi.log_prob(action) *", "pi.log_prob(action).detach() *", "rejected"),
+        ("+ gain.pow(2)", "+ 0.5 * gain.pow(2)", "rejected"),
+    ],
+)
+def test_only_the_edge_into_the_weight_is_cut(old, new, status, tmp_path, zygote):
+    script = tmp_path / "a2c.py"
+    script.write_text(A2C, encoding="utf-8")
+    prover = Prover(zygote, Run(script, tmp_path, tmp_path))
+    path = str(script)
+    baseline = prover.baseline({path: A2C})
+    (conflict,) = baseline.conflicts
+    assert conflict.kind == "attached-target"
+    assert Project(baseline.tape, {path: A2C}).node(conflict.at)
+    after = A2C.replace(old, new, 1)
+    assert after != A2C
+    verdict = prover.prove(baseline, {path: after}, Effect("cut-target"), conflict)
+    assert verdict.status == status, verdict.reason

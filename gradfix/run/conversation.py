@@ -1,16 +1,14 @@
-"""One run as the host sees it: the request out, four streams in, an Outcome at the end."""
+"""One run as the host sees it: the request out, streams in, an Outcome at the end.
+
+How they go out and come in depends on where the run is: forked from the zygote (gradfix.run.forked) or in a
+process of its own (gradfix.run.cold).
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import selectors
 import signal
-import socket
-import struct
-import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping
 from typing import Any
 
 from gradfix.run import Outcome, Run
@@ -19,8 +17,7 @@ from gradfix.tape import Failure, Site, Tape, TapeError, parse_tape
 
 KEPT = 64 * 1024  # bytes of stdout and of stderr
 LONGEST = 1 << 29  # bytes on the channel; a run that says more will not fit here
-LATE = 5.0  # seconds after its time limit when a run that its keeper does not end is given up
-DRAIN = 2.0  # seconds for the streams to close after the keeper has said its last word
+DRAIN = 2.0  # seconds for the streams to close after the run's end
 SHARE = 0.8  # of the memory that is free at the start, where the run has no limit of its own
 
 
@@ -29,49 +26,21 @@ class Refused(Exception):
 
 
 class Gone(Exception):
-    """The zygote ended without a word about this run."""
+    """The interpreter ended without a word about this run."""
 
 
 class Conversation:
-    """The descriptors of one run and what has come in through them."""
+    """What has come in from one run, and what it means."""
 
     def __init__(self, run: Run, wall: str, copy: Copy | None) -> None:
         self.run, self.wall, self.copy = run, wall, copy
         self.said = bytearray()  # on the channel
         self.spoken = 0
-        self.out, self.err, self.status = bytearray(), bytearray(), bytearray()
+        self.out, self.err = bytearray(), bytearray()
         self.flooded = False
         self.needs_dynamo = False  # the script made torch._dynamo be imported
 
-    def hold(self, send: Callable[[list[int]], None]) -> Outcome:
-        """Have the run made by `send`, wait for its end. Raises Refused, Gone."""
-        with ExitStack() as open_:
-            channel, channel_theirs = _pair(open_)
-            status, status_theirs = _pair(open_)
-            out, out_theirs = os.pipe()
-            err, err_theirs = os.pipe()
-            for fd in (out, err):
-                open_.callback(os.close, fd)
-            try:
-                send([channel_theirs.fileno(), status_theirs.fileno(), out_theirs, err_theirs])
-            finally:
-                for theirs in (channel_theirs, status_theirs):
-                    theirs.close()
-                for fd in (out_theirs, err_theirs):
-                    os.close(fd)
-            request = json.dumps(self._request()).encode()
-            with suppress(
-                BrokenPipeError, ConnectionResetError
-            ):  # the keeper ended: the status socket says why
-                channel.sendall(struct.pack("!Q", len(request)) + request)
-            started = time.monotonic()
-            self._listen(
-                {channel.fileno(): self.said, status.fileno(): self.status, out: self.out, err: self.err},
-                status,
-            )
-            return self._outcome(time.monotonic() - started)
-
-    def _request(self) -> dict[str, Any]:
+    def request(self) -> dict[str, Any]:
         run = self.run
         request: dict[str, Any] = {
             "script": str(run.script),
@@ -94,49 +63,7 @@ class Conversation:
             return request
         return {**self.copy.inward(request), "scratch": str(self.copy.folder)}
 
-    # ---- while it runs
-
-    def _listen(self, streams: Mapping[int, bytearray], status: socket.socket) -> None:
-        """Read until the keeper hangs up, then what is left in the other streams."""
-        deadline = time.monotonic() + self.run.timeout + LATE
-        with selectors.DefaultSelector() as selector:
-            for fd in streams:
-                selector.register(fd, selectors.EVENT_READ)
-            while selector.get_map():
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                for key, _ in selector.select(left):
-                    data = _read(key.fd)
-                    if not data:
-                        selector.unregister(key.fd)
-                        if key.fd == status.fileno():
-                            deadline = min(deadline, time.monotonic() + DRAIN)
-                        continue
-                    self._keep(streams[key.fd], data)
-                    if key.fd == status.fileno() and b'"status"' in data:
-                        selector.unregister(key.fd)  # its last word; it need not be waited for
-                        deadline = min(deadline, time.monotonic() + DRAIN)
-                    elif streams[key.fd] is self.said and self._has_said_goodbye():
-                        self._empty(streams)
-                        return
-                if self.flooded:
-                    status.shutdown(socket.SHUT_WR)
-                    self.flooded = False
-
-    def _has_said_goodbye(self) -> bool:
-        """The executor's last line is in: only the process itself has yet to be taken down."""
-        return self.said.endswith(b"\n") and self.said.rfind(b'x{"x":"end"', -1000) >= 0
-
-    def _empty(self, streams: Mapping[int, bytearray]) -> None:
-        """What was written before the goodbye and has not been read yet."""
-        for fd, stream in streams.items():
-            os.set_blocking(fd, False)
-            with suppress(BlockingIOError):
-                while data := _read(fd):
-                    self._keep(stream, data)
-
-    def _keep(self, stream: bytearray, data: bytes) -> None:
+    def keep(self, stream: bytearray, data: bytes) -> None:
         if stream is self.said:
             if self.spoken < LONGEST <= self.spoken + len(data):
                 self.flooded = True
@@ -147,20 +74,15 @@ class Conversation:
         if (stream is self.out or stream is self.err) and len(stream) > 4 * KEPT:
             del stream[:-KEPT]
 
-    # ---- afterwards
-
-    def _outcome(self, seconds: float) -> Outcome:
-        keeper = self._keeper_words()
-        if not keeper:
-            raise Gone
-        if "refused" in keeper:
-            raise Refused(keeper["refused"])
+    def outcome(self, seconds: float, status: int | None, why: str) -> Outcome:
+        """`status` is subprocess's returncode of the run's process, None where nobody knows; `why` is what it
+        was ended for: ``timeout``, ``memory``, ``processes``, or nothing."""
         if self.copy is not None:
             self.said = self.copy.outward_json(self.said)
             self.out, self.err = self.copy.outward(self.out), self.copy.outward(self.err)
         speech = _Speech(self.said)
         self.needs_dynamo = bool(speech.end and speech.end.get("dynamo"))
-        ended, detail = self._ending(keeper, speech)
+        ended, detail = self._ending(status, why, speech)
         return Outcome(
             ended=ended,
             tape=speech.tape,
@@ -171,18 +93,12 @@ class Conversation:
             seconds=seconds,
             wall=self.wall,
             detail=detail,
-            status=_exit_code(keeper.get("status")) if speech.end is None else speech.end.get("status"),
+            status=status if speech.end is None else speech.end.get("status"),
         )
 
-    def _keeper_words(self) -> dict[str, Any]:
-        words: dict[str, Any] = {}
-        for line in bytes(self.status).splitlines():
-            words.update(json.loads(line))
-        return words
-
-    def _ending(self, keeper: Mapping[str, Any], speech: _Speech) -> tuple[str, str]:
+    def _ending(self, status: int | None, why: str, speech: _Speech) -> tuple[str, str]:
         """`ended` and `detail` of the Outcome."""
-        why, status, end = keeper.get("why", ""), keeper.get("status"), speech.end
+        end = speech.end
         if self.spoken >= LONGEST:
             return "memory", f"the run said more than {LONGEST >> 20} MiB about itself; try fewer --steps."
         if why == "memory":
@@ -201,8 +117,10 @@ class Conversation:
             return str(end["how"]), str(end.get("detail", ""))
         if status is None:
             return "killed", "the process that watched over the run was killed."
-        if os.WIFSIGNALED(status):
-            return self._killed(os.WTERMSIG(status))
+        if status < 0:
+            return self._killed(-status)
+        if status > 0xFF:  # Windows: the exception that ended it
+            return "killed", f"the run was killed by exception 0x{status:08X}."
         return (
             "tampered",
             "the run ended without a word: it closed gradfix's channel or replaced its own process.",
@@ -271,26 +189,8 @@ def _object(text: str) -> Mapping[str, Any]:
     return value
 
 
-def _pair(open_: ExitStack) -> tuple[socket.socket, socket.socket]:
-    ours, theirs = socket.socketpair()
-    open_.enter_context(ours)
-    open_.enter_context(theirs)
-    return ours, theirs
-
-
-def _read(fd: int) -> bytes:
-    try:
-        return os.read(fd, 1 << 18)
-    except ConnectionResetError:
-        return b""
-
-
 def _text(data: bytearray) -> str:
     return bytes(data[-KEPT:]).decode("utf-8", "replace")
-
-
-def _exit_code(status: int | None) -> int | None:
-    return os.waitstatus_to_exitcode(status) if status is not None else None
 
 
 def _resident_limit(memory: int | None) -> int | None:

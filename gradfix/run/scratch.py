@@ -53,7 +53,7 @@ class Copy:
                     self._bytes += entry.stat().st_size
                     shutil.copy2(entry.path, to)
                 else:
-                    os.symlink(entry.path, to)
+                    _link(entry, to)
 
     def _is_walked(self, entry: os.DirEntry[str]) -> bool:
         if not os.access(entry.path, os.R_OK | os.X_OK) or entry.path == str(self.folder):
@@ -81,16 +81,28 @@ class Copy:
     def _inward_path(self, text: str) -> str:
         root = str(self.root)
         if text == root or text.startswith(os.path.join(root, "")):
-            return str(self.project) + text[len(root.rstrip("/")) :]
+            return str(self.project) + text[len(_bare(root)) :]
         return text
 
     def outward(self, data: bytearray) -> bytearray:
         """Output of the run with the project's own paths."""
-        return data.replace(os.fsencode(self.project), os.fsencode(str(self.root).rstrip("/")))
+        return data.replace(os.fsencode(self.project), os.fsencode(_bare(str(self.root))))
 
     def outward_json(self, data: bytearray) -> bytearray:
         """The same for lines of JSON."""
-        copy, real = (
-            json.dumps(path)[1:-1].encode() for path in (str(self.project), str(self.root).rstrip("/"))
-        )
+        copy, real = (json.dumps(path)[1:-1].encode() for path in (str(self.project), _bare(str(self.root))))
         return data.replace(copy, real)
+
+
+def _link(entry: os.DirEntry[str], to: str) -> None:
+    """A link; where the system does not let us make one, a file is copied and a folder left out."""
+    try:
+        os.symlink(entry.path, to)
+    except OSError:
+        if entry.is_file() and os.access(entry.path, os.R_OK):
+            shutil.copy2(entry.path, to)
+
+
+def _bare(folder: str) -> str:
+    """Without the separator that only a root ends with."""
+    return folder.rstrip("/" + os.sep)

@@ -2,6 +2,9 @@
 
 with Zygote(python) as zygote:
     outcome = zygote.run(Run(...))
+
+Where there is no fork (Windows), there is nothing to keep warm: the interpreter says what it is and ends, and
+every run is a cold start (gradfix.run.cold) behind the copy wall: one import of torch slower, else the same.
 """
 
 from __future__ import annotations
@@ -12,12 +15,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 from gradfix.run import InterpreterError, Outcome, Run
-from gradfix.run.conversation import Conversation, Gone, Refused
+from gradfix.run.cold import ColdRun, kill_tree
+from gradfix.run.conversation import Gone, Refused
+from gradfix.run.forked import ForkedRun
 from gradfix.run.scratch import Copy
 
 CHILD = Path(__file__).with_name("child")
@@ -38,18 +44,23 @@ class Zygote:
 
     Making one returns at once: torch is imported meanwhile. Raises InterpreterError, here or from ready() and
     run(), where `python` is not an interpreter with torch. Without `namespaces`, every run gets a copy of the
-    project even where more is possible.
+    project even where more is possible; without `fork`, a fresh process too.
     """
 
-    def __init__(self, python: str | os.PathLike[str] | None = None, *, namespaces: bool = True) -> None:
+    def __init__(
+        self, python: str | os.PathLike[str] | None = None, *, namespaces: bool = True, fork: bool = True
+    ) -> None:
         self.python = os.fspath(python) if python is not None else sys.executable
         self._lock = threading.Lock()
         self._hello: Mapping[str, str] | None = None
         self._problem = ""  # why there is no hello; every thread that asks hears it
+        self._last_words = b""  # of an interpreter that ended, on its stderr
         self._has_dynamo = False
         self._closed = False
-        self._wall = "namespaces" if namespaces else "copy"
+        self._forks = fork and hasattr(os, "fork")
+        self._wall = "namespaces" if namespaces and self._forks else "copy"
         self._refused = ""
+        self._cold: set[subprocess.Popen[bytes]] = set()  # runs that are not the zygote's children
         self._process, self._socket = self._start()
 
     def __enter__(self) -> Zygote:
@@ -85,25 +96,59 @@ class Zygote:
         """End the interpreter and every run of it; run() raises InterpreterError from then on."""
         self._closed = True
         self._end()
+        with self._lock:
+            cold = list(self._cold)
+        for process in cold:
+            kill_tree(process)
 
     def _end(self) -> None:
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
         self._process.kill()
         self._process.wait()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
 
     def run(self, run: Run) -> Outcome:
         """Run a script in a scratch view of its project and wait for its end. Raises InterpreterError."""
         self.ready()
+        return self._run_forked(run) if self._forks else self._run_cold(run)
+
+    def _run_cold(self, run: Run) -> Outcome:
+        try:
+            with Copy(run.root, _needed(run)) as copy:
+                outcome = ColdRun(run, copy).hold(self._start_cold, START)
+        except Gone as gone:
+            raise InterpreterError(
+                self._was_ended() if self._closed else self._no_python(str(gone))
+            ) from None
+        if self._closed:
+            raise InterpreterError(self._was_ended())
+        return outcome
+
+    @contextmanager
+    def _start_cold(self, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+        with self._lock:
+            if self._closed:
+                raise Gone
+            process = self._popen(["cold", str(folder)], stdout=subprocess.PIPE)
+            self._cold.add(process)
+        try:
+            yield process
+        finally:
+            kill_tree(process)
+            with self._lock:
+                self._cold.remove(process)
+
+    def _run_forked(self, run: Run) -> Outcome:
         deaths = 0
         while True:
             wall = self._wall
-            needed = (run.script, *map(Path, run.files))
-            with Copy(run.root, needed) if wall == "copy" else nullcontext() as copy:
-                conversation = Conversation(run, wall, copy)
+            with Copy(run.root, _needed(run)) if wall == "copy" else nullcontext() as copy:
+                conversation = ForkedRun(run, wall, copy)
                 try:
                     outcome = conversation.hold(self._send)
                     self._load_dynamo(conversation.needs_dynamo)
@@ -113,49 +158,46 @@ class Zygote:
                 except Gone:
                     deaths += 1
                     if self._closed:
-                        raise InterpreterError(f"{self.python} was ended while a script ran in it.") from None
+                        raise InterpreterError(self._was_ended()) from None
                     if deaths > 2:
                         raise InterpreterError(f"{self.python} was killed again and again.") from None
                     self._restart()
 
     # ---- the process
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket | None]:
+        if not self._forks:
+            return self._popen(["cold"], stdout=subprocess.PIPE), None
         ours, theirs = socket.socketpair()
-        command = [self.python, str(CHILD), "serve", str(theirs.fileno()), self._wall]
+        with theirs:
+            fd = theirs.fileno()
+            try:
+                return self._popen(["serve", str(fd), self._wall], pass_fds=[fd]), ours
+            except InterpreterError:
+                ours.close()
+                raise
+
+    def _popen(self, words: list[str], **options: Any) -> subprocess.Popen[bytes]:
         try:
-            with theirs:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    env={**os.environ, **ENVIRONMENT},
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
+            return subprocess.Popen(
+                [self.python, str(CHILD), *words],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **ENVIRONMENT},
+                start_new_session=True,
+                **{"stdout": subprocess.DEVNULL, **options},
+            )
         except OSError as problem:
-            ours.close()
             raise InterpreterError(
                 f"{self.python} can't be started ({problem.strerror}). "
                 "Name a Python that has torch with --python."
             ) from None
-        return process, ours
 
     def _read_hello(self) -> Mapping[str, str]:
-        self._socket.settimeout(START)
-        said = b""
         try:
-            while not said.endswith(b"\n"):
-                piece = self._socket.recv(4096)
-                if not piece:
-                    break
-                said += piece
-        except TimeoutError:
+            said = self._hear(self._socket) if self._socket is not None else self._hear_all()
+        except (TimeoutError, subprocess.TimeoutExpired):
             raise InterpreterError(f"{self.python} did not import torch within {START:.0f} s.") from None
-        except OSError:
-            said = b""
-        self._socket.settimeout(None)
         if not said:
             raise InterpreterError(self._why_it_died())
         hello: dict[str, str] = json.loads(said)
@@ -163,11 +205,44 @@ class Zygote:
             raise InterpreterError(_no_torch(self.python, hello["problem"]))
         return hello
 
+    @staticmethod
+    def _hear(zygote: socket.socket) -> bytes:
+        """The zygote's first line."""
+        zygote.settimeout(START)
+        said = b""
+        try:
+            while not said.endswith(b"\n"):
+                piece = zygote.recv(4096)
+                if not piece:
+                    break
+                said += piece
+        except TimeoutError:
+            raise
+        except OSError:
+            return b""
+        zygote.settimeout(None)
+        return said
+
+    def _hear_all(self) -> bytes:
+        """What an interpreter that does not stay has to say."""
+        try:
+            said, self._last_words = self._process.communicate(timeout=START)
+        except ValueError:  # closed meanwhile
+            return b""
+        return said if self._process.returncode == 0 else b""
+
     def _why_it_died(self) -> str:
         if self._closed:
             return f"{self.python} was ended while torch was being imported."
-        _, stderr = self._process.communicate()
-        words = stderr.decode("utf-8", "replace").strip()
+        if self._socket is not None:
+            _, self._last_words = self._process.communicate()
+        return self._no_python(self._last_words.decode("utf-8", "replace").strip())
+
+    def _was_ended(self) -> str:
+        return f"{self.python} was ended while a script ran in it."
+
+    def _no_python(self, words: str) -> str:
+        """`words` are what it said at last."""
         advice = "Name a Python that has torch with --python."
         if "gradfix-too-old" in words:
             return (
@@ -191,12 +266,14 @@ class Zygote:
     def _load_dynamo(self, needed: bool) -> None:
         """Have torch._dynamo imported before the fork, once a script has shown that it is wanted."""
         with self._lock, suppress(OSError):
-            if needed and not self._has_dynamo:
+            if needed and not self._has_dynamo and self._socket is not None:
                 self._has_dynamo = True
                 self._socket.sendall(b"d")
 
     def _send(self, descriptors: list[int]) -> None:
         with self._lock:
+            if self._socket is None:
+                raise Gone
             try:
                 socket.send_fds(self._socket, [b"r"], descriptors)
             except OSError:
@@ -210,3 +287,7 @@ def _no_torch(python: str, problem: str) -> str:
     if "No module named 'torch'" in problem:
         return f"{python} has no torch. {advice}"
     return f"{python} can't import torch ({problem}). {advice}"
+
+
+def _needed(run: Run) -> Iterable[Path]:
+    return (run.script, *map(Path, run.files))

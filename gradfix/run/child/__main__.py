@@ -33,8 +33,8 @@ def main():  # type: ignore[no-untyped-def]
     import importlib
 
     command = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if command == "serve":
-        importlib.import_module("_gradfix_child.serve").main(sys.argv[1:])
+    if command in ("serve", "cold"):
+        importlib.import_module("_gradfix_child." + command).main(sys.argv[1:])
         return 0
     return importlib.import_module("_gradfix_child.record").main(sys.argv[1:])
 

@@ -5,7 +5,6 @@ t the tape's, m the measurement's, x the executor's.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -26,7 +25,7 @@ class Channel:
     """
 
     def __init__(self, fd: int) -> None:
-        self.fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH)
+        self.fd = os.dup2(fd, HIGH, inheritable=False)
         os.close(fd)
         self.identity = _identity(self.fd)
         self.pid = os.getpid()

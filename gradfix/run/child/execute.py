@@ -18,6 +18,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable
@@ -28,11 +29,28 @@ from .bound import Bound
 
 EXIT = os._exit  # the real one: the script finds a version of ours that says goodbye first
 LOST = 117  # exit status of a run whose channel the script has closed
+TIME_IS_UP: int = getattr(signal, "SIGXCPU", signal.SIGTERM)  # the warning before a run is killed
+LATE = 5.0  # seconds after its time limit when a run that lets no signal through is ended in the middle
 
 
 def run(request: dict[str, Any], emit: Any) -> NoReturn:
     """Run the script of `request` (the fields of a gradfix.run.Run) and leave the process."""
     _Execution(request, emit).run()
+
+
+def start_clock(seconds: float, give_up: Callable[[], Any]) -> None:
+    """For a run that nobody else warns when its time is up. `give_up` ends one that does not hear."""
+
+    def watch() -> None:
+        time.sleep(seconds)
+        if hasattr(signal, "SIGXCPU"):
+            os.kill(os.getpid(), TIME_IS_UP)  # wakes the main thread
+        else:
+            signal.raise_signal(TIME_IS_UP)  # os.kill would end the process
+        time.sleep(LATE)
+        give_up()
+
+    threading.Thread(target=watch, daemon=True, name="gradfix-clock").start()
 
 
 class _Execution:
@@ -72,7 +90,7 @@ class _Execution:
         gc.enable()
         os.chdir(request["cwd"])
         os._exit = self._user_exit
-        signal.signal(signal.SIGXCPU, self._time_is_up)
+        signal.signal(TIME_IS_UP, self._time_is_up)
         _seed(request.get("seed", 0))
         if request.get("one_thread", True):
             _one_thread()
@@ -184,7 +202,7 @@ class _Execution:
         self._end("steps", None, 0)
 
     def _time_is_up(self, *_: Any) -> None:
-        """The keeper's warning: what is held goes out now or never (in the middle of a write: after it)."""
+        """The warning of keeper or clock: what is held goes out now or never (in the middle of a write: after it)."""
         if os.getpid() != self.pid:
             return
         if getattr(self.emit, "busy", False):
@@ -258,15 +276,18 @@ def _zero_fresh_memory() -> None:
 
     try:
         ctypes.CDLL(None).mallopt(-6, 0xFF)  # allocated bytes are set to the complement
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):  # not glibc
         pass
 
 
 def _bound_memory(extra: int) -> None:
-    import resource
+    try:
+        import resource
 
-    with open("/proc/self/statm") as statm:
-        held = int(statm.read().split()[0]) * resource.getpagesize()
+        with open("/proc/self/statm") as statm:
+            held = int(statm.read().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError):  # only Linux says what a process holds and lets it be bounded
+        return
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = held + extra
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))

@@ -34,16 +34,18 @@ def install(folders: list[str]) -> None:
     """From here on this process and its children write only below `folders` and to devices."""
     allowed = [os.path.realpath(folder) for folder in folders]
     os.environ["TMPDIR"] = tempfile.tempdir = allowed[0]
-    if not linux.landlock([*allowed, "/dev"]):
+    if not (sys.platform.startswith("linux") and linux.landlock([*allowed, "/dev"])):
         _audit(allowed)
 
 
 def _audit(allowed: list[str]) -> None:
+    roots = [os.path.normcase(folder) for folder in allowed]
+
     def check(path: Any, descriptor: Any = None) -> None:
-        if isinstance(path, int) or path is None:
+        if isinstance(path, int) or path in (None, os.devnull):
             return
-        real = os.path.realpath(os.fsdecode(path))
-        if real.startswith(DEVICES) or any(real == a or real.startswith(a + os.sep) for a in allowed):
+        real = os.path.normcase(os.path.realpath(os.fsdecode(path)))
+        if real.startswith(DEVICES) or any(real == a or real.startswith(a + os.sep) for a in roots):
             return
         raise PermissionError(13, "this run may only write inside of its scratch copy", os.fsdecode(path))
 

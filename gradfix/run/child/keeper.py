@@ -103,7 +103,7 @@ def _keep(descriptors: list[int], means: Means, scratch: view.View | None, own_p
     code = watch.until_end(host, wakeup[0])
     if not means.is_init:
         _kill_adopted()
-    _tell(host, {"status": code, "why": watch.why})
+    _tell(host, {"status": os.waitstatus_to_exitcode(code), "why": watch.why})
 
 
 def _read_request(channel: int) -> dict[str, Any] | None:

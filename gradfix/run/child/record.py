@@ -8,10 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
-import threading
-import time
 from typing import Any, TextIO
 
 from . import execute
@@ -23,7 +20,6 @@ the script, whose failure the tape holds), 2 it could not be.
 
   python gradfix/run/child record train.py -o run.tape --steps 2 -- --data /mnt/data --gpu 0
 """
-LATE = 5.0  # seconds after the time limit when a script that lets no signal through is ended in the middle
 
 
 def main(words: list[str]) -> int:
@@ -42,7 +38,7 @@ def main(words: list[str]) -> int:
     except OSError as problem:
         return _refuse(f"{options.output} can't be written: {problem.strerror}.")
     tape = _TapeFile(out, options.output)
-    _start_clock(options.timeout, tape)
+    execute.start_clock(options.timeout, lambda: tape.leave("timeout"))
     request = {
         "script": script,
         "root": os.path.dirname(script),
@@ -119,13 +115,3 @@ class _TapeFile:
         sys.stderr.write(f"{self.name}: {self.events} events; the run ended: {how}.\n")
         sys.stderr.flush()
         execute.EXIT(0)
-
-
-def _start_clock(seconds: float, tape: _TapeFile) -> None:
-    def watch() -> None:
-        time.sleep(seconds)
-        os.kill(os.getpid(), signal.SIGXCPU)
-        time.sleep(LATE)
-        tape.leave("timeout")
-
-    threading.Thread(target=watch, daemon=True, name="gradfix-clock").start()

@@ -24,7 +24,8 @@ class Regions:
         self._functions()
         self._functorch()
         self._compile()
-        os.register_at_fork(after_in_child=self._forked)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
 
     def _functions(self) -> None:
         """torch.autograd.Function.apply is no torch function: note the nodes it makes."""

@@ -7,21 +7,16 @@ the next when that one has got its run.
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
-import platform
 import select
 import signal
 import socket
 import sys
 import time
-import weakref
 
-from . import dynamo, keeper, linux
+from . import dynamo, keeper, linux, start
 
-INSTRUMENTS = ("recorder", "impose", "measure")  # what a run may ask for
-OLDEST_TORCH = 2
 PATIENCE = 20  # keepers that may die without a word, one after the other
 
 
@@ -31,9 +26,7 @@ def main(words: list[str]) -> None:
     host = socket.socket(fileno=int(words[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     world = _World(host, namespaces=words[2:] != ["copy"])
-    hello = _import_torch()
-    _write_no_bytecode()
-    _forget_finalizers()
+    hello = start.prepare()
     gc.freeze()  # the collector would touch, and so copy, every page in every run
     host.sendall(json.dumps(hello).encode() + b"\n")
     if hello["problem"]:
@@ -155,36 +148,3 @@ def _enter_user_namespace() -> None:
     ):
         with open(f"/proc/self/{name}", "w") as stream:
             stream.write(text)
-
-
-def _import_torch() -> dict[str, str]:
-    """What to say to the host: versions, or the problem."""
-    hello = {"problem": "", "python": platform.python_version(), "executable": sys.executable}
-    try:
-        import torch
-        import torch.optim
-
-        if int(torch.__version__.split(".")[0]) < OLDEST_TORCH:
-            return {
-                **hello,
-                "problem": f"torch {torch.__version__}, and {OLDEST_TORCH}.0 is the oldest that works",
-            }
-        dynamo.stand_in()
-        for name in INSTRUMENTS:
-            importlib.import_module(f"{__package__}.{name}")
-        hello["torch"] = str(torch.__version__)
-    except (ImportError, OSError) as problem:  # OSError: a shared library that does not load
-        hello["problem"] = f"{type(problem).__name__}: {problem}"
-    return hello
-
-
-def _write_no_bytecode() -> None:
-    """From here on, and in all that runs start: bytecode belongs to whoever owns the folder."""
-    sys.dont_write_bytecode = True
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-
-
-def _forget_finalizers() -> None:
-    """torch.library undoes its thousands of registrations at exit: 25 ms of every run, for nothing."""
-    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        finalizer.atexit = False

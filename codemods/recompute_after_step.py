@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import libcst as cst
+
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Project
-from gradfix.rewrite.boundary import gather
+from gradfix.rewrite.boundary import frame, gather, meeting
 from gradfix.rewrite.cached import cached
 from gradfix.rewrite.calls import backward_call, drop_retain
-from gradfix.rewrite.rerun import DRAW, LATER, Plan, plan, shared_losses, stale
-from gradfix.rewrite.statements import shown, touches
+from gradfix.rewrite.carried import entries, made_outside
+from gradfix.rewrite.rerun import DRAW, LATER, ONCE, Plan, draws, plan, shared_losses, stale
+from gradfix.rewrite.statements import block_of, line_of, names, put_after, shown, touches, unit_in, units
+from gradfix.tape import Backward, Step
 
 
 class RecomputeAfterStep(Codemod):
@@ -80,6 +84,7 @@ for _ in range(2):
             for proposal in _behind(found):
                 yield replace(proposal, rank=proposal.rank + later)
         yield from _cached(conflict, project)
+        yield from _handed_on(conflict.backward, project)
 
 
 def _behind(found: Plan) -> Iterator[Proposal]:
@@ -131,3 +136,32 @@ def _cached(conflict: Conflict, project: Project) -> Iterator[Proposal]:
             dropped = f"{said}; drop the idle retain_graph"
             yield Proposal(dropped, LATER, gather((place.view, edits), drop), 2 * rank)
         yield Proposal(said, LATER, gather((place.view, edits)), 2 * rank + 1)
+
+
+def _handed_on(backward: Backward, project: Project) -> Iterator[Proposal]:
+    """What a pass computes last and the next one begins with (the value of the state it starts from): once more
+    behind the step."""
+    edges = [e for e in entries(project, backward) if not made_outside(project, e.producer, backward)]
+    since = max((e.producer.time for e in edges), default=-1)
+    steps = [e for e in project.tape.events if isinstance(e, Step) and since < e.time < backward.time]
+    depth = meeting(steps[-1].stack, backward.stack) if steps else -1
+    place = frame(project, steps[-1].stack, depth) if steps and depth >= 0 else None
+    if place is None:
+        return
+    view, node = place
+    made = [frame(project, e.producer.stack, depth) for e in edges]
+    found = {id(s): s for m in made if m and m[0] is view and (s := view.small_statement(m[1])) is not None}
+    block = block_of(view, node)
+    index = unit_in(view, block, node) if block is not None else None
+    if len(found) != 1 or None in made or block is None or index is None or view.loop(node) is None:
+        return
+    (small,) = found.values()
+    both = names(small)
+    plain = isinstance(small, cst.Assign) and isinstance(small.value, cst.Call)
+    if not plain or touches(both.reads, both.writes) or ONCE.search(view.code(small)):
+        return
+    after = units(block)[index]
+    said = ", ".join(f"`{w}`" for w in sorted(both.writes))
+    summary = f"compute {said} again after `{shown(view, after.node)}`, for the next pass"
+    effect = DRAW if draws(project, view, small) else LATER
+    yield Proposal(summary, effect, gather((view, [put_after(after, line_of(small))])), 2)

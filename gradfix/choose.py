@@ -65,27 +65,38 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Every proposal for `conflict` as new texts, those that parse and are not alike."""
     seen: set[tuple[tuple[str, str], ...]] = set()
-    for mod in mods:
-        for proposal in mod.cures(conflict, project):
-            texts: dict[str, str] = {}
-            for path, edits in proposal.edits.items():
-                view = project.view(path)
-                if view is not None:
-                    text = view.apply(edits)
-                    if text != view.text:
-                        texts[path] = text
-            key = tuple(sorted(texts.items()))
-            if not texts or key in seen:
-                continue
-            seen.add(key)
-            broken = next((path for path, text in texts.items() if not _parses(text)), None)
-            if broken is not None:
-                stalled(f"{proposal.codemod} made {broken} unreadable; that proposal is dropped")
-                continue
-            size = sum(_changed(project.files[path], text) for path, text in texts.items())
-            yield Candidate(proposal, texts, size)
-            if len(seen) >= PROPOSALS:
-                return
+    for proposal in _in_turn([mod.cures(conflict, project) for mod in mods]):
+        texts: dict[str, str] = {}
+        for path, edits in proposal.edits.items():
+            view = project.view(path)
+            if view is not None:
+                text = view.apply(edits)
+                if text != view.text:
+                    texts[path] = text
+        key = tuple(sorted(texts.items()))
+        if not texts or key in seen:
+            continue
+        seen.add(key)
+        broken = next((path for path, text in texts.items() if not _parses(text)), None)
+        if broken is not None:
+            stalled(f"{proposal.codemod} made {broken} unreadable; that proposal is dropped")
+            continue
+        size = sum(_changed(project.files[path], text) for path, text in texts.items())
+        yield Candidate(proposal, texts, size)
+        if len(seen) >= PROPOSALS:
+            return
+
+
+def _in_turn(several: Sequence[Iterator[Proposal]]) -> Iterator[Proposal]:
+    """One proposal of each codemod after the other: one with many ways leaves room for the others'."""
+    waiting = list(several)
+    while waiting:
+        for some in tuple(waiting):
+            proposal = next(some, None)
+            if proposal is None:
+                waiting.remove(some)
+            else:
+                yield proposal
 
 
 def try_all(

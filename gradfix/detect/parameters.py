@@ -146,7 +146,9 @@ def stray_optimizers(graph: Graph) -> Found:
         return
     for number, optimizer in graph.optimizers.items():
         steps = graph.steps_of(number)
-        dead = [r for r in optimizer.refs if r.storage not in filled and not _used(graph, r.storage)]
+        given = {r.storage for s in steps for r in s.refs}  # a gradient from somewhere: pushed by hand
+        quiet = (r for r in optimizer.refs if r.storage not in filled and r.storage not in given)
+        dead = [r for r in quiet if not _used(graph, r.storage)]
         if not steps or not dead:
             continue
         by_name = {r.name: r for r in homeless.values() if r.name}

@@ -19,7 +19,7 @@ from gradfix.result import Cure, Diagnosis, Problem, Result, Settings
 from gradfix.run import Run
 from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError
-from gradfix.tape import Tape, TapeError, read_tape
+from gradfix.tape import Tape, TapeError, read_tape, relocated
 
 PROJECT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git", "requirements.txt")
 
@@ -51,7 +51,7 @@ def repair(
     )
     prover = Prover(zygote, template)
     if settings.tape is not None:
-        return _from_tape(entry, settings, script)
+        return _from_tape(entry, settings, script, None if served or source is None else source.sha256)
     say("recording a run")
     baseline = prover.baseline(overlay)
     texts = readable(baseline.tape, root, {str(entry): script})
@@ -107,13 +107,18 @@ def _asked(conflict: Conflict, settings: Settings) -> bool:
     return (not settings.select or conflict.kind in settings.select) and conflict.kind not in settings.ignore
 
 
-def _from_tape(entry: Path, settings: Settings, script: str) -> Result:
+def _from_tape(entry: Path, settings: Settings, script: str, digest: str | None) -> Result:
     """Faults of a run made elsewhere; cures are proposed, and untried, since the run can't be repeated here."""
     assert settings.tape is not None
     try:
-        tape = read_tape(settings.tape)
-    except (TapeError, OSError) as problem:
+        tape = relocated(read_tape(settings.tape), entry)
+    except TapeError as problem:
         return Result(entry, problem=Problem(str(problem)))
+    except OSError as problem:
+        return Result(entry, problem=Problem(f"{settings.tape} can't be read: {problem.strerror}"))
+    if digest is not None and tape.sources.get(str(entry), digest) != digest:
+        sentence = f"{entry.name} is not the file that {settings.tape} was recorded from: record it again"
+        return Result(entry, problem=Problem(sentence))
     texts = readable(tape, project_root(entry), {str(entry): script})
     files = {path: text for path, text in texts.items() if settings.edits(path)}
     project = Project(tape, files)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +299,32 @@ def parse_tape(lines: Iterable[str]) -> Tape:
     if reader.header is None:
         raise TapeError("not a gradfix tape.")
     return reader.tape()
+
+
+def relocated(tape: Tape, script: Path) -> Tape:
+    """`tape` as if its script had been `script`: every file below the old script's folder is below the new one's.
+
+    For a tape made on another machine, or before the project was moved.
+    """
+    old, new = Path(tape.script).parent, script.parent
+    if not tape.script or Path(tape.script) == script:
+        return tape
+
+    def moved(file: str) -> str:
+        if file == tape.script:
+            return str(script)
+        return str(new / Path(file).relative_to(old)) if Path(file).is_relative_to(old) else file
+
+    stacks: dict[Stack, Stack] = {}
+    for event in tape.events:
+        if event.stack not in stacks:
+            stacks[event.stack] = tuple(replace(s, file=moved(s.file)) for s in event.stack)
+    return replace(
+        tape,
+        events=tuple(replace(e, stack=stacks[e.stack]) for e in tape.events),
+        script=str(script),
+        sources={moved(file): digest for file, digest in tape.sources.items()},
+    )
 
 
 def write_tape(tape: Tape, path: Path | str) -> None:

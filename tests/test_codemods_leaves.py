@@ -41,6 +41,9 @@ def test_the_one_before_it_is_the_alternative() -> None:
     assert texts == [
         source.replace("0.5, inplace=True", "0.5"),
         source.replace("0.2, True", "0.2"),
+        source.replace("0.2, True", "0.2").replace(
+            "0.5, inplace=True", "0.5"
+        ),  # both, where both are at fault
     ]
 
 

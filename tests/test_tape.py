@@ -28,6 +28,7 @@ from gradfix.tape import (
     format_tape,
     parse_tape,
     read_tape,
+    relocated,
     write_tape,
 )
 
@@ -144,3 +145,16 @@ def test_whose_words_a_failure_speaks() -> None:
     )
     assert ours.autograd
     assert not Failure(1, (), "ValueError", "Target size must be the same as input size").autograd
+
+
+def test_a_tape_made_elsewhere_speaks_of_the_files_here():
+    there = (Site("/there/train.py", 3), Site("/there/models/gan.py", 7), Site("/lib/other.py", 1))
+    tape = Tape((Note(1, there, "said"),), "/there/train.py", sources={"/there/models/gan.py": "abc"})
+    moved = relocated(tape, Path("/here/deep/train.py"))
+    assert [site.file for site in moved.events[0].stack] == [
+        "/here/deep/train.py",
+        "/here/deep/models/gan.py",
+        "/lib/other.py",
+    ]
+    assert moved.sources == {"/here/deep/models/gan.py": "abc"}
+    assert relocated(moved, Path("/here/deep/train.py")) is moved

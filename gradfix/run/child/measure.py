@@ -87,7 +87,7 @@ class Measurer:
 
     def __init__(self, emit: Emit, request: dict[str, Any]) -> None:
         self.emit = emit
-        self.request = request
+        self.seed = int(request.get("seed", 0))
         self.optimizers = Optimizers()
         self.steps = 0
         self.depth = 0
@@ -116,7 +116,12 @@ class Measurer:
         self.done = True
         with quiet():
             leaves, retained = self._globals()
-            line: dict[str, Any] = {"m": "l", "how": how, "rng": random_state(), "retained": retained}
+            line: dict[str, Any] = {
+                "m": "l",
+                "how": how,
+                "rng": random_state(self.seed),
+                "retained": retained,
+            }
             if not self.steps:
                 line["leaves"] = leaves
             self.emit(line)
@@ -185,7 +190,7 @@ class Measurer:
                 "o": k,
                 "g": [self.vector(grad_of(p)) for p in ps],
                 "c": changed,
-                "rng": random_state(),
+                "rng": random_state(self.seed),
             }
             self.emit(line)
 
@@ -290,7 +295,7 @@ def number(t: Any) -> list[float]:
     return found
 
 
-def random_state() -> list[int]:
+def random_state(seed: int) -> list[int]:
     """Digests of the states of torch's, Python's and NumPy's global generators, in this order."""
     state = torch.default_generator.get_state()
     found = [
@@ -298,10 +303,22 @@ def random_state() -> list[int]:
         zlib.crc32(repr(random.getstate()[1]).encode()),
     ]
     numpy = sys.modules.get("numpy.random")
-    if numpy is not None and hasattr(numpy, "get_state"):
-        state = numpy.get_state()
-        found.append(zlib.crc32(state[1].tobytes() + repr(state[2:]).encode()))
+    # untouched reads like not imported: what else the interpreter has loaded is no draw of the script's
+    known: Any = numpy if hasattr(numpy, "get_state") else None
+    touched = known is not None and not _as_seeded(known, seed)
+    found.append(_digest(known.get_state()) if touched else 0)
     return found
+
+
+def _as_seeded(numpy: Any, seed: int) -> bool:
+    """Whether NumPy's global generator is as a seed has left it: nothing drawn since."""
+    _, keys, position, has_gauss, _ = numpy.get_state()
+    fresh = numpy.RandomState(seed % 2**32).get_state()
+    return bool(position == fresh[2] and not has_gauss and keys.tobytes() == fresh[1].tobytes())
+
+
+def _digest(state: Any) -> int:
+    return zlib.crc32(state[1].tobytes() + repr(state[2:]).encode())
 
 
 def leaves_of(roots: Any) -> list[Any]:

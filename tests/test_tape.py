@@ -17,6 +17,7 @@ from gradfix.tape import (
     Failure,
     Free,
     Mutate,
+    Note,
     Optimizer,
     Record,
     Ref,

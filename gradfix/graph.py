@@ -251,12 +251,6 @@ class Graph:
             numbers |= self.owners.get(ref.storage, frozenset())
         return frozenset(numbers)
 
-    def next_step(self, backward: Backward) -> Step | None:
-        """The first step after `backward` of an optimizer that owns a parameter this backward filled, or
-        None."""
-        filled = self.filled(backward)
-        return next((s for s in self._steps_after(backward.time) if s.optimizer in filled), None)
-
     def serves(self, backward: Backward) -> frozenset[int]:
         """The optimizers whose step uses this backward's gradients as the code means it: those stepping
         between it and the next backward that fills gradients; where none does, those that step before their
@@ -447,25 +441,6 @@ class Graph:
                     found.add(consumer)
                     pending.append(consumer)
         return found & walk
-
-    def lost_by_cutting(self, backward: Backward, edges: Iterable[Crossing | Entry]) -> tuple[Ref, ...]:
-        """The leaves (of backward.accumulates) that get no gradient from `backward` once `edges` are cut."""
-        cut = {(e.consumer.node, e.producer.node) for e in edges if e.consumer is not None}
-        walk, kept, pending = self.walk(backward), set(), [r for r in backward.roots if r >= 0]
-        seen = set(pending)
-        while pending:
-            node = pending.pop()
-            record = self.records.get(node)
-            for parent in record.parents if record else ():
-                if (node, parent) in cut:
-                    continue
-                if parent < 0:
-                    kept.add(~parent)
-                elif parent in walk and parent not in seen:
-                    seen.add(parent)
-                    pending.append(parent)
-        kept.update(~r for r in backward.roots if r < 0)
-        return tuple(ref for ref in backward.accumulates if ref.storage not in kept)
 
     def before_step(self, step: Step) -> tuple[Leaf, ...]:
         """The backwards that filled and the clearings of parameters of `step`'s optimizer since its previous

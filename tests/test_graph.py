@@ -78,9 +78,6 @@ def test_backward_serves_who_steps_before_the_next_backward() -> None:
     first, second = graph.backwards
     assert graph.serves(first) == {p.opt_d.number}
     assert graph.serves(second) == {p.opt_g.number, p.opt_d.number}
-    step = graph.next_step(first)
-    assert isinstance(step, Step)
-    assert step.optimizer == p.opt_d.number
 
 
 def test_backwards_before_any_step_serve_those_whose_gradient_lives_on() -> None:
@@ -113,15 +110,7 @@ def test_crossing_is_where_one_models_value_enters_the_other() -> None:
     assert [x.line for x in crossing.consumer.stack] == [9, 5]
 
 
-def test_what_is_lost_by_cutting() -> None:
-    p = Pair()
-    graph = stepping(p, ("backward", p.loss), ("step", p.opt_d))
-    edges = graph.crossings(graph.backwards[0], frozenset({p.opt_g.number}))
-    assert [r.name for r in graph.lost_by_cutting(graph.backwards[0], edges)] == ["G.weight"]
-    assert graph.lost_by_cutting(graph.backwards[0], ()) == ()
-
-
-def test_chained_optimizer_has_no_crossing_and_loses_by_the_cut() -> None:
+def test_chained_optimizer_has_no_crossing() -> None:
     s = Script()
     a, b = s.leaf("a"), s.leaf("b")
     front, both = s.optimizer("front", [a], 1), s.optimizer("both", [a, b], 2)

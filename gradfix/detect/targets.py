@@ -18,7 +18,6 @@ from gradfix.tape import Backward, Cut, Record, Stack
 REGRESSIONS = {"mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss", "pow", "square", "abs"}
 # ops that keep a value the same value: shapes, signs, types
 SHAPES = VIEWS | {"neg", "clone"}
-PICKS = {"gather", "max", "amax", "select", "index", "min", "slice", "squeeze", "mean"}
 LOG_SOFTMAX = {"log_softmax", "logsumexp"}
 
 

@@ -190,9 +190,7 @@ def _mixed(
             record = record or crossing.producer
             labels.append(("made", crossing.producer.stack, "made by the model that the other loss trains"))
             labels.append(("used", crossing.consumer.stack, "enters the other model here, with its graph"))
-    labels.append(
-        ("freed" if False else "needed", foreign.stack, f"also fills the gradients that {name} steps with")
-    )
+    labels.append(("needed", foreign.stack, f"also fills the gradients that {name} steps with"))
     labels.append(("needed", meant.stack, "the gradient that step is for"))
     if used is not None:
         labels.append(("step", used.stack, "what this gradient was for"))

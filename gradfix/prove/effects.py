@@ -137,10 +137,8 @@ def own_loss(before: Measured) -> Iterator[list[list[int] | None]]:
     group: list[tuple[int, list[int]]] = []  # backwards without steps yet, with what was cleared before each
     cleared: list[int] = []
     stepped: list[int] = []
-    paired = False
 
     def settle() -> None:
-        nonlocal paired
         if stepped and group:
             distinct = list(dict.fromkeys(stepped))
             by_clearing = [c[0] for _, c in group if len(c) == 1]

@@ -166,12 +166,6 @@ def _imported_from(statement: cst.BaseSmallStatement) -> str:
     return _module(statement) if isinstance(statement, cst.ImportFrom) else ""
 
 
-def siblings(view: View, statement: cst.CSTNode) -> Sequence[cst.CSTNode]:
-    """The statements of the body that `statement` stands in, itself among them."""
-    parent = view.parents[statement]
-    return cast(Sequence[cst.CSTNode], parent.body) if hasattr(parent, "body") else (statement,)
-
-
 def under(view: View, context: cst.BaseExpression, statements: Sequence[cst.CSTNode]) -> tuple[Edit, ...]:
     """Edits that put neighbouring `statements` (of one body) under ``with context():``.
 
@@ -218,21 +212,3 @@ def _partly(statement: cst.BaseStatement, wanted: set[int], item: cst.WithItem) 
 def _suite(suite: cst.SimpleStatementSuite, wanted: set[int], item: cst.WithItem) -> cst.IndentedBlock:
     whole = cst.SimpleStatementLine(suite.body, trailing_whitespace=suite.trailing_whitespace)
     return cst.IndentedBlock(_partly(whole, wanted, item) if len(suite.body) > 1 else [_with(item, [whole])])
-
-
-def names_in_scope(view: View) -> frozenset[str]:
-    """Every simple name the file uses anywhere: a new one must not be among them."""
-    found: set[str] = set()
-
-    class Find(cst.CSTVisitor):
-        def visit_Name(self, node: cst.Name) -> None:
-            found.add(node.value)
-
-    view.module.visit(Find())
-    return frozenset(found)
-
-
-def fresh_name(view: View, base: str) -> str:
-    """`base`, or `base` with a number, that the file does not use yet."""
-    taken = names_in_scope(view)
-    return next(n for n in (base, *(f"{base}_{i}" for i in range(2, 10_000))) if n not in taken)

@@ -10,6 +10,7 @@ import libcst as cst
 
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
 from gradfix.graph import Crossing, Graph
+from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import body_of, dotted, names, stored, touches, walk
 from gradfix.tape import Backward, Event, Record, Ref, Stack, Step, Zero
 
@@ -202,14 +203,14 @@ def _feeds(project: Project, taker: Record, maker: Record, depth: int, end: int)
         if made and made[1] is node:
             continue  # both inside one call: further in
         options = list(operands(node))
-        holding = [o for o in options if made and any(x is made[1] for x in _below(o))]
+        holding = [o for o in options if made and any(x is made[1] for x in (o, *descendants(o)))]
         named = [o for o in options if name and name in names(o).reads]
         reading = holding or named or [o for o in options if _reads(o, direct)]
         reading = reading or [o for o in options if _reads(o, carried)]
         if not reading and isinstance(node, cst.Call) and _tensor_method(project, node):
             assert isinstance(node.func, cst.Attribute)
             receiver = node.func.value
-            inside = made is not None and any(x is made[1] for x in _below(receiver))
+            inside = made is not None and any(x is made[1] for x in (receiver, *descendants(receiver)))
             reading = [receiver] if inside or dotted(receiver) in carried else []
         if not reading and k > depth and len(options) == 1:
             reading = options
@@ -286,12 +287,6 @@ def operands(node: cst.CSTNode) -> Iterator[cst.BaseExpression]:
             yield node.right
     elif isinstance(node, cst.UnaryOperation):
         yield node.expression
-
-
-def _below(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    yield node
-    for child in node.children:
-        yield from _below(child)
 
 
 SHAPES = ("tensor", "tuple", "list", "dict")

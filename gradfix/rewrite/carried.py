@@ -12,6 +12,7 @@ from gradfix.edit import Project, View
 from gradfix.graph import Crossing
 from gradfix.rewrite.boundary import frame, meeting, same_place, shape_of
 from gradfix.rewrite.liveness import first_use
+from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import Unit, body_of, dotted, names, stored, touches, units, walk
 from gradfix.tape import Backward, Record, Stack
 
@@ -103,7 +104,7 @@ class Carried:
         """Whether the body hands the name over beside others, as one of a tuple: ``cell(x, (hx, cx))``."""
         return any(
             isinstance(node, cst.Tuple) and any(dotted(e.value) == self.name for e in node.elements)
-            for node in _below(self.reader.node)
+            for node in (self.reader.node, *descendants(self.reader.node))
             if not isinstance(node, cst.AssignTarget)
             and not isinstance(self.view.parents.get(node), cst.AssignTarget)
         )
@@ -191,13 +192,7 @@ def _exposed(unit: Unit, name: str) -> bool:
 
 def _targets(body: cst.CSTNode) -> set[str]:
     """Names that loops below `body` bind."""
-    return {w for n in _below(body) if isinstance(n, cst.For) for w in stored(n.target)}
-
-
-def _below(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    yield node
-    for child in node.children:
-        yield from _below(child)
+    return {w for n in (body, *descendants(body)) if isinstance(n, cst.For) for w in stored(n.target)}
 
 
 def _outliving(view: View, body: cst.CSTNode) -> frozenset[str]:

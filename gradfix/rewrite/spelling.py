@@ -113,6 +113,7 @@ def hides(layer: cst.BaseExpression) -> bool:
 
 
 def descendants(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Every node inside `node`, outermost first."""
     for child in node.children:
         yield child
         yield from descendants(child)

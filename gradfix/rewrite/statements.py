@@ -32,7 +32,6 @@ MUTATORS = frozenset(
         "setdefault",
     )
 )
-SCOPES = (cst.FunctionDef, cst.Lambda)
 COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
 
 

@@ -72,7 +72,6 @@ class Recorder:
         self._emitted: set = set()  # type: ignore[type-arg]
         self._counts: dict[Any, int] = {}
         self._notes: set = set()  # type: ignore[type-arg]
-        self._grads: dict[int, Any] = {}
         self._cloned_freed = 0
         self.bare: set[int] = set()  # nodes that saved numbers only
         self.quiet = False

@@ -50,6 +50,6 @@ def _write_no_bytecode() -> None:
 
 
 def _forget_finalizers() -> None:
-    """torch.library undoes its thousands of registrations at exit: 25 ms of every run, for nothing."""
+    """PyTorch undoes thousands of operator registrations at exit: 25 ms of every run, for nothing."""
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         finalizer.atexit = False

@@ -74,7 +74,10 @@ h.sum().backward()
         saved: tuple[cst.BaseExpression, ...] = ()
         if conflict.record is not None and not write.hidden:
             saved = _what_was_saved(conflict, project, write)
-        buffer = bool(saved) and any(isinstance(n, cst.Subscript) for n in saved)
+        # an element of a buffer, or an attribute: it outlives the call, and others may hold it by another name
+        buffer = bool(saved) and (
+            isinstance(element_of(write), cst.Attribute) or any(isinstance(n, cst.Subscript) for n in saved)
+        )
         rank = (
             1
             if alias is not None

@@ -91,7 +91,7 @@ class Measurer:
         self.optimizers = Optimizers()
         self.steps = 0
         self.depth = 0
-        self.buffers: list[tuple[Any, str]] = []
+        self.buffers: weakref.WeakKeyDictionary[Any, dict[str, None]] = weakref.WeakKeyDictionary()
         self.before: dict[int, list[Any]] = {}  # parameter values when step() began
         self.after: dict[int, list[Any]] = {}  # and when it ended
         self.sketches: dict[int, tuple[Any, Any]] = {}
@@ -172,7 +172,7 @@ class Measurer:
 
         def register_buffer(this: Any, name: str, *args: Any, **kwargs: Any) -> None:
             register(this, name, *args, **kwargs)
-            self.buffers.append((weakref.ref(this), name))
+            self.buffers.setdefault(this, {})[name] = None  # (setting a buffer anew registers it again)
 
         torch.nn.Module.register_buffer = register_buffer  # type: ignore
 
@@ -204,13 +204,12 @@ class Measurer:
             self.emit({"m": "u", "o": k, "u": updates, "b": self._buffers(), "st": _state(optimizer, ps)})
 
     def _buffers(self) -> list[Any]:
-        found = []
-        for ref, name in self.buffers:
-            module = ref()
-            buffer = getattr(module, "_buffers", {}).get(name) if module is not None else None
-            if isinstance(buffer, torch.Tensor) and name != "num_batches_tracked":
-                found.append(number(buffer))
-        return found
+        return [
+            number(buffer)
+            for module, names in list(self.buffers.items())
+            for name in names
+            if name != "num_batches_tracked" and isinstance(buffer := module._buffers.get(name), torch.Tensor)
+        ]
 
     def _globals(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(leaves, retained): name -> gradient, of what the script's globals hold."""

@@ -92,8 +92,8 @@ def read(
     The first is ``__main__``; after it come the functions with a backward that it did not reach, and each ``forward``
     by itself. The same fault may show in several: a caller tells them apart by kind and sites.
     `root` is the outermost folder in which imported modules are looked for (default: the folder of `path`); their
-    text is read from the disk. Never raises for what `text` is: where it can't be read there is one Reading with an empty
-    tape and a Problem.
+    text is read from the disk. Never raises for what `text` is: where it cannot be read there is one Reading with an
+    empty tape and a Problem.
     """
     return ()
 

@@ -445,6 +445,28 @@ def test_stack_and_names_through_methods(record: Recorded) -> None:
     assert {~r.storage for r in backward.accumulates} <= set(backward.nodes)
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for i, net in enumerate((netG, netD)): torch.nn.init.ones_(net.weight)",
+        "for i, (net, _) in enumerate(((netG, 0), (netD, 1))): torch.nn.init.ones_(net.weight)",
+        "made = [torch.optim.SGD(n.parameters(), lr=.1) for n in (netG, netD)]",
+    ],
+)
+def test_a_loop_variable_names_nothing_that_has_a_name(record: Recorded, loop: str) -> None:
+    tape = record(f"""
+        import torch
+        netG, netD = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+        {loop}
+        def one_pass():
+            netD(netG(torch.ones(1, 2))).mean().backward()
+        one_pass()
+    """)
+    assert {"netG.weight", "netG.bias", "netD.weight", "netD.bias"} == {
+        r.name for r in of(tape, Backward)[0].accumulates
+    }
+
+
 def test_inputs_limit_the_walk(record: Recorded) -> None:
     tape = record("""
         import torch

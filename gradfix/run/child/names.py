@@ -3,9 +3,10 @@ needed."""
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Iterator
-from types import FrameType, ModuleType
-from typing import Any
+from types import CodeType, FrameType, ModuleType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,6 +16,13 @@ from .storages import Storages, address_of
 _MOST_ITEMS = 64
 _DEEPEST = 3
 _LOOKS = 4
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+_WORST = 9
+
+
+class _Place(NamedTuple):
+    passing: bool  # a loop's variable
+    depth: int  # user frames outwards
 
 
 class Names:
@@ -26,6 +34,7 @@ class Names:
         self._looks: dict[Any, int] = {}
         self._ranks: dict[int, tuple[int, int, int]] = {}  # storage number -> rank of the name it has
         self._owners: dict[int, tuple[tuple[int, int, int], str]] = {}  # id of module or optimizer -> name
+        self._passing: dict[CodeType, frozenset[str]] = {}
 
     def look(self, frame: FrameType | None, again: bool = False) -> None:
         """Name what the user's variables in `frame` and outwards hold; the first few times at one place, or
@@ -37,10 +46,12 @@ class Names:
                 return
         depth = 0
         while frame is not None:
-            if self._sites.is_user(frame.f_code):
+            # a comprehension's variable names another thing in each round, and nothing behind it
+            if self._sites.is_user(frame.f_code) and frame.f_code.co_name not in _COMPREHENSIONS:
                 seen: set[int] = set()
-                for name, value in _variables(frame):
-                    self._visit(name, value, depth, 0, seen)
+                passing = self._loop_variables(frame.f_code)
+                for name, value in sorted(_variables(frame), key=lambda held: held[0] in passing):
+                    self._visit(name, value, _Place(name in passing, depth), 0, seen)
                 depth += 1
             frame = frame.f_back
 
@@ -68,64 +79,88 @@ class Names:
             found = self._owners.get(id(thing))
         return found[1] if found else ""
 
-    def _visit(self, name: str, value: Any, frame: int, depth: int, seen: set[int]) -> None:
+    def _loop_variables(self, code: CodeType) -> frozenset[str]:
+        """What ``for`` binds in `code`: ``net`` of ``for net in (G, D)`` outlives its loop and names whatever
+        came last."""
+        found = self._passing.get(code)
+        if found is None:
+            found = self._passing[code] = frozenset(_bound_by_for(code))
+        return found
+
+    def _visit(self, name: str, value: Any, place: _Place, depth: int, seen: set[int]) -> None:
         if isinstance(value, torch.Tensor):
-            self._offer(name, value, frame)
+            self._offer(name, value, place)
             return
         if id(value) in seen and not isinstance(value, torch.nn.Module):
             return
         seen.add(id(value))
         if isinstance(value, torch.nn.Module):
-            self._module(name, value, frame)
+            self._module(name, value, place)
         elif isinstance(value, torch.optim.Optimizer):
-            self._own(name, value, frame)
+            self._own(name, value, place)
         elif depth >= _DEEPEST:
             return
         elif isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
             fields = getattr(type(value), "_fields", None)
             for i, item in enumerate(value):
                 inner = f"{name}.{fields[i]}" if fields and i < len(fields) else f"{name}[{i}]"
-                self._visit(inner, item, frame, depth + 1, seen)
+                self._visit(inner, item, place, depth + 1, seen)
         elif type(value) is dict and len(value) <= _MOST_ITEMS:
             for key, item in list(value.items()):
                 if isinstance(key, (str, int)):
-                    self._visit(f"{name}[{key!r}]", item, frame, depth + 1, seen)
+                    self._visit(f"{name}[{key!r}]", item, place, depth + 1, seen)
         elif _is_plain_object(value):
             for key, item in list(vars(value).items()):
-                self._visit(f"{name}.{key}", item, frame, depth + 1, seen)
+                self._visit(f"{name}.{key}", item, place, depth + 1, seen)
 
-    def _module(self, name: str, module: Any, frame: int) -> None:
+    def _module(self, name: str, module: Any, place: _Place) -> None:
         for inner, child in module.named_modules():
-            self._own(f"{name}.{inner}" if inner else name, child, frame)
+            self._own(f"{name}.{inner}" if inner else name, child, place)
         for inner, tensor in module.named_parameters():
-            self._offer(f"{name}.{inner}", tensor, frame)
+            self._offer(f"{name}.{inner}", tensor, place)
         for inner, tensor in module.named_buffers():
-            self._offer(f"{name}.{inner}", tensor, frame)
+            self._offer(f"{name}.{inner}", tensor, place)
         for child_name, child in module.named_modules():
             for key, item in list(vars(child).items()):  # a hidden state kept on self
                 if isinstance(item, torch.Tensor):
-                    self._offer(".".join(x for x in (name, child_name, key) if x), item, frame)
+                    self._offer(".".join(x for x in (name, child_name, key) if x), item, place)
 
-    def _offer(self, name: str, tensor: Any, frame: int) -> None:
+    def _offer(self, name: str, tensor: Any, place: _Place) -> None:
         storage = self._storages.at(address_of(tensor))
         if storage is None:
             return
-        rank = _rank(name, frame)
-        if not storage.name or rank < self._ranks.get(storage.number, (9, 9, 9)):
+        rank = _rank(name, place)
+        if not storage.name or rank < self._ranks.get(storage.number, (_WORST, 0, 0)):
             storage.name = name
             self._ranks[storage.number] = rank
 
-    def _own(self, name: str, thing: Any, frame: int) -> None:
-        rank = _rank(name, frame)
+    def _own(self, name: str, thing: Any, place: _Place) -> None:
+        rank = _rank(name, place)
         known = self._owners.get(id(thing))
         if known is None or rank < known[0]:
             self._owners[id(thing)] = (rank, name)
 
 
-def _rank(name: str, frame: int) -> tuple[int, int, int]:
-    """Outer names before ``self.x`` of a method, names before items, short before long, near frames first."""
-    inner = 1 if name.startswith(("self.", "self[", "_")) else 0
-    return (inner, name.count("["), len(name) * 8 + frame)
+def _rank(name: str, place: _Place) -> tuple[int, int, int]:
+    """Outer names before ``self.x`` of a method and those before a loop's variable, names before items, short
+    before long, near frames first."""
+    inner = 2 if place.passing else 1 if name.startswith(("self.", "self[", "_")) else 0
+    return (inner, name.count("["), len(name) * 8 + place.depth)
+
+
+def _bound_by_for(code: CodeType) -> Iterator[str]:
+    awaited = 0
+    for step in dis.get_instructions(code):
+        if step.opname == "FOR_ITER":
+            awaited = 1
+        elif awaited and step.opname == "UNPACK_SEQUENCE":
+            awaited += step.arg - 1 if step.arg else 0
+        elif awaited and step.opname.startswith("STORE_"):
+            awaited -= 1
+            if isinstance(step.argval, str):
+                yield step.argval
+        elif step.opname not in ("EXTENDED_ARG", "CACHE"):
+            awaited = 0
 
 
 def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:

@@ -13,9 +13,23 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from gradfix.tape import Backward, Event, Free, Mutate, Optimizer, Record, Ref, Stack, Step, Tape, Zero
+from gradfix.tape import (
+    Backward,
+    Event,
+    Free,
+    GradWrite,
+    Mutate,
+    Optimizer,
+    Record,
+    Ref,
+    Stack,
+    Step,
+    Tape,
+    Zero,
+)
 
-Leaf = Backward | Zero | Step  # what can happen to a leaf's gradient: filled, cleared, used
+# what can happen to a leaf's gradient: filled, cleared, written or set by hand, used
+Leaf = Backward | Zero | GradWrite | Step
 
 # ops that give a tensor another shape or type
 VIEWS = {
@@ -109,12 +123,12 @@ class Graph:
     @cached_property
     def history(self) -> dict[int, list[Leaf]]:
         """leaf storage -> what happened to its gradient, in order of time: Backward filled it, Zero cleared
-        it, Step met it (with or without a gradient)."""
+        it, GradWrite changed it, Step met it (with or without a gradient)."""
         history: dict[int, list[Leaf]] = {}
         for event in self.tape.events:
             if isinstance(event, Backward):
                 touched: Iterable[Ref] = event.accumulates
-            elif isinstance(event, Zero):
+            elif isinstance(event, (Zero, GradWrite)):
                 touched = event.refs
             elif isinstance(event, Step):
                 touched = event.refs + event.without
@@ -443,8 +457,7 @@ class Graph:
         return found & walk
 
     def before_step(self, step: Step) -> tuple[Leaf, ...]:
-        """The backwards that filled and the clearings of parameters of `step`'s optimizer since its previous
-        step."""
+        """What happened to the gradients of `step`'s parameters since its optimizer's previous step."""
         mine = {ref.storage for ref in step.refs + step.without}
         steps = self.steps_of(step.optimizer)
         at = bisect_left(steps, step.time, key=_time)

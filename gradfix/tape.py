@@ -183,6 +183,15 @@ class Zero(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class GradWrite(Event):
+    """The user wrote into the gradients of these parameters (``p.grad.mul_(0.9)``), or set them to other tensors
+    (``p.grad = g``: `assigned`)."""
+
+    refs: tuple[Ref, ...]
+    assigned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Cut(Event):
     """The graph was left: `how` is ``detach``, ``data``, ``item``, ``numpy``, ``tensor`` (torch.tensor(t)),
     ``no_grad``.
@@ -248,10 +257,38 @@ class End(Event):
     seconds: float = 0.0
 
 
-AnyEvent = Record | Mutate | Backward | Free | Optimizer | Step | Zero | Cut | GradRead | Failure | Note | End
+AnyEvent = (
+    Record
+    | Mutate
+    | Backward
+    | Free
+    | Optimizer
+    | Step
+    | Zero
+    | GradWrite
+    | Cut
+    | GradRead
+    | Failure
+    | Note
+    | End
+)
 EVENTS: dict[str, type[Event]] = {
     c.__name__: c
-    for c in (Record, Mutate, Backward, Free, Optimizer, Step, Zero, Cut, GradRead, Failure, Note, End)
+    for c in (
+        Record,
+        Mutate,
+        Backward,
+        Free,
+        Optimizer,
+        Step,
+        Zero,
+        GradWrite,
+        Cut,
+        GradRead,
+        Failure,
+        Note,
+        End,
+    )
 }
 
 

@@ -24,6 +24,7 @@ from gradfix.tape import (
     Failure,
     Free,
     GradRead,
+    GradWrite,
     Mutate,
     Note,
     Optimizer,
@@ -380,6 +381,44 @@ def test_clearing_of_gradients(record: Recorded) -> None:
         (("w",), None),
         (("w",), None),
     ]
+
+
+def test_gradients_written_by_hand(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        a, b = (torch.ones(2, requires_grad=True) for _ in range(2))
+        (a * b).sum().backward()
+        a.grad.mul_(0.9)
+        a.grad[0] = 3
+        torch._foreach_zero_([a.grad, b.grad])
+        torch.nn.utils.clip_grad_norm_([a, b], 1.0)
+        b.grad = torch.ones(2)
+        b.grad.data.fill_(0)
+        torch.zeros(2).mul_(2)
+    """)
+    assert [
+        (type(e).__name__, tuple(r.name for r in e.refs), getattr(e, "assigned", False))
+        for e in of(tape, (Zero, GradWrite))
+    ] == [
+        ("GradWrite", ("a",), False),
+        ("GradWrite", ("a",), False),
+        ("Zero", ("a", "b"), False),
+        ("GradWrite", ("b",), True),
+        ("GradWrite", ("b",), False),
+    ]
+
+
+def test_a_step_that_clears_has_used_the_gradients_before(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        w = torch.ones(2, requires_grad=True)
+        opt = torch.optim.SGD([w], 0.1)
+        opt.register_step_post_hook(lambda o, args, kwargs: o.zero_grad())
+        (w * w).sum().backward()
+        opt.step()
+    """)
+    step, zero = of(tape, (Step, Zero))
+    assert (type(step), [r.name for r in step.refs], type(zero)) == (Step, ["w"], Zero)
 
 
 def test_closures_and_parameters_without_gradient(record: Recorded) -> None:

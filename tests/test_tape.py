@@ -16,6 +16,7 @@ from gradfix.tape import (
     End,
     Failure,
     Free,
+    GradWrite,
     Mutate,
     Note,
     Optimizer,
@@ -56,6 +57,7 @@ def events(time: int) -> st.SearchStrategy[AnyEvent]:
         st.builds(Optimizer, *at, numbers, words, words, many),
         st.builds(Step, *at, numbers, many, many),
         st.builds(Zero, *at, many, st.none() | numbers),
+        st.builds(GradWrite, *at, many, st.booleans()),
         st.builds(Cut, *at, words, refs, st.none() | numbers),
         st.builds(Failure, *at, words, words, words),
     )

@@ -17,7 +17,7 @@ from gradfix.detect.finding import Findings, Found, make, optimizer_words
 from gradfix.detect.parameters import converted, dead_parameters, rewrapped, second_order, stray_optimizers
 from gradfix.detect.waste import data_attributes, discarded, idle_retain
 from gradfix.graph import Graph, Leaf
-from gradfix.tape import Backward, Event, Optimizer, Stack, Step, Zero
+from gradfix.tape import Backward, Event, GradWrite, Optimizer, Stack, Step, Zero
 
 
 def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
@@ -37,10 +37,21 @@ def unreset(graph: Graph) -> Found:
         if len(steps) < 2:
             continue
         between = [graph.before_step(s) for s in steps]
-        if not any(isinstance(e, Zero) for events in between[1:] for e in events):
+        if not any(map(_managed, between[1:])):
             yield from _never_cleared(graph, number, optimizer, steps)
-        elif not any(s.refs for s in steps) or all(_cleared_last(events) for events in between if events):
+        elif all(_cleared_last(s, events) for s, events in zip(steps, between, strict=True) if events):
             yield from _cleared_early(graph, number, optimizer, steps, between)
+
+
+def _managed(events: tuple[Leaf, ...]) -> bool:
+    """Whether something keeps gradients from adding up over steps: a clearing, gradients that are set anew, or one
+    of before that is written to on its way to the next backward (a decay). A write behind the backward is no
+    more than clipping."""
+    first = next((e.time for e in events if isinstance(e, Backward)), None)
+    return any(
+        isinstance(e, Zero) or (isinstance(e, GradWrite) and (e.assigned or first is None or e.time < first))
+        for e in events
+    )
 
 
 def _never_cleared(graph: Graph, number: int, optimizer: Optimizer, steps: list[Step]) -> Found:
@@ -72,8 +83,19 @@ def _never_cleared(graph: Graph, number: int, optimizer: Optimizer, steps: list[
     )
 
 
-def _cleared_last(events: tuple[Leaf, ...]) -> bool:
-    return bool(events) and isinstance(events[-1], Zero)
+def _cleared_last(step: Step, events: tuple[Leaf, ...]) -> bool:
+    """Whether all that the backwards filled of what is stepped was cleared behind them, and nothing put in its place;
+    part of it is cleared to keep that part as it is."""
+    own = {r.storage for r in step.refs + step.without}
+    filled: set[int] = set()
+    for event in events:
+        if isinstance(event, Backward):
+            filled |= own & {r.storage for r in event.accumulates}
+        elif isinstance(event, Zero):
+            filled -= {r.storage for r in event.refs}
+        elif isinstance(event, GradWrite):
+            filled |= {r.storage for r in event.refs}
+    return not filled
 
 
 def _cleared_early(
@@ -104,12 +126,6 @@ def _cleared_early(
         return
 
 
-def _ever_cleared(graph: Graph, optimizer: int) -> bool:
-    """Whether anything clears the gradients of `optimizer` between its steps; where not, that is the
-    fault."""
-    return any(isinstance(e, Zero) for s in graph.steps_of(optimizer)[1:] for e in graph.before_step(s))
-
-
 def left_over(graph: Graph) -> Found:
     """A backward made for the step of one model's optimizer leaves gradients in the model that the loss went
     through, and that one's optimizer steps with them."""
@@ -126,8 +142,8 @@ def left_over(graph: Graph) -> Found:
             ]
             if not used or step.optimizer in {s.optimizer for s in used}:
                 continue
-            if not _ever_cleared(graph, step.optimizer):
-                continue
+            if not any(_managed(graph.before_step(s)) for s in graph.steps_of(step.optimizer)[1:]):
+                continue  # that is the fault
             other = graph.owned_mask({used[0].optimizer}) & ~mine
             if (
                 not other
@@ -141,7 +157,7 @@ def left_over(graph: Graph) -> Found:
 def _since_cleared(events: tuple[Leaf, ...]) -> list[Backward]:
     found: list[Backward] = []
     for event in events:
-        if isinstance(event, Zero):
+        if isinstance(event, (Zero, GradWrite)):
             found.clear()
         elif isinstance(event, Backward):
             found.append(event)

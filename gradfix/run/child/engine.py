@@ -85,6 +85,7 @@ class Engine:
     ) -> Any:
         r = self.r
         r.optimizers.abandon()
+        r.gradients.settle()
         if self._depth:
             return self._nested(outputs, grads, retain, create, inputs, more, kwargs)
         frame = sys._getframe(2)
@@ -115,6 +116,7 @@ class Engine:
             raise
         finally:
             self._inner = None
+            r.gradients.moved()
         with torch._C.DisableTorchFunction():
             refused, wrong, new = "", 0.0, len(used) not in seen[2]
             seen[2].add(len(used))

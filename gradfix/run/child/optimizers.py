@@ -68,12 +68,12 @@ class Optimizers:
             with torch._C.DisableTorchFunction():
                 zero(self, *args, **kwargs)
             params = [p for g in self.param_groups for p in g["params"]]
-            r.zero(params, me.number(self), sys._getframe(1))
+            r.gradients.cleared(params, me.number(self), sys._getframe(1))
 
         def module_zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
             with torch._C.DisableTorchFunction():
                 module_zero(self, *args, **kwargs)
-            r.zero(list(self.parameters()), None, sys._getframe(1))
+            r.gradients.cleared(list(self.parameters()), None, sys._getframe(1))
 
         for ours, theirs in (
             (__init__, make),
@@ -161,9 +161,7 @@ class Optimizers:
                 for entry in entries:
                     r.keep(entry, clones, early)
                 before.append((p, p._version, entries))
-            had = None
-        else:
-            had = [p.grad is not None for p in params]
+        had = [p.grad is not None for p in params]
         if not quiet:
             guard.__exit__(None, None, None)
             guard = None
@@ -196,9 +194,11 @@ class Optimizers:
         if r.off() or not self._before:
             return
         this = self._before.pop()
+        _, params, had, before, _, guard = this
         with torch._C.DisableTorchFunction():
-            self._stepped(optimizer, sys._getframe(2), *this[1:4])
+            self._stepped(optimizer, sys._getframe(2), params, had, before, guard is not None)
         self._leave(this)
+        self.r.gradients.settle()
 
     def abandon(self) -> None:
         """A backward outside any closure: steps that have not ended were left by an exception."""
@@ -210,7 +210,7 @@ class Optimizers:
         if this[5] is not None:
             this[5].__exit__(None, None, None)
 
-    def _stepped(self, optimizer: Any, frame: Any, params: Any, had: Any, before: Any) -> None:
+    def _stepped(self, optimizer: Any, frame: Any, params: Any, had: Any, before: Any, quiet: bool) -> None:
         r = self.r
         known = self._of(optimizer)
         known.steps += 1
@@ -251,9 +251,7 @@ class Optimizers:
                 optimizer=known.number,
                 quietly=not full,
             )
-        if had is None:  # what step() itself does leaves every gradient in its place
-            had = [p.grad is not None for p in params]
-        else:
+        if not quiet:  # a closure, or an optimizer of the user's: its step() may make gradients
             had = [h or p.grad is not None for h, p in zip(had, params)]  # noqa: B905 (Python 3.9)
         fields: dict[str, Any] = (
             {}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time as clock_time
 import weakref
 from bisect import bisect_right
@@ -25,6 +24,7 @@ import torch
 from . import failure
 from .aliases import Aliases
 from .engine import FREED, Engine, Walk
+from .gradients import FULL, Gradients
 from .names import Names
 from .optimizers import Optimizers
 from .regions import Regions
@@ -35,8 +35,7 @@ from .tapewriter import Clock, TapeWriter
 from .watch import Watch
 
 _EARLY_STEPS = 16  # how long values of freed graphs are kept for their own sake
-_FULL = 32  # events of one kind at one place that are written
-_MANY = 1024  # where each pass has many of them: one for each parameter
+_MANY = 1024  # writes at one place, where a pass has one for each parameter
 
 
 class Calls:
@@ -90,6 +89,7 @@ class Recorder:
         self.watch = Watch(self)
         self.engine = Engine(self)
         self.optimizers = Optimizers(self)
+        self.gradients = Gradients(self)
         self.regions = Regions(self)
         self._leaves: dict[int, weakref.ref[Any]] = {}
         self._known_leaves: dict[
@@ -171,6 +171,9 @@ class Recorder:
 
     def leaf(self, tensor: Any) -> Storage:
         return self._leaf(tensor)[2]  # type: ignore[no-any-return]
+
+    def known_leaves(self) -> Iterable[weakref.ref[Any]]:
+        return list(self._leaves.values())
 
     def leaf_refs(self, tensors: Iterable[Any]) -> list[list[Any]]:
         """``tape.ref(leaf(tensor), tensor)`` of each: parameters are spoken of several times a pass."""
@@ -264,7 +267,7 @@ class Recorder:
         if optimizer is not None:
             fields["optimizer"] = optimizer
         fields.update(op=op, ref=self.tape.ref(storage, tensor))
-        if seen <= _FULL:
+        if seen <= FULL:
             self.tape.event("Mutate", time, stack, **fields)
         else:
             self.tape.common("Mutate", time, stack, seen > _MANY, **fields)
@@ -284,45 +287,6 @@ class Recorder:
             "Cut", self.clock.tick(), stack, how=how, ref=self.tape.ref(storage, tensor), **fields
         )
 
-    def grad_read(self, tensor: Any, frame: Any) -> None:
-        stack = self.sites.stack(frame)
-        if not self._new(("grad", stack)):
-            return
-        storage = self.storages.of(tensor)
-        if not storage.name:
-            storage.name = self.names.local(frame, tensor)
-        node = tensor.grad_fn
-        fields = {} if node is None else {"node": node._sequence_nr()}
-        self.tape.event("GradRead", self.clock.tick(), stack, ref=self.tape.ref(storage, tensor), **fields)
-
-    def zero(self, params: Any, optimizer: int | None, frame: Any) -> None:
-        if self.off():
-            return
-        stack = self.sites.stack(frame)
-        seen = self._seen(("zero", stack))
-        fields = {} if optimizer is None else {"optimizer": optimizer}
-        with torch._C.DisableTorchFunction():
-            refs = self.leaf_refs(p for p in params if isinstance(p, torch.Tensor))
-        self._zero(stack, seen, _MANY if len(params) == 1 else _FULL, refs=refs, **fields)
-
-    def zeroed(self, targets: list[Any], stack: Key | None) -> None:
-        """``p.grad.zero_()``: the gradients of which parameters were these?"""
-        for tensor in targets:
-            address = address_of(tensor)
-            for reference in list(self._leaves.values()):
-                leaf = reference()
-                if leaf is not None and leaf.grad is not None and address_of(leaf.grad) == address:
-                    stack = stack if stack is not None else self.sites.stack(sys._getframe(3))
-                    with torch._C.DisableTorchFunction():
-                        self._zero(stack, self._seen(("zero", stack)), _MANY, refs=self.leaf_refs([leaf]))
-                    break
-
-    def _zero(self, stack: Key, seen: int, many: int, **fields: Any) -> None:
-        if seen <= _FULL:
-            self.tape.event("Zero", self.clock.tick(), stack, **fields)
-        else:
-            self.tape.common("Zero", self.clock.tick(), stack, seen > many, **fields)
-
     def note_once(self, text: str, frame: Any = None) -> None:
         if text not in self._notes and not self.off():
             self._notes.add(text)
@@ -334,10 +298,11 @@ class Recorder:
             self._notes.add(text)
             self.tape.common("Note", self.clock.tick(), (), False, text=text)
 
-    def _new(self, key: Any, most: int = _FULL) -> bool:
-        return self._seen(key) <= most
+    def _new(self, key: Any, most: int = FULL) -> bool:
+        return self.seen(key) <= most
 
-    def _seen(self, key: Any) -> int:
+    def seen(self, key: Any) -> int:
+        """How often there was something like `key`, this time among them."""
         seen = self._counts[key] = self._counts.get(key, 0) + 1
         return seen
 

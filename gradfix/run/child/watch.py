@@ -138,8 +138,7 @@ class Watch(TorchFunctionMode):
             self._written(func, stack, tensor, address, entries, counter, refused)
         if after != before and not any(w[2] for w in watched):
             self._wrote_own_save(func, stack, targets)
-        if func is torch.Tensor.zero_:
-            r.zeroed(targets, stack)
+        r.gradients.written(func, targets, _getframe(2))
         return result
 
     def _counts_only(self, tensor: Any) -> bool:
@@ -327,12 +326,10 @@ class Watch(TorchFunctionMode):
     def _get_grad(self, func: Any, args: Any) -> Any:
         tensor = args[0]
         if not tensor.is_leaf and not tensor.retains_grad:
-            self.r.grad_read(tensor, _getframe(2))
+            self.r.gradients.read(tensor, _getframe(2))
         return func(*args)
 
     def _set_grad(self, func: Any, args: Any) -> Any:
-        tensor = args[0]
         result = func(*args)
-        if (len(args) < 2 or args[1] is None) and tensor.is_leaf and tensor.requires_grad:
-            self.r.zero((tensor,), None, _getframe(2))
+        self.r.gradients.assigned(args[0], args[1] if len(args) > 1 else None, _getframe(2))
         return result

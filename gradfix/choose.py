@@ -55,7 +55,7 @@ class Round:
 class Wanted:
     """What the person asked to have cured, and by what."""
 
-    kinds: Callable[[Conflict], bool]
+    asked: Callable[[Conflict, Mapping[str, str]], bool]  # with the texts it was found in
     codemods: Sequence[type[Codemod]] = field(default_factory=codemods)
     accept: tuple[Status, ...] = ("proved", "preserved", "intended")
 
@@ -129,7 +129,12 @@ def rounds(
     given_up: set[tuple[str, str]] = set()
     for _ in range(ROUNDS):
         conflict = next(
-            (c for c in baseline.conflicts if wanted.kinds(c) and identity(c, project) not in given_up), None
+            (
+                c
+                for c in baseline.conflicts
+                if wanted.asked(c, project.files) and identity(c, project) not in given_up
+            ),
+            None,
         )
         if conflict is None:
             return

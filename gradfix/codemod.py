@@ -6,13 +6,11 @@ import argparse
 import importlib
 import inspect
 import pkgutil
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import ModuleType
 from typing import ClassVar
 
 import libcst as cst
@@ -20,12 +18,11 @@ from libcst.codemod import CodemodCommand, CodemodContext
 
 from gradfix.detect import Conflict, detect
 from gradfix.edit import Edit, Project, targets
+from gradfix.registry import outside_here, packages
 from gradfix.tape import Tape, read_tape
 from gradfix.verdict import NONE, Effect, EffectKind
 
 __all__ = ["NONE", "Codemod", "Effect", "EffectKind", "Example", "Proposal", "codemods"]
-
-GROUP = "gradfix.codemods"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,27 +143,17 @@ def codemods() -> tuple[type[Codemod], ...]:
     Raises ImportError where a package, or a file in it, can't be imported.
     """
     found: dict[str, type[Codemod]] = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda e: e.value):
-        package = _package(entry)
-        for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            module = importlib.import_module(info.name)
-            for _, cls in inspect.getmembers(module, inspect.isclass):
-                if issubclass(cls, Codemod) and cls.__module__ == module.__name__ and cls.kinds:
-                    found.setdefault(cls.name(), cls)
+    for entry in packages():
+        for mod in installed(entry):
+            found.setdefault(mod.name(), mod)
     return tuple(found[name] for name in sorted(found))
 
 
-def _package(entry: EntryPoint) -> ModuleType:
-    """The entry point's package, never a folder of that name in the directory the person works in."""
-    if entry.module in sys.modules:
-        return sys.modules[entry.module]
-    here = Path.cwd()
-    kept = list(sys.path)
-    sys.path[:] = [p for p in kept if p and Path(p).resolve() != here]
-    try:
-        return importlib.import_module(entry.module)
-    except ModuleNotFoundError:
-        sys.path[:] = kept  # a checkout that is only found because it is the working directory
-        return importlib.import_module(entry.module)
-    finally:
-        sys.path[:] = kept
+def installed(entry: EntryPoint) -> Iterator[type[Codemod]]:
+    """The Codemod subclasses of one package. Raises ImportError."""
+    package = outside_here(importlib.import_module, entry.module)
+    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        module = importlib.import_module(info.name)
+        for _, cls in inspect.getmembers(module, inspect.isclass):
+            if issubclass(cls, Codemod) and cls.__module__ == module.__name__ and cls.kinds:
+                yield cls

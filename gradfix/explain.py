@@ -1,41 +1,31 @@
 """What `gradfix explain` knows: a page for every kind and codemod, and which fault a PyTorch error or
 traceback shows.
 
-Light: no torch; libcst only where a codemod is asked about.
+Light: neither torch nor libcst.
 """
 
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gradfix.detect import KINDS
-
-if TYPE_CHECKING:
-    from gradfix.codemod import Codemod
+from gradfix.registry import About, catalogue
+from gradfix.suppress import REPORTED
 
 PAGES = Path(__file__).parent / "report" / "kinds"
 
 
 def names() -> list[str]:
     """Everything that has a page."""
-    return [*KINDS, *(m.name() for m in _codemods())]
+    return [*REPORTED, *(about.name for about in catalogue())]
 
 
 def page(name: str) -> str | None:
     """The page of a kind or a codemod, in Markdown; None where there is none."""
-    if name in KINDS:
+    if name in REPORTED:
         return _kind_page(name)
-    return next((_codemod_page(m) for m in _codemods() if m.name() == name), None)
-
-
-def nearest(name: str, among: list[str]) -> str:
-    """`, did you mean X?`, or nothing."""
-    close = get_close_matches(name.lower().replace("_", "-"), among, 1, 0.5)
-    return f"; did you mean {close[0]}?" if close else ""
+    return next((_codemod_page(about) for about in catalogue() if about.name == name), None)
 
 
 @cache
@@ -47,30 +37,19 @@ def why(kind: str) -> str:
 
 def _kind_page(kind: str) -> str:
     text = (PAGES / f"{kind}.md").read_text(encoding="utf-8").rstrip()
-    answers = [f"- `{m.name()}`: {summary(m)}" for m in _codemods() if kind in m.kinds]
+    answers = [f"- `{about.name}`: {about.summary}" for about in catalogue() if kind in about.kinds]
     listing = "\n".join(answers) or "None yet: it is reported only."
     title, _, body = text.partition("\n")
-    return f"{title} ({KINDS[kind]})\n{body}\n\n## Codemods that answer it\n\n{listing}\n"
+    return f"{title} ({REPORTED[kind]})\n{body}\n\n## Codemods that answer it\n\n{listing}\n"
 
 
-def _codemod_page(mod: type[Codemod]) -> str:
+def _codemod_page(about: About) -> str:
     # the sections of the docstring's fixed form stand out
-    body = re.sub(r"^(Why|When not):", r"**\1:**", mod.DESCRIPTION, flags=re.M)
-    kinds = ", ".join(f"`{k}`" for k in mod.kinds)
-    effects = ", ".join(f"`{e}`" for e in mod.effects)
-    out = [f"# {mod.name()}", body, f"Answers: {kinds}.", f"Effects it may have: {effects}."]
-    for example in mod.examples[:1]:
-        out += ["## Before", f"```python\n{example.before.strip()}\n```"]
-        out += ["## After", f"```python\n{example.after.strip()}\n```"]
+    body = re.sub(r"^(Why|When not):", r"**\1:**", about.description, flags=re.M)
+    kinds = ", ".join(f"`{k}`" for k in about.kinds)
+    effects = ", ".join(f"`{e}`" for e in about.effects)
+    out = [f"# {about.name}", body, f"Answers: {kinds}.", f"Effects it may have: {effects}."]
+    for before, after in about.examples[:1]:
+        out += ["## Before", f"```python\n{before.strip()}\n```"]
+        out += ["## After", f"```python\n{after.strip()}\n```"]
     return "\n\n".join(out) + "\n"
-
-
-def summary(mod: type[Codemod]) -> str:
-    """The first paragraph of a codemod's docstring, in one line."""
-    return " ".join(mod.DESCRIPTION.split("\n\n")[0].split())
-
-
-def _codemods() -> list[type[Codemod]]:
-    from gradfix.codemod import codemods
-
-    return list(codemods())

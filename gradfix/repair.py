@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gradfix import choose, ending, wording
+from gradfix import choose, ending, suppress, wording
+from gradfix.asked import asked
 from gradfix.codemod import codemods
-from gradfix.detect import Conflict, detect
+from gradfix.detect import detect
 from gradfix.edit import Project
 from gradfix.prove import Baseline, Prover, Verdict
 from gradfix.result import Cure, Diagnosis, Problem, Result, Settings
@@ -60,7 +61,9 @@ def repair(
         return _result(entry, settings, prover, baseline, texts, (), started)
     project = Project(baseline.tape, files)
     wanted = choose.Wanted(
-        kinds=lambda c: _asked(c, settings) and (c.severity != "note" or settings.notes),
+        asked=lambda c, now: (
+            asked(c, settings, {**texts, **now}) and (c.severity != "note" or settings.notes)
+        ),
         codemods=[m for m in codemods() if not settings.codemods or m.name() in settings.codemods],
         accept=settings.accepted(raised(baseline)),
     )
@@ -103,10 +106,6 @@ def readable(tape: Tape, root: Path, known: Mapping[str, str]) -> dict[str, str]
     return files
 
 
-def _asked(conflict: Conflict, settings: Settings) -> bool:
-    return (not settings.select or conflict.kind in settings.select) and conflict.kind not in settings.ignore
-
-
 def _from_tape(entry: Path, settings: Settings, script: str, digest: str | None) -> Result:
     """Faults of a run made elsewhere; cures are proposed, and untried, since the run can't be repeated here."""
     assert settings.tape is not None
@@ -126,7 +125,7 @@ def _from_tape(entry: Path, settings: Settings, script: str, digest: str | None)
     mods = [m for m in codemods() if not settings.codemods or m.name() in settings.codemods]
     diagnoses = []
     for conflict in detect(tape):
-        if not _asked(conflict, settings):
+        if not asked(conflict, settings, texts):
             continue
         cures = (
             _cure(candidate, untried, files)
@@ -171,7 +170,8 @@ def _result(
     tried = {r.identity for r in rounds}
     now = Project(last.tape, final)
     for conflict in last.conflicts:
-        if _asked(conflict, settings) and choose.identity(conflict, now) not in tried:
+        asked_for = asked(conflict, settings, {**files, **final})
+        if asked_for and choose.identity(conflict, now) not in tried:
             note = conflict.severity == "note" and not settings.notes
             diagnoses.append(Diagnosis(conflict, (), "note" if note else "left", final))
     found = any(d.conflict.severity != "note" for d in diagnoses)
@@ -188,7 +188,11 @@ def _result(
         wall=first.outcome.wall,
         seconds=time.monotonic() - started,
         rounds=len(rounds),
-        lines=(*ending.remarks(first, settings, found, files), *_spared(diagnoses, settings)),
+        lines=(
+            *ending.remarks(first, settings, found, files),
+            *_spared(diagnoses, settings),
+            *_misspelt(files),
+        ),
         minor=tuple(ending.minor(first)),
         trained=ending.reached_backward(first.tape),
         output=first.outcome.stdout + first.outcome.stderr,
@@ -200,6 +204,15 @@ def _spared(diagnoses: list[Diagnosis], settings: Settings) -> list[str]:
     files = {d.conflict.at.file for d in diagnoses if not settings.edits(d.conflict.at.file)}
     names = wording.listed([os.path.relpath(path) for path in sorted(files)]) if files else ""
     return [f"{names}: not among the files to be edited, so no cure was looked for there."] if files else []
+
+
+def _misspelt(files: Mapping[str, str]) -> list[str]:
+    """The comments to gradfix that say nothing it knows."""
+    return [
+        f"{os.path.relpath(path)}:{wrong.at.line}: {wrong.message}"
+        for path, text in files.items()
+        for wrong in suppress.complaints(path, text)
+    ]
 
 
 def _diagnosis(done: choose.Round, kept: bool, files: Mapping[str, str]) -> Diagnosis:

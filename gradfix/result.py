@@ -15,11 +15,21 @@ HELD: tuple[Status, ...] = ("proved", "preserved", "intended")  # verdicts of a 
 
 
 @dataclass(frozen=True, slots=True)
+class Exempt:
+    """Files of which these kinds are not reported: `pattern` as in .gitignore, from the folder `base` on."""
+
+    base: Path
+    pattern: str
+    kinds: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
-    """What the person asked for; every command line option that changes work, not display."""
+    """What the person asked for; every setting that changes work, not display."""
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+    exempt: tuple[Exempt, ...] = ()
     codemods: tuple[str, ...] = ()
     notes: bool = False
     accept: tuple[Status, ...] = ()  # verdicts good enough; empty: see accepted()

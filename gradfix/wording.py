@@ -7,7 +7,7 @@ source.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gradfix.detect.conflict import Conflict, Label
 from gradfix.tape import Ref, Site, Stack
@@ -120,3 +120,11 @@ def listed(names: list[str], most: int = 3) -> str:
     if len(names) <= most:
         return names[0] if len(names) == 1 else ", ".join(names[:-1]) + f" and {names[-1]}"
     return ", ".join(names[: most - 1]) + f" and {len(names) - most + 1} more"
+
+
+def nearest(given: str, among: Iterable[str]) -> str:
+    """``; did you mean X?``, or nothing."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(given.lower().replace("_", "-"), list(among), 1, 0.5)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -67,16 +67,18 @@ def test_codemods_import_no_engine(path):
 
 
 @pytest.mark.parametrize(
-    "command", [["--help"], ["--version"], ["rules"], ["explain", "freed-graph"]], ids=" ".join
+    "command",
+    [["--help"], ["--version"], ["rules"], ["explain", "freed-graph"], ["explain", "detach-boundary"]],
+    ids=" ".join,
 )
-def test_light_commands_do_not_import_torch(command):
+def test_light_commands_import_neither_torch_nor_libcst(command):
     code = (
         "import sys\n"
         f"sys.argv = ['gradfix', *{command!r}]\n"
         "from gradfix.cli import main\n"
         "try:\n    main()\n"
         "except SystemExit as e:\n    assert not e.code, e.code\n"
-        "assert 'torch' not in sys.modules\n"
+        "assert not {'torch', 'libcst'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -7,24 +7,24 @@ from typing import Any
 
 from rich.text import Text
 
-from gradfix.codemod import codemods
-from gradfix.detect import KINDS
-from gradfix.explain import summary, why
+from gradfix import registry
+from gradfix.explain import why
 from gradfix.report.layout import fold
+from gradfix.suppress import REPORTED
 
 
 def document() -> dict[str, Any]:
     """Kinds and codemods as JSON values."""
-    mods = codemods()
+    mods = registry.catalogue()
     return {
         "kinds": [
-            {"kind": k, "severity": s, "why": why(k), "codemods": [m.name() for m in mods if k in m.kinds]}
-            for k, s in KINDS.items()
+            {"kind": k, "severity": s, "why": why(k), "codemods": [m.name for m in mods if k in m.kinds]}
+            for k, s in REPORTED.items()
         ],
         "codemods": [
             {
-                "name": m.name(),
-                "description": summary(m),
+                "name": m.name,
+                "description": m.summary,
                 "kinds": [*m.kinds],
                 "effects": [*m.effects],
             }

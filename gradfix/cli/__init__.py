@@ -1,0 +1,102 @@
+"""The command line: words to calls, results to exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from gradfix import __version__
+from gradfix.cli.fix import FIX, RUN, fix, run
+from gradfix.cli.options import FAILED, INTERRUPTED, NOTHING, PIPE
+from gradfix.cli.pages import EXPLAIN, explain, rules
+from gradfix.cli.record import RECORD, record
+
+# Heavy modules (libcst, the pipeline, rich) are imported by the commands that need them: --help stays quick.
+
+# click's ClickException: older releases of typer import click, newer ones ship a copy of it
+ClickException: type[Exception] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="gradfix",
+    help="Find autograd faults in PyTorch training scripts, cure them, and prove the cure by running it.",
+    epilog=(
+        "[bold]Begin with[/bold]\n\n"
+        "  gradfix fix train.py                      what is wrong, and a cure\n\n"
+        "  gradfix fix train.py --write              the same, applied\n\n"
+        "  gradfix fix train.py -- --epochs 1        with arguments of the script's own\n\n"
+        "  python train.py 2>&1 | gradfix explain -  which fault is this error?\n\n"
+        "Scripts run in a child process, in a scratch view of your project, for three steps of every "
+        "optimizer. "
+        "Exit codes: 0 nothing wrong (or all of it written), 1 faults found or left, 2 gradfix could not "
+        "do its work."
+    ),
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"gradfix {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", metavar="", callback=_version, is_eager=True, help="Show the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+app.command(epilog=FIX)(fix)
+app.command(epilog=RUN)(run)
+app.command(epilog=RECORD)(record)
+app.command(epilog=EXPLAIN)(explain)
+app.command()(rules)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The command ``gradfix``: never returns."""
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    cut = given.index("--") if "--" in given else len(given)
+    ours, theirs = given[:cut], tuple(given[cut + 1 :])
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # let `with` end the children
+    try:
+        code = app(args=ours, prog_name="gradfix", standalone_mode=False, obj=theirs) or NOTHING
+        if code == INTERRUPTED:  # newer releases of typer make Ctrl-C this exit code themselves
+            raise KeyboardInterrupt
+        sys.stdout.flush()
+    except (typer.Abort, KeyboardInterrupt):
+        _say("interrupted")
+        code = INTERRUPTED
+    except BrokenPipeError:  # `| head`: nobody is listening any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = PIPE
+    except ClickException as problem:
+        say = getattr(problem, "format_message", problem.__str__)
+        sentence = str(say()).rstrip(".").replace("Value error, ", "")
+        hint = " (arguments of the script go after --)" if "No such option" in sentence else ""
+        _say(sentence + hint)
+        code = FAILED
+    except Exception:
+        traceback.print_exc()
+        _say("this is a fault of gradfix's own; please report it with the lines above")
+        code = FAILED
+    sys.exit(code)
+
+
+def _say(sentence: str) -> None:
+    print(f"gradfix: {sentence}", file=sys.stderr)

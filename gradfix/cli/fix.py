@@ -1,0 +1,173 @@
+"""``gradfix fix`` and ``gradfix run``: what runs a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from gradfix.cli.options import (
+    ConfigOption,
+    Format,
+    Ignore,
+    Isolated,
+    Python,
+    Quiet,
+    Seed,
+    Select,
+    ShowSettings,
+    Steps,
+    Timeout,
+    Verbose,
+    configuration,
+    kinds,
+    known,
+    show_settings,
+)
+
+FIX = (
+    "[bold]Examples[/bold]\n\n"
+    "  gradfix fix train.py                       show faults, cures and a diff\n\n"
+    "  gradfix fix train.py --write               apply the cures that hold\n\n"
+    "  gradfix fix train.py -- --data toy         what follows -- goes to the script\n\n"
+    "  gradfix fix train.py --select freed-graph  one kind of fault only\n\n"
+    "  gradfix fix train.py --tape run.tape       a run recorded where the data is\n\n"
+    "  gradfix fix - --stdin-filename x.py <x.py  a buffer; --write gives it back"
+)
+RUN = (
+    "[bold]Examples[/bold]\n\n"
+    "  gradfix run train.py               every fault of one recorded run\n\n"
+    "  gradfix run train.py --steps 50    faults that come late\n\n"
+    "  gradfix run train.py --output-format concise -- --epochs 1"
+)
+
+
+def fix(
+    context: typer.Context,
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATH", help="Scripts to run and cure, or - for standard input."),
+    ] = None,
+    diff: Annotated[
+        bool, typer.Option("--diff", metavar="", help="Show what would change (the default).")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", "--fix", metavar="", help="Write the cures into the files.")
+    ] = False,
+    select: Select = None,
+    ignore: Ignore = None,
+    codemod: Annotated[
+        list[str] | None, typer.Option("--codemod", metavar="NAME", help="Only these cures.")
+    ] = None,
+    notes: Annotated[
+        bool, typer.Option("--notes", metavar="", help="Notes too: what wastes time or is old style.")
+    ] = False,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept",
+            metavar="VERDICTS",
+            help="Verdicts good enough to apply [dim](default: the first three)[/dim]: "
+            "proved, preserved, intended, untried.",
+        ),
+    ] = None,
+    tape: Annotated[
+        Path | None, typer.Option("--tape", metavar="FILE", help="Read a recorded run; run nothing.")
+    ] = None,
+    entry: Annotated[
+        list[str] | None,
+        typer.Option("--entry", metavar="SCRIPT", help="With a directory: the script of it to run."),
+    ] = None,
+    prove: Annotated[
+        bool,
+        typer.Option("--prove", metavar="", help="With a directory: run every script of it that trains."),
+    ] = False,
+    output_format: Format = "full",
+    python: Python = None,
+    steps: Steps = None,
+    timeout: Timeout = None,
+    seed: Seed = 0,
+    stdin_filename: Annotated[
+        str | None, typer.Option("--stdin-filename", metavar="NAME", help="The name of what comes with -.")
+    ] = None,
+    config: ConfigOption = None,
+    isolated: Isolated = False,
+    settings: ShowSettings = False,
+    verbose: Verbose = 0,
+    quiet: Quiet = False,
+) -> int:
+    """Run a script, say what autograd faults it has, and cure them.
+
+    Every cure is proved: the script runs before and after, and all gradients are compared.
+    """
+    found = configuration(
+        [*(entry or []), *(paths or []), *([stdin_filename] if stdin_filename else [])],
+        config,
+        isolated,
+        select=kinds(select),
+        ignore=kinds(ignore),
+        accept=_verdicts(accept),
+        python=python,
+        steps=steps,
+        timeout=timeout,
+    )
+    if settings:
+        return show_settings(found)
+    from gradfix.report.terminal import Terminal
+    from gradfix.work import Entries, Work
+
+    asked = found.settings(
+        codemods=_codemods(codemod), notes=notes, arguments=context.obj, seed=seed, tape=tape
+    )
+    entries = Entries(paths or [], entry or [], prove, stdin_filename)
+    action: Literal["write", "diff"] = "write" if write else "diff"
+    return Work(asked, action, diff or not write, output_format, verbose, Terminal(quiet)).go(entries)
+
+
+def run(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The script to run.")],
+    select: Select = None,
+    ignore: Ignore = None,
+    output_format: Format = "full",
+    python: Python = None,
+    steps: Steps = None,
+    timeout: Timeout = None,
+    seed: Seed = 0,
+    config: ConfigOption = None,
+    isolated: Isolated = False,
+    settings: ShowSettings = False,
+    verbose: Verbose = 0,
+    quiet: Quiet = False,
+) -> int:
+    """The sanitizer alone: record one run, report every fault, rewrite nothing."""
+    found = configuration(
+        [script],
+        config,
+        isolated,
+        select=kinds(select),
+        ignore=kinds(ignore),
+        python=python,
+        steps=steps,
+        timeout=timeout,
+    )
+    if settings:
+        return show_settings(found)
+    from gradfix.report.terminal import Terminal
+    from gradfix.work import Entries, Work
+
+    asked = found.settings(notes=True, arguments=context.obj, seed=seed, repair=False)
+    return Work(asked, "run", False, output_format, verbose, Terminal(quiet)).go(Entries([script]))
+
+
+def _codemods(given: list[str] | None) -> tuple[str, ...]:
+    if not given:
+        return ()
+    from gradfix.registry import catalogue
+
+    return known("codemod", given, [about.name for about in catalogue()])
+
+
+def _verdicts(given: list[str] | None) -> tuple[str, ...]:
+    return known("verdict", given, ["proved", "preserved", "intended", "untried"])

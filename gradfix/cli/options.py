@@ -1,0 +1,125 @@
+"""Options that commands share, and the way from their words to settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from gradfix.config import Config
+    from gradfix.report.terminal import Terminal
+
+NOTHING, FAULTS, FAILED, INTERRUPTED, PIPE = 0, 1, 2, 130, 141
+
+Select = Annotated[
+    list[str] | None,
+    typer.Option("--select", metavar="KIND", help="Only these kinds of fault (again, or with commas)."),
+]
+Ignore = Annotated[
+    list[str] | None, typer.Option("--ignore", metavar="KIND", help="Not these kinds of fault.")
+]
+Format = Annotated[
+    Literal["full", "concise", "json"], typer.Option("--output-format", help="How the report is written.")
+]
+Python = Annotated[
+    str | None,
+    typer.Option(
+        "--python",
+        metavar="PATH",
+        help="The interpreter that runs the script [dim](default: this one)[/dim].",
+    ),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        "--steps",
+        metavar="N",
+        min=1,
+        help="Stop after so many steps of every optimizer [dim](default: 3)[/dim].",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout", metavar="SECONDS", min=0.1, help="Stop after so many seconds [dim](default: 120)[/dim]."
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of random, numpy and torch.")]
+Verbose = Annotated[
+    int,
+    typer.Option(
+        "--verbose",
+        "-v",
+        metavar="",
+        count=True,
+        show_default=False,
+        help="Also every number, and what the script printed.",
+    ),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", metavar="", help="The faults alone: no progress, no closing line.")
+]
+ConfigOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        metavar="FILE|'KEY = VALUE'",
+        help="A configuration file instead of the nearest one, or one setting on top of it.",
+    ),
+]
+Isolated = Annotated[bool, typer.Option("--isolated", metavar="", help="Look for no configuration file.")]
+ShowSettings = Annotated[
+    bool,
+    typer.Option("--show-settings", metavar="", help="Show what would be done with, and who says so."),
+]
+
+
+def configuration(paths: list[str] | None, config: list[str] | None, isolated: bool, **given: Any) -> Config:
+    """The settings for what lies at the first of `paths`, the command line's own on top."""
+    from gradfix.config import ConfigError, configured
+
+    first = Path(next((p for p in paths or () if p != "-"), "."))
+    try:
+        found = configured(first if first.is_dir() else first.parent, config or (), isolated)
+    except ConfigError as problem:
+        fail(str(problem))
+    return found.under("the command line", given)
+
+
+def show_settings(config: Config) -> int:
+    """Every setting with the place that says so."""
+    for line in config.show():
+        print(line)
+    return NOTHING
+
+
+def kinds(given: list[str] | None) -> tuple[str, ...]:
+    """Kinds of fault, given again or with commas."""
+    from gradfix.suppress import REPORTED
+
+    return known("kind", given, list(REPORTED))
+
+
+def known(what: str, given: list[str] | None, known: list[str]) -> tuple[str, ...]:
+    """Names given again or with commas, each one known; else a sentence with the nearest right one."""
+    from gradfix.wording import nearest
+
+    names = [name.strip() for words in given or () for name in words.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            hint = f"; they are {', '.join(known)}" if what == "verdict" else " (gradfix rules lists them)"
+            fail(f"there is no {what} {name!r}{nearest(name, known) or hint}")
+    return tuple(dict.fromkeys(names))
+
+
+def failed(terminal: Terminal, sentence: str, detail: str = "") -> int:
+    terminal.error(sentence, detail)
+    return FAILED
+
+
+def fail(sentence: str, detail: str = "") -> NoReturn:
+    from gradfix.report.terminal import Terminal
+
+    raise typer.Exit(failed(Terminal(), sentence, detail))

@@ -1,0 +1,158 @@
+"""The installed codemods as their files tell of them: read, not imported, since libcst takes its time to load."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
+
+Found = TypeVar("Found")
+
+GROUP = "gradfix.codemods"
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a codemod's class says of itself; `examples` are (before, after)."""
+
+    name: str
+    kinds: tuple[str, ...]
+    effects: tuple[str, ...]
+    description: str
+    examples: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """The first paragraph of the description, in one line."""
+        return " ".join(self.description.split("\n\n")[0].split())
+
+
+@cache
+def catalogue() -> tuple[About, ...]:
+    """Every installed codemod, by name; the same that gradfix.codemod.codemods() imports."""
+    found: dict[str, About] = {}
+    for entry in packages():
+        try:
+            abouts = list(_read(entry))
+        except (_Computed, SyntaxError):  # facts that only Python can work out
+            abouts = list(_imported(entry))
+        for about in abouts:
+            found.setdefault(about.name, about)
+    return tuple(found[name] for name in sorted(found))
+
+
+def packages() -> tuple[EntryPoint, ...]:
+    """The packages that hold codemods, one entry point each."""
+    return tuple(sorted(entry_points(group=GROUP), key=lambda e: e.value))
+
+
+def outside_here(find: Callable[[str], Found], module: str) -> Found:
+    """``find(module)`` where it never is a folder of that name in the directory the person works in."""
+    if module in sys.modules:
+        return find(module)
+    here, kept = Path.cwd(), list(sys.path)
+    sys.path[:] = [p for p in kept if p and Path(p).resolve() != here]
+    try:
+        found = _unless_missing(find, module)
+        if found is None:
+            sys.path[:] = kept  # a checkout that is only found because it is the working directory
+            found = find(module)
+        return found
+    finally:
+        sys.path[:] = kept
+
+
+def _unless_missing(find: Callable[[str], Found], module: str) -> Found | None:
+    try:
+        return find(module)
+    except ModuleNotFoundError:
+        return None
+
+
+class _Computed(Exception):
+    """A class attribute that is not written as a literal."""
+
+
+def _read(entry: EntryPoint) -> Iterator[About]:
+    spec = outside_here(find_spec, entry.module)
+    if spec is None or not spec.submodule_search_locations:
+        raise _Computed
+    for folder in spec.submodule_search_locations:
+        for root, _, names in sorted(os.walk(folder)):
+            for name in sorted(names):
+                if name.endswith(".py"):
+                    yield from _file(Path(root, name))
+
+
+def _file(path: Path) -> Iterator[About]:
+    for node in ast.parse(path.read_bytes()).body:
+        if isinstance(node, ast.ClassDef):
+            kinds = _attribute(node, "kinds")
+            if kinds is not None:
+                description = ast.get_docstring(node) or ""
+                effects = _attribute(node, "effects")
+                yield About(
+                    path.stem.replace("_", "-"),
+                    _strings(kinds),
+                    _strings(effects) if effects is not None else ("none",),
+                    description,
+                    tuple(_examples(_attribute(node, "examples"))),
+                )
+
+
+def _attribute(node: ast.ClassDef, name: str) -> ast.expr | None:
+    for statement in node.body:
+        if isinstance(statement, ast.Assign):
+            targets = statement.targets
+        elif isinstance(statement, ast.AnnAssign):
+            targets = [statement.target]
+        else:
+            continue
+        if any(isinstance(t, ast.Name) and t.id == name for t in targets):
+            return statement.value
+    return None
+
+
+def _strings(node: ast.expr) -> tuple[str, ...]:
+    value = _literal(node)
+    if not isinstance(value, tuple | list) or not all(isinstance(x, str) for x in value):
+        raise _Computed
+    return tuple(value)
+
+
+def _examples(node: ast.expr | None) -> Iterator[tuple[str, str]]:
+    if node is None:
+        return
+    if not isinstance(node, ast.Tuple | ast.List):
+        raise _Computed
+    for call in node.elts:
+        if not isinstance(call, ast.Call):
+            raise _Computed
+        given = dict(zip(("before", "after"), call.args, strict=False))
+        given |= {k.arg: k.value for k in call.keywords if k.arg}
+        if not {"before", "after"} <= given.keys():
+            raise _Computed
+        yield str(_literal(given["before"])), str(_literal(given["after"]))
+
+
+def _literal(node: ast.expr) -> object:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise _Computed from None
+
+
+def _imported(entry: EntryPoint) -> Iterator[About]:
+    from gradfix.codemod import installed
+
+    for mod in installed(entry):
+        examples = tuple((e.before, e.after) for e in mod.examples)
+        yield About(mod.name(), mod.kinds, mod.effects, inspect.getdoc(mod) or "", examples)

@@ -14,12 +14,14 @@ from difflib import SequenceMatcher
 import libcst as cst
 
 from gradfix.codemod import Codemod, Proposal, codemods
-from gradfix.detect import Conflict
+from gradfix.detect import Conflict, Severity
 from gradfix.edit import Project
 from gradfix.prove import Baseline, Prover, Status, Verdict
+from gradfix.verdict import HELD
 
 ROUNDS = 12  # more faults than that in one file are reported, and cured by the next call
 PROPOSALS = 12  # per conflict: each costs a proof
+GRAVITY: tuple[Severity, ...] = ("error", "warning", "note")
 ORDER: tuple[Status, ...] = ("proved", "preserved", "intended", "untried", "rejected")
 
 
@@ -57,7 +59,7 @@ class Wanted:
 
     asked: Callable[[Conflict, Mapping[str, str]], bool]  # with the texts it was found in
     codemods: Sequence[type[Codemod]] = field(default_factory=codemods)
-    accept: tuple[Status, ...] = ("proved", "preserved", "intended")
+    accept: tuple[Status, ...] = HELD
 
 
 def candidates(
@@ -128,14 +130,12 @@ def rounds(
     """Cure one conflict after the other. Each item is what was tried and the state after it."""
     given_up: set[tuple[str, str]] = set()
     for _ in range(ROUNDS):
-        conflict = next(
-            (
-                c
-                for c in baseline.conflicts
-                if wanted.asked(c, project.files) and identity(c, project) not in given_up
-            ),
-            None,
+        open_ = (
+            c
+            for c in baseline.conflicts
+            if wanted.asked(c, project.files) and identity(c, project) not in given_up
         )
+        conflict = min(open_, key=gravity, default=None)
         if conflict is None:
             return
         found = list(candidates(conflict, project, wanted.codemods, say))
@@ -152,6 +152,11 @@ def rounds(
         yield done, project, baseline
 
 
+def gravity(conflict: Conflict) -> int:
+    """What ends the script goes before what only misleads it: a cure of the one often takes the other along."""
+    return GRAVITY.index(conflict.severity)
+
+
 def identity(conflict: Conflict, project: Project) -> tuple[str, str]:
     """What stays the same of a conflict while lines move: its kind and the text of the statement it points at."""
     found = project.node(conflict.at)
@@ -162,16 +167,17 @@ def identity(conflict: Conflict, project: Project) -> tuple[str, str]:
     return conflict.kind, view.code(statement)
 
 
-def _merit(tried: Tried) -> tuple[bool, bool, int, int, int, int, str]:
-    """What cures before what does not, and all of a chain of faults before one of them. A loss whose parts cancel
-    (both sides of a ratio made anew) may give the exact gradient, zero, of what was written: then what trains
-    more of the model goes first."""
+def _merit(tried: Tried) -> tuple[bool, bool, int, int, int, int, int, str]:
+    """What cures before what does not, all of a chain of faults before one of them, and what leaves fewer warnings
+    before what leaves more. A loss whose parts cancel (both sides of a ratio made anew) may give the exact gradient,
+    zero, of what was written: then what trains more of the model goes first."""
     proposal, verdict = tried.candidate.proposal, tried.verdict
-    zero = verdict.measured.get("zero", 0)
+    zero, warnings = verdict.measured.get("zero", 0), verdict.measured.get("warnings", 0)
     return (
-        verdict.status not in ("proved", "preserved", "intended"),
+        verdict.status not in HELD,
         bool(verdict.measured.get("remaining")),
         zero if isinstance(zero, int) else 0,
+        warnings if isinstance(warnings, int) else 0,
         ORDER.index(verdict.status),
         proposal.rank,
         tried.candidate.size,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from gradfix import choose, ending, suppress, wording
@@ -21,6 +22,7 @@ from gradfix.run import Run
 from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError
 from gradfix.tape import Tape, TapeError, read_tape, relocated
+from gradfix.verdict import Status
 
 PROJECT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git", "requirements.txt")
 
@@ -58,7 +60,7 @@ def repair(
     texts = readable(baseline.tape, root, {str(entry): script})
     files = {path: text for path, text in texts.items() if settings.edits(path)}
     if not settings.repair:
-        return _result(entry, settings, prover, baseline, texts, (), started)
+        return _result(entry, settings, baseline, texts, (), _Kept((baseline, texts)), started)
     project = Project(baseline.tape, files)
     wanted = choose.Wanted(
         asked=lambda c, now: (
@@ -68,10 +70,12 @@ def repair(
         accept=settings.accepted(raised(baseline)),
     )
     done: list[choose.Round] = []
-    now, last = project, baseline
-    for round_, now, last in choose.rounds(project, baseline, prover, wanted, say):  # noqa: B007
+    states: list[_State] = [(baseline, files)]
+    for round_, now, last in choose.rounds(project, baseline, prover, wanted, say):
         done.append(round_)
-    return _result(entry, settings, prover, baseline, texts, done, started, last, now.files)
+        states.append((last, now.files))
+    kept = _kept(prover, done, states, settings.accepted(raised(baseline)))
+    return _result(entry, settings, baseline, texts, done, kept, started)
 
 
 def project_root(entry: Path) -> Path:
@@ -142,31 +146,55 @@ def _cure(candidate: choose.Candidate, verdict: Verdict, before: Mapping[str, st
     return Cure(proposal.codemod, proposal.summary, proposal.effect, verdict, old, candidate.texts)
 
 
+_State = tuple[Baseline, Mapping[str, str]]  # the runs of some texts, and the texts
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What is left of the rounds' cures once they are proved together: the state to report, how many of the rounds
+    led to it, the verdict on it, and why it is not that of the last round."""
+
+    state: _State
+    rounds: int = 0
+    verdict: Verdict | None = None
+    held_back: str = ""
+
+
+def _kept(
+    prover: Prover, rounds: Sequence[choose.Round], states: Sequence[_State], accepted: Collection[Status]
+) -> _Kept:
+    """The longest run of rounds, from the first on, whose cures hold together."""
+    held_back = ""
+    for count in range(len(rounds), 0, -1):
+        applied = [r for r in rounds[:count] if r.applied]
+        if not rounds[count - 1].applied and count < len(rounds):
+            continue  # the same texts as one round before
+        if not applied:
+            break
+        effects = [r.tried[0].candidate.proposal.effect for r in applied]
+        alone = count == 1
+        (first, _), state = states[0], states[count]
+        verdict = rounds[0].tried[0].verdict if alone else prover.prove_whole(first, state[1], effects)
+        if verdict.measured.get("remaining"):
+            return _Kept(states[0], held_back=held_back or "a script that still fails is no repair")
+        if verdict.status in accepted:
+            return _Kept(state, count, verdict, held_back)
+        held_back = held_back or f"together they are {verdict.status}: {verdict.reason}"
+    return _Kept(states[0], held_back=held_back)
+
+
 def _result(
     entry: Path,
     settings: Settings,
-    prover: Prover,
     first: Baseline,
     files: Mapping[str, str],
-    rounds: list[choose.Round] | tuple[choose.Round, ...],
+    rounds: Sequence[choose.Round],
+    kept: _Kept,
     started: float,
-    last: Baseline | None = None,
-    final: Mapping[str, str] | None = None,
 ) -> Result:
-    last, final = last or first, final if final is not None else files
+    last, final = kept.state
     changed = {path: (files[path], text) for path, text in final.items() if text != files[path]}
-    verdict, held_back = None, ""
-    if changed:
-        effects = [r.tried[0].candidate.proposal.effect for r in rounds if r.applied]
-        alone = len(rounds) == 1
-        verdict = rounds[0].tried[0].verdict if alone else prover.prove_whole(first, final, effects)
-        if verdict.measured.get("remaining"):
-            held_back = "a script that still fails is no repair"
-        elif verdict.status not in settings.accepted(raised(first)):
-            held_back = f"together they are {verdict.status}: {verdict.reason}"
-        if held_back:
-            changed = {}
-    diagnoses = [_diagnosis(r, bool(changed), files) for r in rounds]
+    diagnoses = [_diagnosis(r, n < kept.rounds, files) for n, r in enumerate(rounds)]
     tried = {r.identity for r in rounds}
     now = Project(last.tape, final)
     for conflict in last.conflicts:
@@ -174,14 +202,15 @@ def _result(
         if asked_for and choose.identity(conflict, now) not in tried:
             note = conflict.severity == "note" and not settings.notes
             diagnoses.append(Diagnosis(conflict, (), "note" if note else "left", final))
+    diagnoses.sort(key=lambda d: choose.gravity(d.conflict))
     found = any(d.conflict.severity != "note" for d in diagnoses)
     return Result(
         entry,
         tuple(diagnoses),
         changed,
         dict(files),
-        verdict,
-        held_back,
+        kept.verdict,
+        kept.held_back,
         problem=ending.problem(entry, first, found),
         failure=first.failure,
         ended=first.outcome.ended,

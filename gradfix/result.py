@@ -9,9 +9,7 @@ from typing import Literal
 
 from gradfix.detect import Conflict
 from gradfix.tape import Failure
-from gradfix.verdict import Effect, Status, Verdict
-
-HELD: tuple[Status, ...] = ("proved", "preserved", "intended")  # verdicts of a cure that may be applied
+from gradfix.verdict import HELD, Effect, Status, Verdict
 
 
 @dataclass(frozen=True, slots=True)

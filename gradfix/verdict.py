@@ -21,6 +21,8 @@ EffectKind = Literal[
 
 Status = Literal["proved", "preserved", "intended", "rejected", "untried"]
 
+HELD: tuple[Status, ...] = ("proved", "preserved", "intended")  # verdicts of a cure that may be applied
+
 
 @dataclass(frozen=True, slots=True)
 class Effect:

@@ -59,3 +59,50 @@ def test_a_whole_cure_goes_before_one_of_a_chain():
 def test_what_trains_goes_before_what_cancels():
     assert _merit(tried("intended", 5)) < _merit(tried("proved", 0, zero=4))
     assert _merit(tried("proved", 0, zero=4)) < _merit(tried("rejected"))
+
+
+def test_what_leaves_fewer_warnings_goes_first():
+    assert _merit(tried("intended", 5)) < _merit(tried("proved", 0, warnings=1))
+
+
+ACTOR_CRITIC = """\
+import torch
+from torch import nn
+from torch.distributions import Categorical
+
+torch.manual_seed(0)
+actor = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+critic = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+opt_actor = torch.optim.Adam(actor.parameters(), 1e-2)
+opt_critic = torch.optim.Adam(critic.parameters(), 1e-2)
+state = torch.randn(5, 3)
+for _ in range(4):
+    policy = Categorical(logits=actor(state))
+    action = policy.sample()
+    after = torch.randn(5, 3)
+    advantage = (action - 0.5 + 0.9 * critic(after).squeeze(1)) - critic(state).squeeze(1)
+    loss_actor = -(policy.log_prob(action) * advantage).mean()
+    loss_critic = advantage.pow(2).mean()
+    opt_actor.zero_grad()
+    opt_critic.zero_grad()
+    loss_actor.backward()
+    opt_actor.step()
+    loss_critic.backward()
+    opt_critic.step()
+    state = after
+"""
+
+
+def test_the_error_comes_first_and_the_smallest_cure_of_all_faults_is_kept(tmp_path, zygote):
+    """An advantage shared by two optimizers, its target attached: the cures of an error and of a warning hold
+    together, though one restricts a backward (which must not number the graph's nodes otherwise)."""
+    script = tmp_path / "train.py"
+    script.write_text(ACTOR_CRITIC, encoding="utf-8")
+    result = testing.one(script, zygote, Settings())
+    assert [d.conflict.kind for d in result.diagnoses if d.status == "cured"] == [
+        "freed-graph",
+        "attached-target",
+    ]
+    (new,) = (text for _, text in result.files.values())
+    expected = ACTOR_CRITIC.replace("critic(after).squeeze(1)", "critic(after).squeeze(1).detach()")
+    assert new == expected.replace("* advantage)", "* advantage.detach())")

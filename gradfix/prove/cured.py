@@ -61,12 +61,14 @@ def _on_disk(path: str) -> str | None:
 @dataclass(frozen=True, slots=True)
 class Left:
     """Faults after: `still`, that should be gone (as they were before); of error severity `new` ones, and
-    `others` (as they were before, too). `gone` are the ones before that should be, and are."""
+    `others` (as they were before, too). `gone` are the ones before that should be, and are; `doubtful` counts the
+    warnings."""
 
     still: tuple[Conflict, ...]
     new: tuple[Conflict, ...]
     others: tuple[Conflict, ...]
     gone: tuple[Conflict, ...] = ()
+    doubtful: int = 0
 
 
 def left(
@@ -88,7 +90,8 @@ def left(
         elif conflict.severity == "error":
             (new if match is None else others).append(match or conflict)
     gone = tuple(c for c in cured if not any(c is x for x in still))
-    return Left(_once(still), tuple(new), _once(others), gone)
+    doubtful = sum(c.severity == "warning" for c in after)
+    return Left(_once(still), tuple(new), _once(others), gone, doubtful)
 
 
 def _once(conflicts: Sequence[Conflict]) -> tuple[Conflict, ...]:

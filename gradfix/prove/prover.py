@@ -240,7 +240,7 @@ class Prover:
         rest = left(found, baseline.conflicts, conflicts, lines)
         if whole and rest.gone:  # some were cured, the errors among the others are said to be left
             more_left = tuple(c for c in rest.still if c.severity == "error")
-            rest = Left((), rest.new, (*more_left, *rest.others), rest.gone)
+            rest = replace(rest, still=(), others=(*more_left, *rest.others))
         if rest.still:
             raise Refusal("rejected", f"the fault is still there: {rest.still[0].message}")
         mixed = next((c for c in found if _mixes(c, conflicts, lines)), None)
@@ -278,6 +278,8 @@ class Prover:
             measured["zero"] = zero
         if after.left.others:
             measured["remaining"] = len(after.left.others)
+        if after.left.doubtful:
+            measured["warnings"] = after.left.doubtful
         cut_short = baseline.outcome.ended not in (*CLEAN, "exit")
         first: Difference | None = None
         claims = False

@@ -21,8 +21,8 @@ from gradfix.report.layout import fold, safe, wording
 from gradfix.report.places import Place, callers, led_back, message, place
 from gradfix.report.places import shown as written
 from gradfix.report.snippet import GUTTER, Span, draw
-from gradfix.result import HELD
 from gradfix.source import split_lines
+from gradfix.verdict import HELD
 
 if TYPE_CHECKING:
     from gradfix.result import Cure, Diagnosis, Result
@@ -87,15 +87,16 @@ def closing(results: Iterable[Result], view: View) -> str:
         parts.append(f"{len(cured)} cured ({how})" + (" and written" if view.action == "write" else ""))
     if left:
         parts.append(f"{left} left")
-    held = [_held_back(r, bool(view.verbose)) for r in results if r.held_back]
+    held = [_held_back(r, bool(view.verbose)) for r in results if r.held_back and not r.files]
     if held:
         return " ".join(held) + more if len(results) == 1 else " ".join([f"{sentence}.", *held]) + more
     todo = ""
     if cured and view.action == "diff":
         todo = f" Write {'it' if len(cured) == 1 else 'them'} with --write."
-    barred = any(_held_out(d) for d in found + asked) and not any(r.problem for r in results)
+    barred = any(_held_out(d) for d in found + asked) and not any(r.problem or r.held_back for r in results)
     accept = f" --accept {','.join(HELD)} applies what is only shown now." if barred else ""
-    return f"{sentence}; {', '.join(parts)}.{todo}{accept}{more}"
+    apart = "".join(f" The other cures are held back: {r.held_back}." for r in results if r.held_back)
+    return f"{sentence}; {', '.join(parts)}.{todo}{accept}{apart}{more}"
 
 
 def curable(diagnosis: Diagnosis) -> bool:

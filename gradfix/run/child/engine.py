@@ -212,7 +212,7 @@ class Engine:
                 todo += follow
         walk = Walk(tuple([ids[n] for n in roots if n is not None]))
         walk.tensors += [t for t in outputs if isinstance(t, torch.Tensor)]
-        needed = self._needed(inputs, list(ids), children, accumulate) if inputs else None
+        needed = self._needed(inputs, list(ids), children, leaves, accumulate) if inputs else None
         for node, number in ids.items():
             if needed is not None and node not in needed:
                 continue
@@ -225,14 +225,24 @@ class Engine:
                 walk.nodes.append((number, node))
         return walk
 
-    def _needed(self, inputs: Any, order: list[Any], children: dict[Any, list[Any]], accumulate: bool) -> Any:
+    def _needed(
+        self,
+        inputs: Any,
+        order: list[Any],
+        children: dict[Any, list[Any]],
+        leaves: dict[Any, Any],
+        accumulate: bool,
+    ) -> Any:
         """Nodes on a way from the roots to one of `inputs` (the engine's exec_info)."""
+        # (asking autograd for a leaf's accumulator makes a node, and would number the later ones otherwise)
+        accumulators = {id(leaf): node for node, leaf in leaves.items()}
         targets = set()
         for x in inputs:
             if not isinstance(x, torch.Tensor):
                 targets.add(x.node)
             else:
-                targets.add(x.grad_fn if x.grad_fn is not None else _accumulator(x))
+                targets.add(x.grad_fn if x.grad_fn is not None else accumulators.get(id(x)))
+        targets.discard(None)
         users: dict[Any, list[Any]] = {}
         for node in order:
             for child in children[node]:
@@ -245,7 +255,7 @@ class Engine:
                 needed.add(node)
                 todo.extend(users.get(node, ()))
         if accumulate:
-            needed.update(t for t in targets if t is not None)
+            needed.update(targets)
         else:
             needed.update(t for t in targets if type(t) is _ACCUMULATE)
         return needed

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradfix.result import HELD, Exempt, Settings
+from gradfix.result import Exempt, Settings
 from gradfix.suppress import REPORTED
+from gradfix.verdict import HELD
 from gradfix.wording import nearest
 
 FILE = "gradfix.toml"

@@ -194,7 +194,8 @@ def _result(
 ) -> Result:
     last, final = kept.state
     changed = {path: (files[path], text) for path, text in final.items() if text != files[path]}
-    diagnoses = [_diagnosis(r, n < kept.rounds, files) for n, r in enumerate(rounds)]
+    withdrawn = [r for r in rounds if _comes_to_nothing(r)]
+    diagnoses = [_diagnosis(r, n < kept.rounds, files) for n, r in enumerate(rounds) if r not in withdrawn]
     tried = {r.identity for r in rounds}
     now = Project(last.tape, final)
     for conflict in last.conflicts:
@@ -222,10 +223,21 @@ def _result(
             *_spared(diagnoses, settings),
             *_misspelt(files),
         ),
-        minor=tuple(ending.minor(first)),
+        minor=(*ending.minor(first), *map(_withdrawn, withdrawn)),
         trained=ending.reached_backward(first.tape),
         output=first.outcome.stdout + first.outcome.stderr,
     )
+
+
+def _comes_to_nothing(done: choose.Round) -> bool:
+    """Whether what was only likely to be a fault was taken away, and the script trained exactly as before."""
+    return done.conflict.severity == "warning" and any(t.verdict.measured.get("idle") for t in done.tried)
+
+
+def _withdrawn(done: choose.Round) -> str:
+    conflict = done.conflict
+    said = f"{conflict.kind} in line {conflict.at.line} is not reported: {conflict.message}"
+    return f"{said}; but without that the script trains exactly as it does."
 
 
 def _spared(diagnoses: list[Diagnosis], settings: Settings) -> list[str]:

@@ -48,6 +48,29 @@ def test_a_chain_of_faults_is_cured_link_by_link(tmp_path, zygote):
     assert "judge(code.detach())" in new
 
 
+UNSEEN = """\
+import torch
+
+torch.manual_seed(1)
+net = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.05)
+for x in torch.randn(4, 5, 3):
+    net(x).pow(2).mean().backward()
+    optimizer.step()
+    for p in net.parameters():
+        p.grad.numpy().fill(0)
+"""
+
+
+def test_a_warning_whose_cure_changes_nothing_is_withdrawn(tmp_path, zygote):
+    script = tmp_path / "train.py"
+    script.write_text(UNSEEN, encoding="utf-8")
+    result = testing.one(script, zygote, Settings())
+    assert not result.files
+    assert not [d for d in result.diagnoses if d.conflict.severity != "note"]
+    assert any("unreset-grad in line 7 is not reported" in line for line in result.minor)
+
+
 def tried(status, rank=0, **measured):
     return Tried(Candidate(Proposal("", NONE, {}, rank), {}, 1), Verdict(status, "", measured))
 

@@ -561,6 +561,23 @@ def test_what_cures_nothing_is_rejected(bench):
     assert verdict.status == "rejected"
 
 
+@pytest.mark.parametrize("case", ["recompute", "both_backwards_with_inputs"])
+def test_steps_that_move_nothing_say_nothing_of_what_they_change(case, bench):
+    before, after, effect, kind, _ = SOUND[case]
+    warm_up = "optD = torch.optim.Adam(D.parameters(), lr=0.0)"
+    moving = "optD = torch.optim.Adam(D.parameters(), lr=0.05)"
+    still, cured = swap(before, (moving, warm_up)), swap(after, (moving, warm_up))
+    verdict = bench.verdict(still, cured, effect, kind)
+    assert verdict.status == "untried"
+    assert "changed a parameter" in verdict.reason
+
+
+def test_an_op_out_of_place_is_judged_at_the_same_parameters(bench):
+    still = swap(NET, ("lr=0.1", "lr=0.0"))
+    before, after = still + INPLACE, still + swap(INPLACE, ("h *= 2", "h = h * 2"))
+    assert bench.verdict(before, after, "none").status == "proved"
+
+
 def _measured(*events: tuple[str, int]) -> Measured:
     lines = []
     for what, k in events:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from gradfix.detect import Conflict
 from gradfix.prove import words
 from gradfix.prove.compare import Measured, Stepped, kept, likeness
 from gradfix.prove.effects import Attempt
 from gradfix.prove.words import Names
+from gradfix.tape import Step
+from gradfix.verdict import Effect
 
 STARVED = 1e-6  # of the pass's gradient: rounding where parts of a loss cancel
 
@@ -50,6 +53,35 @@ def weak(
                 return "a pass no longer reads the parameters that are trained"
             free.remove(match)
     return ""
+
+
+def unmoved(
+    effects: Sequence[Effect], conflicts: Sequence[Conflict], before: Measured, after: Measured
+) -> str:
+    """Why nothing is known of a rewrite that has to do with what steps change, where no step changed anything (a
+    warm-up that begins at a learning rate of 0); or "". An op out of place is judged at one and the same parameters."""
+    writers = {w for c in conflicts if (w := _stepper(c)) is not None}
+    about = writers or set(before.by_optimizer)
+    steps = [s for k in about for s in before.by_optimizer.get(k, ()) if any(g and g.norm for g in s.grads)]
+    if not steps or any(u[0] > 0 for s in steps for u in s.updates):
+        return ""
+    if not writers and all(e.kind == "none" for e in effects) and _order(after) == _order(before):
+        return ""
+    return (
+        f"none of {len(steps)} steps changed a parameter (is the learning rate still 0?), so what its "
+        "updates do to the later losses was not seen; a larger --steps gets to steps that do"
+    )
+
+
+def _stepper(conflict: Conflict) -> int | None:
+    """The optimizer whose step wrote what the conflict is about."""
+    if isinstance(conflict.event, Step) and conflict.kind in ("stale-saved-tensor", "silent-overwrite"):
+        return conflict.event.optimizer
+    return conflict.write.optimizer if conflict.write is not None else None
+
+
+def _order(run: Measured) -> list[tuple[str, int]]:
+    return [e for e in run.order if e[0] != "z"]
 
 
 def _starved(after: Measured, before: Measured) -> tuple[int, tuple[int, ...]] | None:

@@ -23,7 +23,7 @@ from gradfix.prove.compare import (
     read,
 )
 from gradfix.prove.cured import Left, Lines, left, stale_for_ever
-from gradfix.prove.doubts import drift, weak, zeros
+from gradfix.prove.doubts import drift, unmoved, weak, zeros
 from gradfix.prove.effects import Attempt, Impose, attempts, kept_sites
 from gradfix.run import Outcome, Run
 from gradfix.run.zygote import Zygote
@@ -289,6 +289,9 @@ class Prover:
                 problem = weak(attempt, before, now, after.measured, baseline.oracle, names)
                 if problem:
                     return Verdict("rejected", problem, measured)
+                unknown = unmoved(effects, conflicts, baseline.oracle, after.measured)
+                if unknown:
+                    return Verdict("untried", unknown, measured)
                 measured["imposed"] = dict(attempt.before or {}) and sorted(attempt.before or {})
                 return self._accepted(baseline, after, attempt, conflicts, like, measured, cut_short)
             if first is None or (attempt.effects and not claims):
@@ -372,6 +375,7 @@ class Prover:
             if drifted:
                 return Verdict("rejected", "; ".join(drifted), measured)
             return Verdict("preserved", f"every gradient equal {over}{rest}", measured)
+        measured["idle"] = True
         return Verdict("rejected", f"trains exactly as before {over}: it cures nothing", measured)
 
     # ---- runs

@@ -27,7 +27,7 @@ def fix(
     """
     entry = entry.resolve()
     if zygote is None:
-        with Zygote(settings.python) as own:
+        with Zygote(settings.python, sandbox=settings.sandbox or "auto") as own:
             yield from fix(entry, settings, text, say, own)
         return
     # torch is being imported in the zygote now: import libcst and parse meanwhile

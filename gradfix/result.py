@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from gradfix.detect import Conflict
+from gradfix.run.walls import Sandbox
 from gradfix.tape import Failure
 from gradfix.verdict import HELD, Effect, Status, Verdict
 
@@ -36,6 +37,7 @@ class Settings:
     steps: int = 3
     timeout: float = 120.0
     seed: int = 0
+    sandbox: Sandbox | None = None  # None: auto, and strict for code that nobody named
     tape: Path | None = None
     repair: bool = True  # False: `gradfix run`, find and report only
     within: tuple[

@@ -19,6 +19,7 @@ from gradfix.report.places import Paths
 from gradfix.report.terminal import Terminal
 from gradfix.result import Problem, Result, Settings
 from gradfix.run import InterpreterError
+from gradfix.run.walls import Sandbox
 from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError, discover, refuse_read_only, write
 from gradfix.tape import TapeError, read_tape
@@ -63,12 +64,16 @@ class Entries:
         return found, None
 
     def bounded(self, settings: Settings, entries: Sequence[Path], stdin: Source | None) -> Settings:
-        """`settings` for what was named: with a directory only its files are edited, and a change that is meant needs
-        a script that raised; with standard input only that is edited."""
+        """`settings` for what was named: with a directory only its files are edited, a change that is meant needs a
+        script that raised, and scripts that nobody named run behind a wall that holds against hostile code; with
+        standard input only that is edited."""
         folders = tuple(Path(p).resolve() for p in self.paths if Path(p).is_dir())
         if stdin is not None:
             return replace(settings, within=(entries[0].resolve(),))
-        return replace(settings, within=folders, careful=True) if folders else settings
+        if not folders:
+            return settings
+        unnamed: Sandbox | None = "strict" if self.prove else None
+        return replace(settings, within=folders, careful=True, sandbox=settings.sandbox or unnamed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,8 @@ class Work:
     def _results(self, entries: Sequence[Path], settings: Settings, stdin: Source | None) -> Iterator[Result]:
         text = None if stdin is None else stdin.text
         with ExitStack() as stack:
-            shared = stack.enter_context(Zygote(settings.python)) if len(entries) > 1 else None
+            many, sandbox = len(entries) > 1, settings.sandbox or "auto"
+            shared = stack.enter_context(Zygote(settings.python, sandbox=sandbox)) if many else None
             for entry in entries:
                 with self.terminal.progress(entry.name) as say:
                     found = list(pipeline.fix(entry, settings, text, say, shared))
@@ -139,11 +145,13 @@ class Work:
         if self.format == "json":
             self.terminal.write(report_json.document(results, view))
             return
-        last = "" if self.terminal.quiet else full.closing(results, view)
-        if last:
-            filtering = self.action == "write" and stdin is not None
-            lines = [Text(line, style="bold") for line in fold(last, view.width)]
-            self.terminal.show(lines, self.terminal.err if filtering else None)
+        if self.terminal.quiet:
+            return
+        behind, last = full.behind(results), full.closing(results, view)
+        lines = [Text(line) for line in fold(behind, view.width)] if behind else []
+        lines += [Text(line, style="bold") for line in fold(last, view.width)] if last else []
+        filtering = self.action == "write" and stdin is not None
+        self.terminal.show(lines, self.terminal.err if filtering else None)
 
     def _code(self, results: list[Result]) -> int:
         if any(r.problem for r in results):

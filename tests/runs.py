@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gradfix.run import Outcome, Run
+from gradfix.run import Outcome, Run, walls
 from gradfix.run.zygote import Zygote
 
 MODEL = """
@@ -42,8 +42,19 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def copying() -> Iterator[Zygote]:
-    with Zygote(namespaces=False) as zygote:
+    with behind(walls.LANDLOCK, walls.AUDIT) as zygote:
         yield zygote
+
+
+def behind(*have: walls.Wall, **options: Any) -> Zygote:
+    """A zygote on a machine that has these walls only."""
+
+    def order(sandbox: walls.Sandbox, forks: bool) -> tuple[walls.Wall, ...]:
+        return tuple(wall for wall in have if wall.real or sandbox == "auto")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gradfix.run.walls.order", order)
+        return Zygote(**options)
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ def test_copy_where_there_are_no_namespaces(
     1 / 0
     """
     outcome = run(text, copying, files={str(project / "helper.py"): "VALUE = 'new'"})
-    assert outcome.wall == "copy"
+    assert outcome.wall == "landlock"
     assert outcome.stdout == f"new {project / 'script.py'} {project}\n2.0\n"
     assert outcome.failure is not None
     assert f'"{project / "script.py"}", line 6' in outcome.failure.traceback

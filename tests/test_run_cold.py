@@ -91,7 +91,7 @@ def run(no_fork: None, cold: Zygote, project: Path) -> Iterator[Callable[..., Ou
         script.write_text(textwrap.dedent(text))
         before.append(fingerprint(project))
         outcome = cold.run(Run(script, project, project, **{"record": False, "timeout": 20.0, **options}))
-        assert outcome.wall == "copy"
+        assert outcome.wall == "landlock"
         return outcome
 
     yield start
@@ -274,7 +274,7 @@ def test_fix_comes_to_the_same_verdict(zygote: Zygote, cold: Zygote, site: Path,
     (forked,) = fix(script, Settings(), zygote=zygote)
     with without_fork(site):
         (fresh,) = fix(script, Settings(), zygote=cold)
-    assert (fresh.wall, forked.ended) == ("copy", fresh.ended)
+    assert (fresh.wall, forked.ended) == ("landlock", fresh.ended)
     assert fresh.verdict is not None
     assert fresh.verdict.status == "proved"
     assert fresh.verdict == forked.verdict

@@ -14,6 +14,7 @@ from gradfix.cli.options import (
     Isolated,
     Python,
     Quiet,
+    Sandbox,
     Seed,
     Select,
     ShowSettings,
@@ -88,6 +89,7 @@ def fix(
     steps: Steps = None,
     timeout: Timeout = None,
     seed: Seed = 0,
+    sandbox: Sandbox = None,
     stdin_filename: Annotated[
         str | None, typer.Option("--stdin-filename", metavar="NAME", help="The name of what comes with -.")
     ] = None,
@@ -118,7 +120,12 @@ def fix(
     from gradfix.work import Entries, Work
 
     asked = found.settings(
-        codemods=_codemods(codemod), notes=notes, arguments=context.obj, seed=seed, tape=tape
+        codemods=_codemods(codemod),
+        notes=notes,
+        arguments=context.obj,
+        seed=seed,
+        sandbox=sandbox,
+        tape=tape,
     )
     entries = Entries(paths or [], entry or [], prove, stdin_filename)
     action: Literal["write", "diff"] = "write" if write else "diff"
@@ -135,6 +142,7 @@ def run(
     steps: Steps = None,
     timeout: Timeout = None,
     seed: Seed = 0,
+    sandbox: Sandbox = None,
     config: ConfigOption = None,
     isolated: Isolated = False,
     settings: ShowSettings = False,
@@ -157,7 +165,7 @@ def run(
     from gradfix.report.terminal import Terminal
     from gradfix.work import Entries, Work
 
-    asked = found.settings(notes=True, arguments=context.obj, seed=seed, repair=False)
+    asked = found.settings(notes=True, arguments=context.obj, seed=seed, sandbox=sandbox, repair=False)
     return Work(asked, "run", False, output_format, verbose, Terminal(quiet)).go(Entries([script]))
 
 

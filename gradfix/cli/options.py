@@ -47,6 +47,15 @@ Timeout = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of random, numpy and torch.")]
+Sandbox = Annotated[
+    Literal["auto", "strict", "off"] | None,
+    typer.Option(
+        "--sandbox",
+        help="What stands between the script and this machine: the best there is, only what holds against "
+        "hostile code, or nothing [dim](default: auto; strict with --prove)[/dim].",
+        show_default=False,
+    ),
+]
 Verbose = Annotated[
     int,
     typer.Option(

@@ -13,6 +13,7 @@ from gradfix.cli.options import (
     Isolated,
     Python,
     Quiet,
+    Sandbox,
     Seed,
     Steps,
     Timeout,
@@ -31,6 +32,7 @@ def record(
     steps: Steps = None,
     timeout: Timeout = None,
     seed: Seed = 0,
+    sandbox: Sandbox = None,
     config: ConfigOption = None,
     isolated: Isolated = False,
     quiet: Quiet = False,
@@ -49,7 +51,8 @@ def record(
     entry = Path(script).resolve()
     try:
         Source.read(script).check()
-        with terminal.progress(entry.name) as say, Zygote(settings.python) as zygote:
+        warm = Zygote(settings.python, sandbox=sandbox or "auto")
+        with terminal.progress(entry.name) as say, warm as zygote:
             say("recording a run")
             outcome = zygote.run(
                 Run(

@@ -21,6 +21,7 @@ from gradfix.report.layout import fold, safe, wording
 from gradfix.report.places import Place, callers, led_back, message, place
 from gradfix.report.places import shown as written
 from gradfix.report.snippet import GUTTER, Span, draw
+from gradfix.run import walls
 from gradfix.source import split_lines
 from gradfix.verdict import HELD
 
@@ -55,6 +56,12 @@ def render(result: Result, view: View) -> Iterator[Text | Line]:
     if view.diff and result.files:
         yield from diff_lines(result.files, view)
         yield Text()
+
+
+def behind(results: Iterable[Result]) -> str:
+    """The line that names what stood between the runs and this machine."""
+    names = dict.fromkeys(walls.words(r.wall) for r in results if r.wall)
+    return f"Ran behind {'; '.join(names)}." if names else ""
 
 
 def closing(results: Iterable[Result], view: View) -> str:
@@ -314,9 +321,8 @@ def _how_it_ran(result: Result) -> str:
         "timeout": "stopped at the time limit",
         "tape": "read from a tape",
     }.get(result.ended, result.ended)
-    wall = f"; between it and your files: {result.wall}" if result.wall else ""
     rounds = f"{_count(result.rounds, 'round')}, " if result.rounds else ""
-    return f"{how}; {rounds}{result.seconds:.1f} s{wall}"
+    return f"{how}; {rounds}{result.seconds:.1f} s"
 
 
 def _extent(results: list[Result]) -> str:

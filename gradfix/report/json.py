@@ -24,6 +24,7 @@ def document(results: Iterable[Result], view: View) -> str:
         "diagnostics": [_diagnostic(d, r, view) for r in results for d in r.diagnoses],
         "changes": [_change(r, path, view) for r in results for path in sorted(r.files)],
         "problems": [_problem(r, view) for r in results if r.problem],
+        "runs": [_run(r, view) for r in results if r.ended],
     }
     return json.dumps(value, ensure_ascii=False, indent=2)
 
@@ -34,8 +35,18 @@ def problem(message: str, detail: str = "", path: str | None = None) -> str:
         "diagnostics": [],
         "changes": [],
         "problems": [{"path": path, "message": message, "detail": detail}],
+        "runs": [],
     }
     return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def _run(result: Result, view: View) -> dict[str, Any]:
+    return {
+        "path": view.paths.show(str(result.entry)),
+        "ended": result.ended,
+        "wall": result.wall or None,
+        "seconds": round(result.seconds, 3),
+    }
 
 
 def _problem(result: Result, view: View) -> dict[str, Any]:

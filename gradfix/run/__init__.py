@@ -49,8 +49,8 @@ class Outcome:
     ``timeout``, ``killed`` (a signal: see `detail`), ``memory``, ``tampered`` (the channel spoke nonsense).
 
     `measurement` is the raw measurement lines of the child (list of JSON objects), for gradfix.prove to read.
-    `stdout`/`stderr` are the last 64 KiB of each. `wall` names what stood between the run and the owner's
-    files.
+    `stdout`/`stderr` are the last 64 KiB of each. `wall` names what stood between the run and the machine
+    (gradfix.run.walls); `missed` says in sentences what it asked for and a wall withheld.
     """
 
     ended: str
@@ -63,7 +63,12 @@ class Outcome:
     wall: str
     detail: str = ""
     status: int | None = None
+    missed: tuple[str, ...] = ()
 
 
 class InterpreterError(RuntimeError):
     """The user's interpreter can't be used (missing, no torch, too old). The message is for the user."""
+
+
+class WallError(InterpreterError):
+    """This machine has no wall of the kind that was asked for, or no room for one. The message is for the user."""

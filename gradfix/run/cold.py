@@ -1,4 +1,4 @@
-"""A run in a process of its own, where there is no fork: a cold start behind the copy wall.
+"""A run in a process of its own, where there is no fork: a cold start on a copy of the project.
 
 No descriptor is handed over. The request is a file in the scratch folder, and what the run says is added to
 another, which is read while it runs; stdout and stderr are pipes. The host keeps the bounds that a keeper
@@ -23,29 +23,30 @@ from typing import IO
 from gradfix.run import Outcome, Run
 from gradfix.run.conversation import DRAIN, Conversation, Gone
 from gradfix.run.scratch import Copy
+from gradfix.run.walls import Wall
 
 GRACE = 0.5  # seconds between the run's own end of time and the kill
 PAUSE = 0.02  # seconds between looks at the channel
 
-Start = Callable[[Path], AbstractContextManager["subprocess.Popen[bytes]"]]
+Start = Callable[[Path, Wall, list[str]], AbstractContextManager["subprocess.Popen[bytes]"]]
 
 
 class ColdRun(Conversation):
     """The files and pipes of one run."""
 
-    def __init__(self, run: Run, copy: Copy) -> None:
-        super().__init__(run, "copy", copy)
+    def __init__(self, run: Run, wall: Wall, copy: Copy, masked: list[str]) -> None:
+        super().__init__(run, wall, copy, masked)
         self.folder = copy.folder
         self.asked = self.folder / "request.json"  # the child removes it when torch is imported
         self.began = 0.0
 
     def hold(self, start: Start, patience: float) -> Outcome:
         """Have the run made by `start`, which may take `patience` seconds to begin. Raises Gone, with the last
-        words of an interpreter that did not get so far."""
+        words of an interpreter that did not get so far, and Refused."""
         self.asked.write_text(json.dumps(self.request()), encoding="ascii")
         channel = self.folder / "channel"
         channel.touch()
-        with channel.open("rb", buffering=0) as said, start(self.folder) as process:
+        with channel.open("rb", buffering=0) as said, start(self.folder, self.wall, self.masked) as process:
             readers = [
                 threading.Thread(target=self._read, args=(stream, into), daemon=True)
                 for stream, into in ((process.stdout, self.out), (process.stderr, self.err))

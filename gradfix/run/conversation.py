@@ -13,6 +13,7 @@ from typing import Any
 
 from gradfix.run import Outcome, Run
 from gradfix.run.scratch import Copy
+from gradfix.run.walls import Wall
 from gradfix.tape import Failure, Site, Tape, TapeError, parse_tape
 
 KEPT = 64 * 1024  # bytes of stdout and of stderr
@@ -32,8 +33,8 @@ class Gone(Exception):
 class Conversation:
     """What has come in from one run, and what it means."""
 
-    def __init__(self, run: Run, wall: str, copy: Copy | None) -> None:
-        self.run, self.wall, self.copy = run, wall, copy
+    def __init__(self, run: Run, wall: Wall, copy: Copy | None, masked: list[str]) -> None:
+        self.run, self.wall, self.copy, self.masked = run, wall, copy, masked
         self.said = bytearray()  # on the channel
         self.spoken = 0
         self.out, self.err = bytearray(), bytearray()
@@ -57,11 +58,11 @@ class Conversation:
             "memory": run.memory,
             "resident": _resident_limit(run.memory),
             "fill_empty": run.fill_empty,
-            "wall": self.wall,
+            "wall": self.wall.name,
         }
-        if self.copy is None:
-            return request
-        return {**self.copy.inward(request), "scratch": str(self.copy.folder)}
+        if self.copy is not None:
+            request = {**self.copy.inward(request), "scratch": str(self.copy.folder)}
+        return {**request, "masked": self.masked}
 
     def keep(self, stream: bytearray, data: bytes) -> None:
         if stream is self.said:
@@ -76,11 +77,13 @@ class Conversation:
 
     def outcome(self, seconds: float, status: int | None, why: str) -> Outcome:
         """`status` is subprocess's returncode of the run's process, None where nobody knows; `why` is what it
-        was ended for: ``timeout``, ``memory``, ``processes``, or nothing."""
+        was ended for: ``timeout``, ``memory``, ``processes``, or nothing. Raises Refused."""
         if self.copy is not None:
             self.said = self.copy.outward_json(self.said)
             self.out, self.err = self.copy.outward(self.out), self.copy.outward(self.err)
         speech = _Speech(self.said)
+        if speech.refused:
+            raise Refused(speech.refused)
         self.needs_dynamo = bool(speech.end and speech.end.get("dynamo"))
         ended, detail = self._ending(status, why, speech)
         return Outcome(
@@ -91,7 +94,7 @@ class Conversation:
             stdout=_text(self.out),
             stderr=_text(self.err),
             seconds=seconds,
-            wall=self.wall,
+            wall=self.wall.name,
             detail=detail,
             status=status if speech.end is None else speech.end.get("status"),
         )
@@ -143,6 +146,7 @@ class _Speech:
         self.end: Mapping[str, Any] | None = None
         self.memory: str | None = None
         self.nonsense = ""
+        self.refused = ""
         self.tape: Tape | None = None
         lines: list[str] = []
         for raw in bytes(data).split(b"\n")[:-1]:  # the last piece is empty, or a line that broke off
@@ -176,6 +180,8 @@ class _Speech:
         elif what == "failure":
             stack = tuple(Site(*site) for site in word["stack"])
             self.failure = Failure(0, stack, str(word["type"]), str(word["message"]), str(word["traceback"]))
+        elif what == "refused":
+            self.refused = str(word["why"])
         elif what == "trouble":
             raise RuntimeError(f"gradfix itself failed in the run:\n{word['text']}")
         else:

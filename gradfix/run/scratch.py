@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from gradfix.run import WallError
+
 SMALL = 1 << 20  # bytes of a file that is copied whatever it is
 MOST = 5_000  # entries looked at, and
 MOST_BYTES = 1 << 28  # bytes copied, before the rest is only linked to: a project may be somebody's home
@@ -20,20 +22,31 @@ LEFT_OUT = frozenset((".git", "__pycache__", "node_modules", ".hg", ".tox", ".ve
 class Copy:
     """A folder of its own that looks like the project: small files copied, the rest linked. Removed on exit.
 
-    The folders of `needed` files are copied whatever the project's size.
+    The folders of `needed` files are copied whatever the project's size, `masked` paths never. It lies in
+    `place`, by default where temporary files do.
 
     Paths are translated on the way in (:meth:`inward`) and out (:meth:`outward`).
     """
 
-    def __init__(self, root: Path, needed: Iterable[Path]) -> None:
+    def __init__(
+        self, root: Path, needed: Iterable[Path], masked: Iterable[str] = (), place: Path | None = None
+    ) -> None:
         self.root = root
-        self.folder = Path(tempfile.mkdtemp(prefix="gradfix-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="gradfix-", dir=place))
         self.project = self.folder / "project"
         self._needed = {str(folder) for path in needed for folder in (path, *path.parents)}
+        self._masked = frozenset(masked)
         self._seen = self._bytes = 0
 
     def __enter__(self) -> Copy:
-        self._fill(str(self.root), str(self.project))
+        try:
+            self._fill(str(self.root), str(self.project))
+        except OSError as problem:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise WallError(
+                f"{self.root} can't be copied to {self.folder.parent} to be run there "
+                f"({(problem.strerror or str(problem)).lower()}). TMPDIR names another place."
+            ) from None
         return self
 
     def __exit__(
@@ -46,6 +59,8 @@ class Copy:
         with os.scandir(source) as entries:
             for entry in entries:
                 self._seen += 1
+                if entry.path in self._masked:
+                    continue
                 to = os.path.join(target, entry.name)
                 if entry.is_dir(follow_symlinks=False) and self._is_walked(entry):
                     self._fill(entry.path, to)

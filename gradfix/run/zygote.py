@@ -4,27 +4,30 @@ with Zygote(python) as zygote:
     outcome = zygote.run(Run(...))
 
 Where there is no fork (Windows), there is nothing to keep warm: the interpreter says what it is and ends, and
-every run is a cold start (gradfix.run.cold) behind the copy wall: one import of torch slower, else the same.
+every run is a cold start (gradfix.run.cold): one import of torch slower, else the same.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from gradfix.run import InterpreterError, Outcome, Run
+from gradfix.run import InterpreterError, Outcome, Run, secrets, walls
 from gradfix.run.cold import ColdRun, kill_tree
 from gradfix.run.conversation import Gone, Refused
 from gradfix.run.forked import ForkedRun
 from gradfix.run.scratch import Copy
+from gradfix.run.walls import BUBBLEWRAP, Wall
 
 CHILD = Path(__file__).with_name("child")
 START = 120.0  # seconds for an interpreter to import torch
@@ -43,12 +46,16 @@ class Zygote:
     """One warm process of the user's interpreter with torch imported. Thread-safe; several runs at once.
 
     Making one returns at once: torch is imported meanwhile. Raises InterpreterError, here or from ready() and
-    run(), where `python` is not an interpreter with torch. Without `namespaces`, every run gets a copy of the
-    project even where more is possible; without `fork`, a fresh process too.
+    run(), where `python` is not an interpreter with torch, and WallError where the machine has none of the walls
+    that `sandbox` asks for. Without `fork`, every run is a fresh process.
     """
 
     def __init__(
-        self, python: str | os.PathLike[str] | None = None, *, namespaces: bool = True, fork: bool = True
+        self,
+        python: str | os.PathLike[str] | None = None,
+        *,
+        sandbox: walls.Sandbox = "auto",
+        fork: bool = True,
     ) -> None:
         self.python = os.fspath(python) if python is not None else sys.executable
         self._lock = threading.Lock()
@@ -58,9 +65,14 @@ class Zygote:
         self._has_dynamo = False
         self._closed = False
         self._forks = fork and hasattr(os, "fork")
-        self._wall = "namespaces" if namespaces and self._forks else "copy"
-        self._refused = ""
         self._cold: set[subprocess.Popen[bytes]] = set()  # runs that are not the zygote's children
+        self._sandbox = sandbox
+        self._walls = list(walls.order(sandbox, self._forks))  # the one in use, and what is left to try
+        self._refused: list[tuple[Wall, str]] = []
+        self._place: Path | None = (
+            None  # where the copies lie that a process behind a wall of its own may write
+        )
+        self._settle()
         self._process, self._socket = self._start()
 
     def __enter__(self) -> Zygote:
@@ -100,6 +112,7 @@ class Zygote:
             cold = list(self._cold)
         for process in cold:
             kill_tree(process)
+        self._remove_place()
 
     def _end(self) -> None:
         if self._socket is not None:
@@ -115,12 +128,51 @@ class Zygote:
     def run(self, run: Run) -> Outcome:
         """Run a script in a scratch view of its project and wait for its end. Raises InterpreterError."""
         self.ready()
-        return self._run_forked(run) if self._forks else self._run_cold(run)
+        while True:
+            wall = self._walls[0]
+            try:
+                return self._run_forked(run, wall) if self._forks else self._run_cold(run, wall)
+            except Refused as refused:
+                self._next_wall(wall, str(refused))
 
-    def _run_cold(self, run: Run) -> Outcome:
+    def _next_wall(self, wall: Wall, why: str) -> None:
+        """Go on with the next best wall, now that the machine has refused `wall`. Raises WallError."""
+        with self._lock:
+            if self._walls[0] is not wall:  # another thread's run was refused too
+                return
+            self._refused.append((wall, why))
+            if len(self._walls) > 1:  # the last one stays: whoever asks next hears the same
+                del self._walls[0]
+                self._settle()
+                if self._forks and BUBBLEWRAP in (wall, self._walls[0]):
+                    self._replace_process()
+                return
+            raise walls.none_left(self._refused)
+
+    def _settle(self) -> None:
+        """Pass over a bubblewrap that would not start. Raises WallError where nothing is left to try."""
+        if self._walls and self._walls[0] is BUBBLEWRAP:
+            why = walls.refuses(walls.inside_bubblewrap(*self._enclosure()))
+            if why:
+                self._refused.append((self._walls.pop(0), why))
+        if not self._walls:
+            self._remove_place()
+            raise walls.none_left(self._refused)
+
+    def _remove_place(self) -> None:
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+            self._place = None
+
+    def _spared(self, run: Run) -> Iterable[Path]:
+        """What no mask may cover."""
+        return (run.root, run.cwd, run.script, Path(self.python), CHILD)
+
+    def _run_cold(self, run: Run, wall: Wall) -> Outcome:
+        masked = secrets.masked(self._spared(run))
         try:
-            with Copy(run.root, _needed(run)) as copy:
-                outcome = ColdRun(run, copy).hold(self._start_cold, START)
+            with Copy(run.root, _needed(run), masked) as copy:
+                outcome = ColdRun(run, wall, copy, masked).hold(self._start_cold, START)
         except Gone as gone:
             raise InterpreterError(
                 self._was_ended() if self._closed else self._no_python(str(gone))
@@ -130,11 +182,12 @@ class Zygote:
         return outcome
 
     @contextmanager
-    def _start_cold(self, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    def _start_cold(self, folder: Path, wall: Wall, masked: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+        behind = walls.inside_bubblewrap(folder, masked) if wall is BUBBLEWRAP else []
         with self._lock:
             if self._closed:
                 raise Gone
-            process = self._popen(["cold", str(folder)], stdout=subprocess.PIPE)
+            process = self._popen(["cold", str(folder)], behind, stdout=subprocess.PIPE)
             self._cold.add(process)
         try:
             yield process
@@ -143,18 +196,16 @@ class Zygote:
             with self._lock:
                 self._cold.remove(process)
 
-    def _run_forked(self, run: Run) -> Outcome:
+    def _run_forked(self, run: Run, wall: Wall) -> Outcome:
         deaths = 0
+        masked = secrets.masked(self._spared(run))
         while True:
-            wall = self._wall
-            with Copy(run.root, _needed(run)) if wall == "copy" else nullcontext() as copy:
-                conversation = ForkedRun(run, wall, copy)
+            with Copy(run.root, _needed(run), masked, self._place) if wall.copies else nullcontext() as copy:
+                conversation = ForkedRun(run, wall, copy, masked)
                 try:
                     outcome = conversation.hold(self._send)
                     self._load_dynamo(conversation.needs_dynamo)
                     return outcome
-                except Refused as refused:
-                    self._wall, self._refused = "copy", str(refused)
                 except Gone:
                     deaths += 1
                     if self._closed:
@@ -168,22 +219,31 @@ class Zygote:
     def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket | None]:
         if not self._forks:
             return self._popen(["cold"], stdout=subprocess.PIPE), None
+        wall = self._walls[0]
+        behind = walls.inside_bubblewrap(*self._enclosure()) if wall is BUBBLEWRAP else []
         ours, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
             try:
-                return self._popen(["serve", str(fd), self._wall], pass_fds=[fd]), ours
+                return self._popen(["serve", str(fd), wall.name], behind, pass_fds=[fd]), ours
             except InterpreterError:
                 ours.close()
                 raise
 
-    def _popen(self, words: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    def _enclosure(self) -> tuple[Path, list[str]]:
+        """What a warm process behind a wall of its own may write to, and what it must not read."""
+        if self._place is None:
+            self._place = Path(tempfile.mkdtemp(prefix="gradfix-"))
+        return self._place, secrets.masked([Path(self.python), CHILD])
+
+    def _popen(self, words: list[str], behind: Sequence[str] = (), **options: Any) -> subprocess.Popen[bytes]:
+        environment = os.environ if self._sandbox == "off" else secrets.scrubbed(os.environ)[0]
         try:
             return subprocess.Popen(
-                [self.python, str(CHILD), *words],
+                [*behind, self.python, str(CHILD), *words],
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env={**os.environ, **ENVIRONMENT},
+                env={**environment, **ENVIRONMENT},
                 start_new_session=True,
                 **{"stdout": subprocess.DEVNULL, **options},
             )
@@ -258,10 +318,13 @@ class Zygote:
         with self._lock:
             if self._process.poll() is None and self._hello is not None:
                 return
-            self._end()
-            self._process, self._socket = self._start()
-            self._hello = self._read_hello()
-            self._has_dynamo = False
+            self._replace_process()
+
+    def _replace_process(self) -> None:
+        self._end()
+        self._process, self._socket = self._start()
+        self._hello = self._read_hello()
+        self._has_dynamo = False
 
     def _load_dynamo(self, needed: bool) -> None:
         """Have torch._dynamo imported before the fork, once a script has shown that it is wanted."""

@@ -37,7 +37,13 @@ def _run(folder: str) -> None:
     line = channel.Channel(os.open(os.path.join(folder, CHANNEL), append))
     request = _take(os.path.join(folder, REQUEST))
     execute.start_clock(request["timeout"], lambda: execute.EXIT(execute.LOST))
-    guard.install([folder])
+    try:
+        guard.refuse(request["wall"])
+    except guard.NoGuard as refused:
+        line({"x": "refused", "why": str(refused)})
+        line.flush()
+        execute.EXIT(0)
+    guard.install(request["wall"], folder)
     request["files"] = view.write_texts(request["files"])
     execute.run(request, line)
 

@@ -30,12 +30,22 @@ WRITES = {
 DEVICES = ("/dev/", "/proc/self/")
 
 
-def install(folders: list[str]) -> None:
-    """From here on this process and its children write only below `folders` and to devices."""
-    allowed = [os.path.realpath(folder) for folder in folders]
-    os.environ["TMPDIR"] = tempfile.tempdir = allowed[0]
-    if not (sys.platform.startswith("linux") and linux.landlock([*allowed, "/dev"])):
-        _audit(allowed)
+class NoGuard(Exception):
+    """This machine does not have the wall; the message says why."""
+
+
+def refuse(wall: str) -> None:
+    """Raise NoGuard where this wall would not hold, before anything is begun."""
+    if wall == "landlock" and linux.landlock_version() < 1:
+        raise NoGuard("this kernel has no Landlock")
+
+
+def install(wall: str, folder: str) -> None:
+    """From here on this process and its children write only below `folder` and to devices."""
+    allowed = os.path.realpath(folder)
+    os.environ["TMPDIR"] = tempfile.tempdir = allowed
+    if wall == "audit" or not linux.landlock([allowed, "/dev"]):
+        _audit([allowed])
 
 
 def _audit(allowed: list[str]) -> None:

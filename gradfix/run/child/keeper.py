@@ -78,14 +78,16 @@ def _keep(descriptors: list[int], means: Means, scratch: view.View | None, own_p
     request = _read_request(channel)
     if request is None:
         return
-    if request["wall"] == "namespaces":
-        try:
+    try:
+        if request["wall"] == "namespaces":
             if scratch is None:
                 raise view.NoView(means.refused)
             scratch.include([request["root"], request["cwd"]], means.granted)
-        except view.NoView as refused:
-            _tell(host, {"refused": str(refused)})
-            return
+        else:
+            guard.refuse(request["wall"])
+    except (view.NoView, guard.NoGuard) as refused:
+        _tell(host, {"refused": str(refused)})
+        return
     wakeup = _wake_on_child()
     child = os.fork()
     if child == 0:
@@ -149,10 +151,11 @@ def _become_run(request: dict[str, Any], channel: int, out: int, err: int, means
         os.dup2(fd, standard)
         os.close(fd)
     os.closerange(3, channels.HIGH)
-    if request["wall"] == "copy":
+    if "scratch" in request:
         # Before the first write: parts of a copy may be links to the owner's files.
-        guard.install([request["scratch"]])
-    request["files"] = view.write_texts(request["files"])
+        guard.install(request["wall"], request["scratch"])
+    if request["wall"] != "none":  # what lies there is the owner's then
+        request["files"] = view.write_texts(request["files"])
     if means.granted:
         linux.drop_privileges()
     execute.run(request, line)

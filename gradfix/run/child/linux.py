@@ -53,9 +53,17 @@ def read_only(path: str) -> None:
     _check(libc().syscall(_MOUNT_SETATTR, *arguments), "mount_setattr")
 
 
+def landlock_version() -> int:
+    """Of the kernel's Landlock; less than 1 where it has none."""
+    try:
+        return int(libc().syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
+    except (OSError, AttributeError, TypeError):  # not Linux
+        return 0
+
+
 def landlock(folders: list[str]) -> bool:
     """Let this process and its children write only below `folders`. False: the kernel has no Landlock."""
-    version = libc().syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
+    version = landlock_version()
     if version < 1:
         return False
     rights = _LANDLOCK_WRITES | (_LANDLOCK_TRUNCATE if version >= 3 else 0)

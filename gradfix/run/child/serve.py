@@ -21,11 +21,11 @@ PATIENCE = 20  # keepers that may die without a word, one after the other
 
 
 def main(words: list[str]) -> None:
-    """``serve FD WALL``: the zygote over the socket FD, with no namespaces where the wall is ``copy``."""
+    """``serve FD WALL``: the zygote over the socket FD, in namespaces where that is the wall."""
     gc.disable()  # torch's import makes no garbage worth looking for
     host = socket.socket(fileno=int(words[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    world = _World(host, namespaces=words[2:] != ["copy"])
+    world = _World(host, namespaces=words[2:] == ["namespaces"])
     hello = start.prepare()
     gc.freeze()  # the collector would touch, and so copy, every page in every run
     host.sendall(json.dumps(hello).encode() + b"\n")

@@ -1,0 +1,132 @@
+"""Attacks on the walls, each contained and each with the right message; machines that lack a wall."""
+
+# ruff: noqa: F401, F811 (fixtures are imported)
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from runs import behind, project
+
+from gradfix import cli
+from gradfix.run import Run, WallError, walls
+from gradfix.run.walls import AUDIT, LANDLOCK, NAMESPACES
+
+FAULTY = """
+import torch
+w = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([w], lr=0.1)
+for _ in range(3):
+    h = torch.exp(w)
+    loss = (h * h).sum()
+    h += 1
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def gradfix(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr of a call."""
+    with pytest.raises(SystemExit) as left:
+        cli.main(words)
+    out, err = capsys.readouterr()
+    return int(left.value.code or 0), out, err
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Have this machine refuse the walls of these names, as a kernel or a container would."""
+    full = walls.order
+
+    def order(sandbox: walls.Sandbox, forks: bool) -> tuple[walls.Wall, ...]:
+        return tuple(wall for wall in full(sandbox, forks) if wall.name not in names)
+
+    monkeypatch.setattr(walls, "order", order)
+
+
+# ---- which wall
+
+
+@pytest.mark.parametrize(
+    ("lacking", "wall"),
+    [((), "namespaces"), (("namespaces", "bubblewrap"), "landlock"),
+     (("namespaces", "bubblewrap", "landlock"), "audit")],
+)  # fmt: skip
+def test_every_report_names_the_wall_there_was(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    lacking: tuple[str, ...], wall: str,
+) -> None:  # fmt: skip
+    (project / "train.py").write_text(FAULTY)
+    without(monkeypatch, *lacking)
+    code, out, _ = gradfix(capsys, "fix", str(project / "train.py"), "--output-format", "json")
+    assert code == 1
+    assert [r["wall"] for r in json.loads(out)["runs"]] == [wall]
+    for how in ("full", "concise"):
+        _, out, _ = gradfix(capsys, "run", str(project / "train.py"), "--output-format", how)
+        assert f"Ran behind {walls.words(wall)}." in " ".join(out.split())
+
+
+def test_strict_takes_a_real_wall_only(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "train.py").write_text(FAULTY)
+    without(monkeypatch, "namespaces", "bubblewrap")
+    words = ["fix", str(project / "train.py"), "--sandbox", "strict", "--output-format", "json"]
+    _, out, _ = gradfix(capsys, *words)
+    assert [r["wall"] for r in json.loads(out)["runs"]] == ["landlock"]
+    without(monkeypatch, "landlock")
+    code, out, err = gradfix(capsys, *words)
+    assert code == 2
+    assert json.loads(out)["runs"] == []
+    assert "no wall that holds against hostile code" in " ".join(err.split())
+
+
+def test_a_refused_wall_is_said_with_its_reason(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that knows neither: asked for, refused, and strict says what each refused with."""
+    monkeypatch.setenv("PYTHONPATH", str(project))
+    (project / "sitecustomize.py").write_text(
+        "import ctypes, os, sys\n"
+        "class Libc:\n"
+        "    def __init__(self, real): self.real = real\n"
+        "    def __getattr__(self, name): return getattr(self.real, name)\n"
+        "    def unshare(self, flags): ctypes.set_errno(1); return -1\n"
+        "    def syscall(self, number, *rest):\n"
+        "        if number == 444: ctypes.set_errno(38); return -1\n"
+        "        return self.real.syscall(number, *rest)\n"
+        "CDLL = ctypes.CDLL\n"
+        "def make(name, *a, **k): return CDLL(name, *a, **k) if name else Libc(CDLL(name, *a, **k))\n"
+        "ctypes.CDLL = make\n"
+    )
+    (project / "script.py").write_text("open('x', 'w')")
+    run = Run(project / "script.py", project, project, record=False)
+    with behind(NAMESPACES, LANDLOCK, AUDIT) as zygote:
+        assert zygote.run(run).wall == "audit"
+    no = pytest.raises(WallError, match=r"namespaces: unshare.*landlock: this kernel has no Landlock")
+    with behind(NAMESPACES, LANDLOCK, AUDIT, sandbox="strict") as zygote, no:
+        zygote.run(run)
+
+
+def test_scripts_that_nobody_named_run_behind_a_real_wall(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "train.py").write_text(FAULTY)
+    without(monkeypatch, "namespaces", "bubblewrap", "landlock")
+    code, _, err = gradfix(capsys, "fix", str(project), "--prove")
+    assert (code, "--sandbox strict" in err) == (2, True)
+    assert gradfix(capsys, "fix", str(project), "--prove", "--sandbox", "auto")[0] == 1
+    code, _, err = gradfix(capsys, "fix", str(project))
+    assert (code, "nothing in a directory is run unasked" in " ".join(err.split())) == (2, True)
+
+
+def test_off_is_as_python_would_run_it(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_TOKEN", "for the script")
+    (project / "train.py").write_text("import os; open('mark', 'w').write(os.environ['A_TOKEN'])" + FAULTY)
+    monkeypatch.chdir(project)
+    _, out, _ = gradfix(capsys, "run", "train.py", "--sandbox", "off")
+    assert "Ran behind nothing (--sandbox off)." in out
+    assert (project / "mark").read_text() == "for the script"
+    assert "h += 1" in (project / "train.py").read_text()

@@ -10,9 +10,11 @@ import libcst as cst
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
+from gradfix.rewrite.behind import along, harmless
 from gradfix.rewrite.boundary import frame, gather, meeting, pass_end, same_place
 from gradfix.rewrite.calls import backward_call, parameters_of, says, with_arguments
 from gradfix.rewrite.statements import (
+    Block,
     Unit,
     block_of,
     common_block,
@@ -20,6 +22,7 @@ from gradfix.rewrite.statements import (
     names,
     put_after,
     shown,
+    stored,
     take_away,
     touches,
     unit_in,
@@ -27,6 +30,7 @@ from gradfix.rewrite.statements import (
 )
 from gradfix.tape import Backward, Step, Zero
 from gradfix.verdict import NONE, Effect
+from gradfix.wording import listed
 
 OWN = Effect("cut-own-loss", "each loss feeds only the parameters that are stepped with it")
 
@@ -214,7 +218,7 @@ def _moved(
     early = [_guarded(view, block, node) for node in dict.fromkeys(stepping)]
     clearing = [_guarded(view, block, p[1]) for p in places[len(steps) :] if p]
     chosen = [g for g in early if g is not None]
-    gone = {id(g.unit.node): g.unit for g in clearing if g is not None}
+    cleared = {id(g.unit.node): g for g in clearing if g is not None}
     if not chosen or len(chosen) != len(early) or None in clearing:
         return None
     between = frozenset().union(*(u.writes for u in body[: end + 1]))
@@ -222,7 +226,53 @@ def _moved(
         g.test is not None and touches(names(g.test).reads, between - _before(body, placed)) for g in chosen
     ):
         return None  # the condition may be another one by then
-    return _proposal(project, view, placed, chosen, tuple(gone.values()), body[end])
+    # what clears no more than has been stepped goes along; the rest goes for good
+    own = [
+        g
+        for z, g in zip(zeros, clearing, strict=False)
+        if g is not None
+        and any({r.storage for r in z.refs} <= {r.storage for r in s.refs + s.without} for s in steps)
+    ]
+    behind = _behind(view, block, placed, [*chosen, *{id(g.unit.node): g for g in own}.values()])
+    if behind is None:
+        return None
+    gone = [g.unit for key, g in cleared.items() if key not in {id(g.unit.node) for g in own}]
+    return _proposal(project, view, placed, chosen, behind, gone, body[end])
+
+
+def _behind(
+    view: View, block: Block, placed: Sequence[_Placed], moving: Sequence[_Guarded]
+) -> tuple[_Guarded, ...] | None:
+    """What is put behind the last backward, in order: the statements in `moving`, and what has to see the parameters
+    as the steps leave them."""
+    body = units(block)
+    at = {id(g): n for g in moving if (n := unit_in(view, block, g.unit.node)) is not None}
+    loop = view.loop(placed[0].call)
+    bound = {w for u in body for w in u.writes if "." not in w}
+    bound |= stored(loop.target) if isinstance(loop, cst.For) else set()
+    for g in moving:
+        inner = units(block_of(view, g.unit.node) or cst.Module([])) if g.test is not None else ()
+        rest = inner[[u.node for u in inner].index(g.unit.node) + 1 :] if inner else ()
+        if any(not _fixed(u.node) and not harmless(u.node, bound) for u in rest):
+            return None
+    first, last = min(at.values()), max(p.index for p in placed)
+    alone = {at[id(g)] for g in moving if g.test is None}
+    fixed = {p.index for p in placed} | {n for n, u in enumerate(body) if n not in alone and _fixed(u.node)}
+    others = along(body, first, last, alone, fixed, bound)
+    if others is None:
+        return None
+    several = [(at[id(g)], g) for g in moving] + [(n, _Guarded(body[n])) for n in others]
+    return tuple(g for _, g in sorted(several, key=lambda item: item[0]))
+
+
+def _fixed(node: cst.CSTNode) -> bool:
+    """Whether a statement is the call of a backward or clears gradients."""
+    call = node.value if isinstance(node, cst.Expr) else None
+    return (
+        isinstance(call, cst.Call)
+        and isinstance(call.func, cst.Attribute)
+        and call.func.attr.value in ("backward", "zero_grad")
+    )
 
 
 def _before(body: Sequence[Unit], placed: Sequence[_Placed]) -> frozenset[str]:
@@ -268,13 +318,15 @@ def _proposal(
     view: View,
     placed: Sequence[_Placed],
     early: Sequence[_Guarded],
+    behind: Sequence[_Guarded],
     clearing: Sequence[Unit],
     end: Unit,
 ) -> Iterator[Proposal]:
     steps = ", ".join(f"`{shown(view, g.unit.node)}`" for g in early)
-    moved = [e for g in early for e in take_away(g.unit, view)]
+    others = [f"`{shown(view, g.unit.node)}`" for g in behind if g not in early]
+    moved = [e for g in behind for e in take_away(g.unit, view)]
     moved += [e for unit in clearing for e in take_away(unit, view, comments=True)]
-    moved.append(put_after(end, *(g.line() for g in early)))
+    moved.append(put_after(end, *(g.line() for g in behind)))
     restricted: list[Edit] = []
     kept: list[Edit] = []
     for n, p in enumerate(placed):
@@ -291,6 +343,8 @@ def _proposal(
             kept.append(with_arguments(p.call, keep))
             restricted.append(with_arguments(p.call, {**keep, **put}))
     summary = f"take every gradient before {steps}, each into its own parameters"
+    if others:
+        summary += f"; what sees the stepped parameters goes along ({listed(others)})"
     yield Proposal(summary, NONE, gather((view, [*restricted, *moved])), 2)
     if clearing:
         return

@@ -3,6 +3,7 @@ parameters."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -13,6 +14,9 @@ from gradfix.rewrite.statements import body_of, dotted, names, walk
 from gradfix.tape import Backward, Step
 
 NOTHING: Mapping[str, cst.BaseExpression] = MappingProxyType({})
+_FREEZE = re.compile(
+    r"\brequires_grad_\(\s*(?!True\b|\))|\.requires_grad\s*=\s*(?!True\b)|[\"']requires_grad[\"']\s*,"
+)
 POSITIONS = ("gradient", "retain_graph", "create_graph", "inputs")  # Tensor.backward
 
 
@@ -148,16 +152,26 @@ def step_expression(project: Project, step: Step) -> cst.BaseExpression | None:
 
 def parameters_of(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> cst.BaseExpression | None:
     """A list of an optimizer's parameters as an expression that is valid at `at`:
-    ``list(model.parameters())`` from the optimizer's construction, else what its param_groups hold. None
-    where the optimizer has no name there."""
+    ``list(model.parameters())`` from the optimizer's construction, else what its param_groups hold; without those
+    that are frozen, where some ever are. None where the optimizer has no name there."""
+    found = _as_made(project, optimizer, view, at)
+    if found is None:
+        found = _as_held(project, optimizer, view, at)
+    return _unfrozen(found) if found is not None and _freezes(project, optimizer) else found
+
+
+def _as_made(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> cst.BaseExpression | None:
     made = project.graph.optimizers[optimizer]
     own = project.view(made.stack[-1].file) if made.stack else None
     call = own.call_at(made.stack[-1]) if own and made.stack else None
-    if own is not None and call is not None and _visible(own, call, view, at):
-        given = next((a.value for a in call.args if a.keyword is None or a.keyword.value == "params"), None)
-        found = _as_list(given) if given is not None else None
-        if found is not None and all(_bound_once(own, call, n) for n in names(found).reads):
-            return found
+    if own is None or call is None or not _visible(own, call, view, at):
+        return None
+    given = next((a.value for a in call.args if a.keyword is None or a.keyword.value == "params"), None)
+    found = _as_list(given) if given is not None else None
+    return found if found is not None and all(_bound_once(own, call, n) for n in names(found).reads) else None
+
+
+def _as_held(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> cst.BaseExpression | None:
     steps = [e for e in project.graph.tape.events if isinstance(e, Step) and e.optimizer == optimizer]
     for step in steps[:1]:
         named = step_expression(project, step)
@@ -166,6 +180,26 @@ def parameters_of(project: Project, optimizer: int, view: View, at: cst.CSTNode)
             code = cst.Module([]).code_for_node(named)
             return cst.parse_expression(f'[p for group in {code}.param_groups for p in group["params"]]')
     return None
+
+
+def _freezes(project: Project, optimizer: int) -> bool:
+    """Whether parameters may be frozen when a backward runs: the program says so somewhere, or the run has seen some
+    that got no gradient. `backward(inputs=…)` refuses a tensor that requires none."""
+    idle = any(e.without for e in project.graph.steps if e.optimizer == optimizer)
+    return idle or any(_FREEZE.search(text) for text in project.files.values())
+
+
+def _unfrozen(found: cst.BaseExpression) -> cst.BaseExpression:
+    """The list without what does not require grad."""
+    if isinstance(found, cst.ListComp):
+        inner = found.for_in
+        while inner.inner_for_in is not None:
+            inner = inner.inner_for_in
+        test = cst.CompIf(cst.parse_expression("p.requires_grad"))
+        return cst.ensure_type(found.with_deep_changes(inner, ifs=[test]), cst.ListComp)
+    bare = found.args[0].value if isinstance(found, cst.Call) else found
+    code = cst.Module([]).code_for_node(bare)
+    return cst.parse_expression(f"[p for p in {code} if p.requires_grad]")
 
 
 def _visible(own: View, call: cst.Call, view: View, at: cst.CSTNode) -> bool:

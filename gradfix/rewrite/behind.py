@@ -1,0 +1,81 @@
+"""What has to go along when an optimizer's step is put behind later statements: code that stands after the step sees
+the parameters that the step left, and must go on to see them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import libcst as cst
+
+from gradfix.rewrite.statements import Unit, dotted, names, touches
+
+LEAVES = (cst.Continue, cst.Break, cst.Return, cst.Raise, cst.Yield)
+# calls that read the tensors they are given, and neither parameters nor anything else of the program's
+PLAIN = frozenset(("print", "len", "float", "int", "str", "round", "abs", "min", "max", "range"))
+METHODS = frozenset(
+    ("append", "item", "detach", "tolist", "cpu", "float", "mean", "sum", "format", "numpy", "join")
+)
+
+
+def along(
+    body: Sequence[Unit],
+    first: int,
+    last: int,
+    steps: Collection[int],
+    fixed: Collection[int],
+    bound: Collection[str],
+) -> tuple[int, ...] | None:
+    """Indexes of the units between the step in `first` and the backward in `last` that go with the steps behind `last`:
+    all that may read parameters (a metric, an average, a scheduler, a checkpoint), but for those in `fixed` (backwards,
+    clearings) and what these are computed from. `bound`: see harmless. None where the body can't be taken apart so."""
+    if any(_leaves(body[n].node) for n in range(first, last + 1)):
+        return None  # a pass that ends in between has stepped, and would not
+    wanted: set[str] = set()
+    staying: set[int] = set()
+    for n in reversed(range(first, last + 1)):
+        if n in fixed or (n not in steps and touches(body[n].writes, wanted)):
+            staying.add(n)
+            wanted |= body[n].reads
+    going: list[int] = []
+    made: set[str] = set()  # what the units that go bind
+    for n in range(first + 1, last):
+        loose = n not in staying and n not in steps
+        if loose and (touches(body[n].reads, made) or not harmless(body[n].node, bound)):
+            going.append(n)
+            made |= body[n].writes
+    for n in going:
+        for m in range(n + 1, last + 1):
+            crosses = touches(body[m].writes, body[n].reads | body[n].writes)
+            if m not in going and m not in steps and (crosses or touches(body[n].writes, body[m].reads)):
+                return None
+    return tuple(going)
+
+
+def harmless(node: cst.CSTNode, bound: Collection[str]) -> bool:
+    """Whether a statement only looks at values of its own pass (a loss that is printed or kept in a list): `bound` are
+    the names that the pass binds."""
+    calls = _calls(node)
+    kept = {
+        f"{dotted(c.func.value)}.append"
+        for c in calls
+        if isinstance(c.func, cst.Attribute) and c.func.attr.value == "append"
+    }
+    reads = names(node).reads
+    return all(map(_plain, calls)) and all(r in kept or r in PLAIN or r.split(".")[0] in bound for r in reads)
+
+
+def _plain(call: cst.Call) -> bool:
+    if isinstance(call.func, cst.Attribute):
+        return call.func.attr.value in METHODS
+    return dotted(call.func) in PLAIN
+
+
+def _calls(node: cst.CSTNode) -> list[cst.Call]:
+    own = [node] if isinstance(node, cst.Call) else []
+    return own + [call for child in node.children for call in _calls(child)]
+
+
+def _leaves(node: cst.CSTNode) -> bool:
+    if isinstance(node, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):
+        return False
+    return isinstance(node, LEAVES) or any(map(_leaves, node.children))

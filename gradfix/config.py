@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,37 @@ class Config:
     def _with_base(self, key: str) -> tuple[Any, Path]:
         value, layer = self._found(key)
         return value, layer.base if layer else Path.cwd()
+
+
+@dataclass(frozen=True, slots=True)
+class Projects:
+    """The configuration of each of many files: `given` are the ``--config`` arguments, `values` the command line's own,
+    `more` the settings that no file can give."""
+
+    given: tuple[str, ...] = ()
+    isolated: bool = False
+    values: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
+    _folders: dict[Path, Config] = field(default_factory=dict)
+    _files: dict[Path | None, Config] = field(default_factory=dict)
+    _settings: dict[Path | None, Settings] = field(default_factory=dict)
+
+    def of(self, folder: Path) -> Config:
+        """What holds for the files in `folder`. Raises ConfigError."""
+        if folder not in self._folders:
+            file = None if self.isolated else nearest_file(folder)
+            if file not in self._files:
+                found = configured(folder, self.given, self.isolated)
+                self._files[file] = found.under("the command line", self.values)
+            self._folders[folder] = self._files[file]
+        return self._folders[folder]
+
+    def settings(self, file: Path) -> Settings:
+        """What holds for `file`, as Settings. Raises ConfigError."""
+        config = self.of(file.parent)
+        if config.file not in self._settings:
+            self._settings[config.file] = config.settings(**self.more)
+        return self._settings[config.file]
 
 
 def configured(folder: Path, given: Sequence[str] = (), isolated: bool = False) -> Config:

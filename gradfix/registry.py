@@ -81,6 +81,12 @@ class _Computed(Exception):
     """A class attribute that is not written as a literal."""
 
 
+def locations() -> tuple[str, ...]:
+    """The folders of those packages."""
+    specs = [outside_here(find_spec, entry.module) for entry in packages()]
+    return tuple(f for spec in specs if spec for f in spec.submodule_search_locations or ())
+
+
 def _read(entry: EntryPoint) -> Iterator[About]:
     spec = outside_here(find_spec, entry.module)
     if spec is None or not spec.submodule_search_locations:

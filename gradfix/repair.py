@@ -15,6 +15,7 @@ from gradfix import choose, ending, suppress, wording
 from gradfix.asked import asked
 from gradfix.codemod import codemods
 from gradfix.detect import detect
+from gradfix.discover import project_root
 from gradfix.edit import Project
 from gradfix.prove import Baseline, Prover, Verdict
 from gradfix.result import Cure, Diagnosis, Problem, Result, Settings
@@ -23,8 +24,6 @@ from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError
 from gradfix.tape import Tape, TapeError, read_tape, relocated
 from gradfix.verdict import Status
-
-PROJECT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git", "requirements.txt")
 
 
 def repair(
@@ -76,17 +75,6 @@ def repair(
         states.append((last, now.files))
     kept = _kept(prover, done, states, settings.accepted(raised(baseline)))
     return _result(entry, settings, baseline, texts, done, kept, started)
-
-
-def project_root(entry: Path) -> Path:
-    """The nearest folder around `entry` that looks like a project's, else its own folder; never the home directory
-    or the root of the file system."""
-    for folder in entry.parents:
-        if folder == Path.home() or folder == Path(folder.anchor):
-            break
-        if any((folder / mark).exists() for mark in PROJECT_MARKS):
-            return folder
-    return entry.parent
 
 
 def raised(first: Baseline) -> bool:

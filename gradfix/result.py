@@ -43,6 +43,7 @@ class Settings:
     within: tuple[
         Path, ...
     ] = ()  # edit only these files, or files below these folders; empty: the whole project
+    evidence: Literal["certain", "likely"] = "certain"  # of faults that were read, not recorded
     careful: bool = False  # a change that is meant needs a script that raised before
 
     def accepted(self, raised: bool) -> tuple[Status, ...]:
@@ -72,12 +73,15 @@ class Cure:
 class Diagnosis:
     """A fault and its cures, best first. `status`: ``cured`` (cures[0] is part of the result's new text), ``left``
     (nothing acceptable), ``note`` (a note, not asked for). `sources` are the texts the conflict's labels speak of
-    where an earlier cure had already changed them; reports lead the lines back to the file as it was."""
+    where an earlier cure had already changed them; reports lead the lines back to the file as it was. `evidence`:
+    ``recorded`` in a run; read in the text, where it is ``certain`` whenever that code runs, or ``likely``, since it
+    lies behind a test whose outcome the text does not tell; or shown by a ``traceback``."""
 
     conflict: Conflict
     cures: tuple[Cure, ...] = ()
     status: Literal["cured", "left", "note"] = "left"
     sources: Mapping[str, str] = field(default_factory=dict)
+    evidence: Literal["recorded", "certain", "likely", "traceback"] = "recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +114,4 @@ class Result:
     minor: tuple[str, ...] = ()  # the recorder's notes that nothing of this run can hide behind, for -v
     trained: bool = True  # whether a backward was reached
     output: str = ""  # what the script itself printed, for -v
+    withheld: int = 0  # faults that are only likely, where certain ones were asked for

@@ -19,7 +19,7 @@ import tempfile
 import tokenize
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import partial
@@ -29,7 +29,6 @@ from typing import Literal
 from gradfix import notebook
 
 NEWLINE = re.compile(r"\r\n|\r|\n")
-SKIPPED = frozenset({"__pycache__", "build", "dist", "node_modules", "site-packages", "venv", "env"})
 
 
 class SourceError(Exception):
@@ -147,25 +146,6 @@ def check_syntax(text: str, name: str) -> None:
         raise SourceError(f"{name}: nested too deeply to be parsed") from None
     except ValueError as problem:
         raise SourceError(f"{name}: {problem}") from None
-
-
-def discover(paths: Iterable[Path | str]) -> Iterator[Path]:
-    """Files as they are given; every ``.py`` below a directory, sorted, without hidden folders, virtual
-    environments and build outputs. Raises SourceError where a path is not there or a directory holds no
-    Python."""
-    for given in paths:
-        path = Path(given)
-        if not path.is_dir():
-            if not path.exists():
-                raise SourceError(f"{path}: there is no such file or directory")
-            yield path
-            continue
-        found = False
-        for file in _walk(path):
-            found = True
-            yield file
-        if not found:
-            raise SourceError(f"{path}: there is no Python file in this directory")
 
 
 def write(changes: Mapping[str, tuple[str, str]]) -> None:
@@ -293,23 +273,6 @@ def _width(character: str) -> int:
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    for root, folders, files in os.walk(folder):
-        here = Path(root)
-        folders[:] = sorted(x for x in folders if not _skipped(here / x))
-        yield from (here / x for x in sorted(files) if x.endswith(".py") and not x.startswith("."))
-
-
-def _skipped(folder: Path) -> bool:
-    name = folder.name
-    return (
-        name.startswith(".")
-        or name in SKIPPED
-        or name.endswith(".egg-info")
-        or (folder / "pyvenv.cfg").exists()
-    )
 
 
 def _stage(path: Path, real: Path, content: bytes) -> Path:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -66,12 +66,13 @@ def complaints(path: str, text: str) -> Iterator[Conflict]:
             yield _complaint(path, ignore, ignore.wrong)
 
 
-def unused(path: str, text: str, found: list[Conflict]) -> Iterator[Conflict]:
-    """The comments, and the kinds in them, that none of the faults `found` in the file needs, as diagnostics."""
+def unused(path: str, text: str, found: Iterable[tuple[int, str]]) -> Iterator[Conflict]:
+    """The comments, and the kinds in them, that nothing `found` in the file (line, kind) needs, as diagnostics."""
+    found = list(found)
     for ignore in ignores(text):
         if ignore.wrong or UNUSED in ignore.kinds:
             continue
-        met = {c.kind for c in found if ignore.covers(c.kind, c.at.line)}
+        met = {kind for line, kind in found if ignore.covers(kind, line)}
         idle = [kind for kind in ignore.kinds if kind not in met]
         if not met:
             yield _complaint(path, ignore, f"nothing is ignored {_where(ignore)}")

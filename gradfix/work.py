@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.text import Text
 
 from gradfix import pipeline
+from gradfix.discover import discover
 from gradfix.report import View, concise, faults, full, shown
 from gradfix.report import json as report_json
 from gradfix.report.layout import fold, safe
@@ -21,7 +22,7 @@ from gradfix.result import Problem, Result, Settings
 from gradfix.run import InterpreterError
 from gradfix.run.walls import Sandbox
 from gradfix.run.zygote import Zygote
-from gradfix.source import Source, SourceError, discover, refuse_read_only, write
+from gradfix.source import Source, SourceError, refuse_read_only, write
 from gradfix.tape import TapeError, read_tape
 
 NOTHING, FAULTS, FAILED = 0, 1, 2

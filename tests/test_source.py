@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gradfix import source
-from gradfix.source import Source, SourceError, discover, split_lines, write
+from gradfix.source import Source, SourceError, split_lines, write
 
 calm = settings(deadline=None, max_examples=60)
 LINES = st.lists(
@@ -125,22 +125,6 @@ def test_a_character_the_encoding_lacks_is_refused():
     read = Source.decode("a.py", b"# coding: latin-1\nx = 1\n")
     with pytest.raises(SourceError, match=r"a\.py:2: the new text holds '€'"):
         read.encode("# coding: latin-1\nx = '€'\n")
-
-
-def test_discover_skips_environments_builds_and_hidden_folders(tmp_path):
-    for name in ["b.py", "a/c.py", ".h/x.py", "venv/x.py", "e/pyvenv.cfg", "e/x.py", "build/x.py", "n.txt"]:
-        file = tmp_path / name
-        file.parent.mkdir(exist_ok=True)
-        file.write_text("")
-    assert [str(p.relative_to(tmp_path)) for p in discover([tmp_path])] == ["b.py", "a/c.py"]
-    assert [tmp_path / "n.txt"] == list(discover([tmp_path / "n.txt"]))
-
-
-def test_discover_says_what_is_missing(tmp_path):
-    with pytest.raises(SourceError, match="no such file"):
-        list(discover([tmp_path / "gone.py"]))
-    with pytest.raises(SourceError, match="no Python file"):
-        list(discover([tmp_path]))
 
 
 def test_pipes_are_sentences(tmp_path):

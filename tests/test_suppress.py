@@ -78,10 +78,10 @@ def test_a_misspelt_comment_is_named(comment, sentence):
     ],
 )
 def test_unused(comment, sentences):
-    met = [] if comment == "ignore" else [fault(1, "leaf-write")]
+    met = [] if comment == "ignore" else [(1, "leaf-write")]
     text = f"a()  # gradfix: {comment}\n"
     assert [c.message for c in unused("a.py", text, met)] == sentences
-    assert [c.message for c in unused("a.py", text, [fault(1, "leaf-write"), fault(1)])] == []
+    assert [c.message for c in unused("a.py", text, [(1, "leaf-write"), (1, "freed-graph")])] == []
 
 
 def test_a_bare_ignore_does_not_hide_that_it_is_idle():

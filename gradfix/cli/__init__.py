@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from gradfix import __version__
+from gradfix.cli.check import CHECK, check
 from gradfix.cli.fix import FIX, RUN, fix, run
 from gradfix.cli.options import FAILED, INTERRUPTED, NOTHING, PIPE
 from gradfix.cli.pages import EXPLAIN, explain, rules
@@ -30,6 +31,7 @@ app = typer.Typer(
         "  gradfix fix train.py                      what is wrong, and a cure\n\n"
         "  gradfix fix train.py --write              the same, applied\n\n"
         "  gradfix fix train.py -- --epochs 1        with arguments of the script's own\n\n"
+        "  gradfix check src                         the same faults from the text, nothing is run\n\n"
         "  python train.py 2>&1 | gradfix explain -  which fault is this error?\n\n"
         "Scripts run in a child process, in a scratch view of your project, for three steps of every "
         "optimizer. "
@@ -62,6 +64,7 @@ def _root(
 
 
 app.command(epilog=FIX)(fix)
+app.command(epilog=CHECK)(check)
 app.command(epilog=RUN)(run)
 app.command(epilog=RECORD)(record)
 app.command(epilog=EXPLAIN)(explain)

@@ -38,7 +38,7 @@ def record(
     quiet: Quiet = False,
 ) -> int:
     """Record one run into a file, to be read elsewhere with [bold]fix --tape[/bold]."""
-    from gradfix.repair import project_root
+    from gradfix.discover import project_root
     from gradfix.report.terminal import Terminal
     from gradfix.run import InterpreterError, Run
     from gradfix.run.zygote import Zygote

@@ -22,11 +22,15 @@ def render(result: Result, view: View) -> Iterator[Line]:
         at = place(conflict.at, diagnosis, result)
         where = written(at, result, view.paths)
         said = message(diagnosis, result)
-        text = f"{where}: {conflict.kind} {conflict.severity}: {said}{_cure(diagnosis)}"
+        likely = " (likely)" if diagnosis.evidence == "likely" else ""
+        text = f"{where}: {conflict.kind} {conflict.severity}{likely}: {said}{_cure(diagnosis)}"
         yield Line(wording(text, view.glyphs))
 
 
 def _cure(diagnosis: Diagnosis) -> str:
     if diagnosis.status == "cured" and diagnosis.cures:
         return f" [{diagnosis.cures[0].codemod} {diagnosis.cures[0].verdict.status}]"
-    return " [left]" if diagnosis.status == "left" and diagnosis.cures else ""
+    if diagnosis.status == "left" and diagnosis.cures:
+        first = diagnosis.cures[0]
+        return f" [{first.codemod} untried]" if first.verdict.status == "untried" else " [left]"
+    return ""

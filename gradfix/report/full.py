@@ -38,6 +38,10 @@ VERDICT = {
 }
 SECONDARY = "bright_blue"
 NAMED = ("saved", "overwritten", "needed", "freed", "made", "used")  # roles that read as what a call did
+EVIDENCE = {
+    "likely": "likely; it lies behind a test whose outcome the text does not tell",
+    "traceback": "the traceback shows it",
+}
 PLACES = 5  # consequences that are listed by place
 OTHERS = 4  # cures that were not applied and are shown without -v
 
@@ -51,7 +55,7 @@ def render(result: Result, view: View) -> Iterator[Text | Line]:
         told.add(diagnosis.conflict.kind)
     for line in (*result.lines, *(result.minor if view.verbose else ())):
         yield from _hanging("note: ", line, view, "bold")
-    if view.verbose and not result.problem:
+    if view.verbose and not result.problem and view.action != "check":
         yield from _hanging("ran: ", _how_it_ran(result), view, "bold")
     if view.diff and result.files:
         yield from diff_lines(result.files, view)
@@ -209,6 +213,8 @@ def _sentences(
         )
     if explain:
         yield from _hanging(f"{lead}why: ", why(conflict.kind), view, "bold")
+    if diagnosis.evidence in EVIDENCE:
+        yield from _hanging(f"{lead}evidence: ", EVIDENCE[diagnosis.evidence], view, "bold")
     if conflict.also:
         places = [place(c.at, replace(diagnosis, conflict=c), result) for c in conflict.also]
         labelled = [place(x.at, diagnosis, result) for x in conflict.labels]
@@ -241,7 +247,7 @@ def _cures(diagnosis: Diagnosis, view: View, lead: str) -> Iterator[Text | Line]
     alike = {(c.codemod, c.summary, c.verdict.status, c.verdict.reason): c for c in reversed(diagnosis.cures)}
     cures = list(alike.values())[::-1]
     if not cures:
-        if view.action != "run" and diagnosis.status == "left":
+        if view.action in ("diff", "write") and diagnosis.status == "left":
             hint = f"no cure was found; gradfix explain {diagnosis.conflict.kind}"
             yield from _hanging(f"{lead}left: ", hint, view, "bold")
         return
@@ -255,8 +261,8 @@ def _cures(diagnosis: Diagnosis, view: View, lead: str) -> Iterator[Text | Line]
             yield from diff_lines(changes, view)
     few = cures if view.verbose else cures[:OTHERS]
     for cure in few:
-        held = cure.verdict.status in HELD
-        yield from _cure(f"{lead}{'or' if held else 'tried'}: ", cure, view)
+        words = "or" if cure.verdict.status in HELD else "tried"
+        yield from _cure(f"{lead}{'help' if cure.verdict.status == 'untried' else words}: ", cure, view)
     if len(few) < len(cures):
         yield from _hanging(lead, f"and {len(cures) - len(few)} more, shown with -v", view, "bold")
 

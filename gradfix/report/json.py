@@ -77,6 +77,7 @@ def _diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, A
     return {
         "kind": conflict.kind,
         "severity": conflict.severity,
+        "evidence": diagnosis.evidence,
         "path": view.paths.show(at.path),
         **_at(at, result),
         "message": message(diagnosis, result),

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
-
-from rich.console import Console
-from rich.text import Text
 
 from gradfix.report import Line
 from gradfix.report.layout import Glyphs, glyphs_for, safe
@@ -18,6 +17,12 @@ from gradfix.report.layout import Glyphs, glyphs_for, safe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rich.console import Console
+    from rich.text import Text
+
+# rich's console takes longer to load than a small file to be read: only where something is shown in colour
+
+PATIENCE = 0.5  # seconds before progress is shown
 PIPED = 100  # columns where no terminal says how wide it is
 
 
@@ -26,12 +31,18 @@ class Terminal:
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.out = _console(sys.stdout)
-        self.err = _console(sys.stderr)
+
+    @cached_property
+    def out(self) -> Console:
+        return _console(sys.stdout)
+
+    @cached_property
+    def err(self) -> Console:
+        return _console(sys.stderr)
 
     @property
     def glyphs(self) -> Glyphs:
-        return glyphs_for(getattr(self.out.file, "encoding", None) or "ascii")
+        return glyphs_for(getattr(sys.stdout, "encoding", None) or "ascii")
 
     def show(self, lines: Iterable[Text | Line], to: Console | None = None) -> None:
         """Write a report."""
@@ -47,11 +58,14 @@ class Terminal:
 
     def write(self, text: str) -> None:
         """Write `text` and a newline as they are."""
-        self.out.file.write(text + "\n")
-        self.out.file.flush()
+        _lenient(sys.stdout)
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
 
     def error(self, sentence: str, detail: str = "") -> None:
         """One sentence on standard error, with what it rests on below."""
+        from rich.text import Text
+
         head = Text.assemble(("gradfix", "bold red"), f": {safe(sentence)}")
         self.err.print(head, soft_wrap=True, highlight=False)
         for line in detail.rstrip().split("\n") if detail.strip() else ():
@@ -64,12 +78,44 @@ class Terminal:
         if self.quiet or not self.err.is_terminal or not sys.stderr.isatty():
             yield lambda _: None
             return
+        from rich.text import Text
+
         with self.err.status(Text(f"{safe(name)}: starting …"), spinner="dots") as status:
             yield lambda what: status.update(Text(f"{safe(name)}: {what} …"))
 
+    @contextmanager
+    def counting(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """Gives a function that says how many of how many are done, on a line that goes away; for work that takes
+        more than a moment. No thread draws it: processes may be forked meanwhile."""
+        if self.quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+            yield lambda done, of: None
+            return
+        started = shown = time.monotonic()
 
-def _console(stream: TextIO) -> Console:
+        def say(done: int, of: int) -> None:
+            nonlocal shown
+            now = time.monotonic()
+            if now - started > PATIENCE and now - shown > 0.1:
+                shown = now
+                sys.stderr.write(f"\r\x1b[K{what} {done} of {of} …")
+                sys.stderr.flush()
+
+        try:
+            yield say
+        finally:
+            if shown > started:
+                sys.stderr.write("\r\x1b[K")
+                sys.stderr.flush()
+
+
+def _lenient(stream: TextIO) -> None:
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
+
+
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console
+
+    _lenient(stream)
     width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else PIPED
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)

@@ -1,0 +1,114 @@
+"""``gradfix check``: faults from the text alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from gradfix.cli.options import (
+    ConfigOption,
+    Format,
+    Ignore,
+    Isolated,
+    Quiet,
+    Select,
+    ShowSettings,
+    Verbose,
+    fail,
+    kinds,
+    show_settings,
+)
+
+CHECK = (
+    "[bold]Examples[/bold]\n\n"
+    "  gradfix check                          every file below the working directory\n\n"
+    "  gradfix check train.py src             files and directories\n\n"
+    "  gradfix check --evidence likely src    also what lies behind a test nobody knows\n\n"
+    "  gradfix check - --stdin-filename x.py  a buffer"
+)
+
+
+def check(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PATH", help="Files and directories [dim](default: .)[/dim], or - for standard input."
+        ),
+    ] = None,
+    select: Select = None,
+    ignore: Ignore = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="PATTERN", help="Files to leave out, as in .gitignore."),
+    ] = None,
+    force_exclude: Annotated[
+        bool,
+        typer.Option("--force-exclude", metavar="", help="Leave them out even where they are named."),
+    ] = False,
+    evidence: Annotated[
+        Literal["certain", "likely"],
+        typer.Option("--evidence", help="How sure a fault must be to be reported."),
+    ] = "certain",
+    notes: Annotated[
+        bool, typer.Option("--notes", metavar="", help="Notes too: what wastes time or is old style.")
+    ] = False,
+    output_format: Format = "full",
+    statistics: Annotated[
+        bool, typer.Option("--statistics", metavar="", help="Only how often each kind was found.")
+    ] = False,
+    exit_zero: Annotated[
+        bool, typer.Option("--exit-zero", metavar="", help="Exit with 0 though faults were found.")
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", "-j", metavar="N", min=1, help="Processes that read [dim](default: one a core)[/dim]."
+        ),
+    ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", metavar="", help="Read every file anew, and keep nothing.")
+    ] = False,
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--cache-dir", metavar="DIR", help="Where results are kept [dim](default: .gradfix_cache)[/dim]."
+        ),
+    ] = None,
+    stdin_filename: Annotated[
+        str | None, typer.Option("--stdin-filename", metavar="NAME", help="The name of what comes with -.")
+    ] = None,
+    config: ConfigOption = None,
+    isolated: Isolated = False,
+    settings: ShowSettings = False,
+    verbose: Verbose = 0,
+    quiet: Quiet = False,
+) -> int:
+    """Read the source, run nothing, and say what autograd faults it has.
+
+    What a run would show is found by following the program from its text: who owns which parameters, what each
+    operation saves and overwrites. What can't be known from the text is not guessed.
+    """
+    from gradfix.checked import Asked, report
+    from gradfix.config import ConfigError, Projects
+
+    if statistics and output_format == "json":
+        fail("--statistics is for people; the JSON report holds every diagnostic to count")
+    given = {"select": kinds(select), "ignore": kinds(ignore), "exclude": tuple(exclude or ())}
+    projects = Projects(tuple(config or ()), isolated, given, {"notes": notes, "evidence": evidence})
+    asked = Asked(
+        tuple(paths or ["."]),
+        stdin_filename,
+        force_exclude,
+        jobs or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        no_cache,
+        cache_dir,
+    )
+    try:
+        if settings:
+            return show_settings(projects.of(asked.start()))
+        return report(asked, projects, output_format, verbose, quiet, statistics, exit_zero)
+    except ConfigError as problem:
+        fail(str(problem))

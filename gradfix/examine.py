@@ -1,0 +1,162 @@
+"""One file from its text to the faults that show in it: read, detect, and what codemods would make of it.
+
+Nothing is run. Imports neither torch nor libcst, until there is a fault to rewrite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gradfix import suppress
+from gradfix.asked import asked
+from gradfix.detect import Conflict, detect
+from gradfix.discover import project_root
+from gradfix.read import Evidence, Reading, might_matter, read
+from gradfix.result import Cure, Diagnosis, Problem, Settings
+from gradfix.source import Source, SourceError, check_syntax
+from gradfix.tape import Tape
+from gradfix.verdict import Verdict
+
+Place = tuple[str, int, str]  # file, line, kind
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What came of one file. `diagnoses` are those that were asked for, notes among them; `unsure` how many more there
+    are that are only likely; `met` where anything was found in a file with comments to gradfix (`comments`: this
+    one has some), asked for or not; `whole` whether every backward of the file was reached; `used` the files whose
+    text counts."""
+
+    diagnoses: tuple[Diagnosis, ...] = ()
+    unsure: int = 0
+    met: tuple[Place, ...] = ()
+    comments: bool = False
+    whole: bool = True
+    used: tuple[str, ...] = ()
+    problem: Problem | None = None
+    minor: tuple[str, ...] = ()
+    interpreted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A fault with the reading it shows in, and the texts it speaks of."""
+
+    conflict: Conflict
+    evidence: Evidence
+    tape: Tape
+    texts: Mapping[str, str] = field(repr=False)
+
+
+def examine(path: Path, settings: Settings, source: Source | None = None) -> Examined:
+    """Read the file at `path`, or `source` in its place, and look for faults."""
+    try:
+        if source is None:
+            source = Source.read(path)
+        if not matters(source.raw):
+            return Examined()
+        readings = read(path, source.text, root=project_root(path))
+        _raise_unread(path, source, readings)
+    except SourceError as problem:
+        return Examined(problem=Problem(problem.sentence, problem.detail))
+    found = findings(path, source.text, readings)
+    diagnoses, unsure = [], 0
+    for each in found:
+        if not asked(each.conflict, settings, each.texts):
+            continue
+        if each.evidence == "likely" and settings.evidence == "certain":
+            unsure += each.conflict.severity != "note"
+        else:
+            diagnoses.append(diagnosed(each, settings))
+    wrong = [c for c in suppress.complaints(str(path), source.text) if asked(c, settings, {})]
+    reached = {site for reading in readings for site in reading.reached}
+    problems = list(dict.fromkeys(problem.text for reading in readings for problem in reading.problems))
+    return Examined(
+        (*diagnoses, *(Diagnosis(c, evidence="certain") for c in wrong)),
+        unsure,
+        tuple(dict.fromkeys(_met(found))),
+        bool(suppress.ignores(source.text)),
+        not problems and reached >= {site for reading in readings for site in reading.total},
+        tuple(sorted({file for reading in readings for file in reading.tape.sources} - {str(path)})),
+        None,
+        tuple(problems),
+        True,
+    )
+
+
+def matters(raw: bytes) -> bool:
+    """Whether a file of these bytes may have something to say."""
+    return might_matter(raw) or b"gradfix" in raw
+
+
+def findings(path: Path, text: str, readings: Iterable[Reading]) -> list[Found]:
+    """Every fault of `readings` once, at its best evidence, in the order of the text."""
+    known: dict[str, str] = {str(path): text}
+    best: dict[object, Found] = {}
+    for reading in readings:
+        for conflict in detect(reading.tape):
+            evidence = reading.evidence(conflict)
+            key = (conflict.kind, conflict.at)
+            if key not in best or (best[key].evidence, evidence) == ("likely", "certain"):
+                best[key] = Found(conflict, evidence, reading.tape, _texts(reading.tape, known))
+    order = {file: n for n, file in enumerate([str(path), *sorted(known)])}
+    return sorted(best.values(), key=lambda f: (order.get(f.conflict.at.file, 0), f.conflict.at.line))
+
+
+def diagnosed(found: Found, settings: Settings) -> Diagnosis:
+    """`found` with the cures that codemods propose; none of them is tried."""
+    conflict = found.conflict
+    if conflict.severity == "note" and not settings.notes:
+        return Diagnosis(_bare(conflict), status="note", evidence=found.evidence)
+    return Diagnosis(_bare(conflict), tuple(_cures(found, settings)), evidence=found.evidence)
+
+
+def _cures(found: Found, settings: Settings) -> Iterator[Cure]:
+    from gradfix import choose
+    from gradfix.codemod import codemods
+    from gradfix.edit import Project
+
+    files = {path: text for path, text in found.texts.items() if settings.edits(path)}
+    mods = [m for m in codemods() if not settings.codemods or m.name() in settings.codemods]
+    for candidate in choose.candidates(found.conflict, Project(found.tape, files), mods, lambda _: None):
+        proposal = candidate.proposal
+        before = {file: files[file] for file in candidate.texts}
+        untried = Verdict("untried", "nothing was run")
+        yield Cure(proposal.codemod, proposal.summary, proposal.effect, untried, before, candidate.texts)
+
+
+def _bare(conflict: Conflict) -> Conflict:
+    """Without the events, which nobody needs who only reports: the same from a cache and from another process."""
+    also = tuple(_bare(c) for c in conflict.also)
+    return replace(
+        conflict, ref=None, record=None, write=None, backward=None, earlier=None, event=None, also=also
+    )
+
+
+def _texts(tape: Tape, known: dict[str, str]) -> Mapping[str, str]:
+    for file in tape.sources:
+        if file not in known:
+            try:
+                known[file] = Source.read(file).text
+            except SourceError:
+                continue
+    return {file: known[file] for file in tape.sources if file in known}
+
+
+def _met(found: Iterable[Found]) -> Iterator[Place]:
+    for each in found:
+        at = each.conflict.at
+        if suppress.ignores(each.texts.get(at.file, "")):
+            yield at.file, at.line, each.conflict.kind
+
+
+def _raise_unread(path: Path, source: Source, readings: Iterable[Reading]) -> None:
+    """Raises SourceError where nothing could be made of the text."""
+    problem = next((p for r in readings for p in r.problems), None)
+    if problem is None or any(reading.tape.events for reading in readings):
+        return
+    check_syntax(source.text, str(path))
+    place = f"{path}:{problem.line}" if problem.line else str(path)
+    raise SourceError(f"{place}: {problem.text[:1].lower()}{problem.text[1:].rstrip('.')}")

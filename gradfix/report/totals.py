@@ -1,0 +1,60 @@
+"""The last lines of a check: how much was read, what was found, what to do next."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gradfix.report import faults, shown
+from gradfix.suppress import REPORTED
+
+if TYPE_CHECKING:
+    from gradfix.report.places import Paths
+    from gradfix.result import Result
+
+
+def statistics(results: Sequence[Result]) -> Iterator[str]:
+    """How often each kind was found, the commonest first."""
+    counts = Counter(d.conflict.kind for r in results for d in shown(r))
+    width = len(str(max(counts.values(), default=0)))
+    for kind, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        yield f"{count:>{width}}  {kind} ({REPORTED[kind]})"
+
+
+def closing(results: Sequence[Result], paths: Paths) -> str:
+    """The last line."""
+    found = [d for r in results for d in faults(r)]
+    noted = [d for r in results for d in shown(r) if d.conflict.severity == "note"]
+    files = {r.entry for r in results}
+    said = _said(len(found), len(noted), len(files))
+    if not said and any(r.problem for r in results):
+        said = "No faults found in what could be read."
+    parts = [said or f"No faults found{f' in {len(files)} files' if len(files) > 1 else ''}."]
+    unsure = sum(r.withheld for r in results)
+    if unsure:
+        parts.append(f"{_count(unsure, 'fault')} only likely: --evidence likely shows {_them(unsure)}.")
+    hidden = sum(d.status == "note" for r in results for d in r.diagnoses)
+    if hidden:
+        parts.append(f"{_count(hidden, 'note')} not shown: --notes shows {_them(hidden)}.")
+    curable = [r for r in results if any(d.cures for d in shown(r))]
+    if curable:
+        name = shlex.quote(paths.show(str(curable[0].entry))) if len(curable) == 1 else "SCRIPT"
+        parts.append(f"To try cures and prove them: gradfix fix {name}")
+    return " ".join(parts)
+
+
+def _said(found: int, noted: int, files: int) -> str:
+    counts = [_count(found, "fault")] if found else []
+    counts += [_count(noted, "note")] if noted else []
+    where = f" in {files} files" if files > 1 else ""
+    return f"Found {' and '.join(counts)}{where}." if counts else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _them(number: int) -> str:
+    return "it" if number == 1 else "them"

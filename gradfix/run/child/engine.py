@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from .saves import GONE, Entry, Saves, fate_of
-from .storages import address_of
+from .freed import Freed
+from .saves import GONE, Entry, Saves
 
 _ACCUMULATE: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _UNSEEN = 8
@@ -63,9 +62,7 @@ class Engine:
         self._freed: set[int] = set()  # nodes whose saved tensors were freed, used or not
         self._freed_numbers: set[int] = set()  # those of them that saved numbers only: these pass no hook
         self._passes: dict[Any, list[Any]] = {}
-        self._batches: list[tuple[int, list[Any]]] = []
-        self._held = 0
-        self._budget = 64 << 20
+        self.freed = Freed(recorder.note_once)
 
     def install(self) -> None:
         module: Any = torch.autograd
@@ -132,7 +129,7 @@ class Engine:
             if not retain:
                 self._free(walk.parents)
                 r.tape.common("Free", free_time, stack, dull, nodes=[n for n, _ in walk.nodes if n >= 0])
-                self._stamp(used, time)
+                self.freed.stamp(used, time)
         return result
 
     def _engine(
@@ -312,42 +309,6 @@ class Engine:
             finally:
                 self.saves.as_plain = False
         return _relative(results[0], results[1])
-
-    def _stamp(self, used: list[Entry], time: int) -> None:
-        """Mark what a plain run would have freed, and let the oldest go when it is too much to keep."""
-        size, addresses, batch = 0, set(), []
-        for entry in used:
-            fate = fate_of(entry)
-            if fate.freed is None:
-                fate.freed = time
-            if entry.tensor is GONE:
-                continue
-            batch.append(weakref.ref(entry))
-            address = address_of(entry.tensor)
-            if address not in addresses and (entry.output or not entry.tensor.is_leaf):
-                addresses.add(address)
-                size += entry.tensor.nbytes
-        self._batches.append((size, batch))
-        self._held += size
-        self._budget = max(self._budget, size)
-        if self._held > self._budget or len(self._batches) > 256:
-            self._batches = [(s, b) for s, b in self._batches if any(e() is not None for e in b)]
-            self._held = sum(s for s, _ in self._batches)
-            while self._held > self._budget and len(self._batches) > 1:
-                self._drop(*self._batches.pop(0))
-
-    def _drop(self, size: int, batch: list[Any]) -> None:
-        self._held -= size
-        for reference in batch:
-            entry = reference()
-            if entry is not None:
-                entry.tensor = GONE
-                if entry.fate is not None:
-                    entry.fate.value = None
-        self.r.note_once(
-            "Saved tensors of graphs that a backward had already freed were dropped to bound memory: "
-            "a later backward through them can't be followed."
-        )
 
     def _emit(
         self, stack: Any, time: int, walk: Walk, inner: Walk, flags: tuple[Any, Any, Any],

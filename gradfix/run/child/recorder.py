@@ -137,14 +137,11 @@ class Recorder:
     def keep(self, entry: Entry, clones: dict[Any, Any], early: bool | None = None) -> None:
         """Clone what `entry` saved before a write: always while a backward may need it, else within
         reason."""
-        fate = entry.fate
-        if (
-            fate is not None
-            and fate.freed is not None
-            and not (self.keep_freed() if early is None else early)
-        ):
-            return
-        keep_value(entry, clones)
+        freed = entry.fate.freed if entry.fate is not None else None
+        if freed is None:
+            keep_value(entry, clones)
+        elif self.keep_freed() if early is None else early:
+            self.engine.freed.cloned(freed, keep_value(entry, clones))
 
     def keep_freed(self) -> bool:
         """Whether values of graphs that were freed are still kept: at first, and where graphs are walked

@@ -120,7 +120,7 @@ class Sites:
         )
         if code.co_code[lasti] in _STORES:
             return self._statement(code.co_filename, found)
-        if lines and lines[line - 1][: found[1]].rstrip().endswith("."):
+        if line <= len(lines) and lines[line - 1][: found[1]].rstrip().endswith("."):
             return self._call(code.co_filename, found)
         return found
 

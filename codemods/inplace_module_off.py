@@ -81,15 +81,15 @@ class InplaceModuleOff(Codemod):
 import torch
 from torch import nn
 
-net = nn.Sequential(nn.Linear(2, 3), nn.Sigmoid(), nn.ReLU(inplace=True))  # conflict: stale-saved-tensor
-net(torch.ones(1, 2)).sum().backward()
+net = nn.Sequential(nn.Linear(2, 3), nn.Sigmoid(), nn.ReLU(inplace=True))
+net(torch.ones(1, 2)).sum().backward()  # conflict: stale-saved-tensor
 """,
             """\
 import torch
 from torch import nn
 
-net = nn.Sequential(nn.Linear(2, 3), nn.Sigmoid(), nn.ReLU())  # conflict: stale-saved-tensor
-net(torch.ones(1, 2)).sum().backward()
+net = nn.Sequential(nn.Linear(2, 3), nn.Sigmoid(), nn.ReLU())
+net(torch.ones(1, 2)).sum().backward()  # conflict: stale-saved-tensor
 """,
         ),
     )

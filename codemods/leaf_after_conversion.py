@@ -44,15 +44,23 @@ class LeafAfterConversion(Codemod):
 import torch
 
 w = torch.ones(3, requires_grad=True).double()
-w.sum().backward()
-print(w.grad)  # conflict: missing-grad
+optimizer = torch.optim.SGD([w], 0.1)  # conflict: missing-grad
+for step in range(3):
+    loss = (w - 3).pow(2).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 """,
             """\
 import torch
 
 w = torch.ones(3, dtype=torch.double, requires_grad=True)
-w.sum().backward()
-print(w.grad)  # conflict: missing-grad
+optimizer = torch.optim.SGD([w], 0.1)  # conflict: missing-grad
+for step in range(3):
+    loss = (w - 3).pow(2).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 """,
             "adds-gradient",
         ),

@@ -5,24 +5,26 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import os
 import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
 import libcst as cst
-from libcst.codemod import CodemodCommand, CodemodContext
+from libcst.codemod import CodemodCommand, CodemodContext, SkipFile
 
 from gradfix.detect import Conflict, detect
 from gradfix.edit import Edit, Project, targets
-from gradfix.registry import outside_here, packages
-from gradfix.tape import Tape, read_tape
+from gradfix.registry import CodemodError, outside_here, packages, unique
+from gradfix.tape import Tape, read_tape, relocated
 from gradfix.verdict import NONE, Effect, EffectKind
 
-__all__ = ["NONE", "Codemod", "Effect", "EffectKind", "Example", "Proposal", "codemods"]
+__all__ = ["NONE", "Codemod", "CodemodError", "Effect", "EffectKind", "Example", "Proposal", "codemods"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,11 @@ class Codemod(CodemodCommand):
     """Base of every cure. A subclass names the `kinds` it answers, and yields Proposals from `propose`.
 
     The docstring has fixed sections, shown by ``gradfix explain``: one line; a paragraph *Why*; *When not*.
-    It is also a libcst command: ``python -m libcst.tool codemod -x codemods.<file>.<Class> --tape run.tape
-    FILE`` applies its first proposal for every conflict of the tape in FILE.
+    It is also a libcst command, which applies its first proposal for every conflict of the tape in FILE (-x: a
+    module of any package, not one that a .libcst.codemod.yaml lists; --no-format: libcst would otherwise put the
+    whole file through black):
+
+        python -m libcst.tool codemod -x --no-format codemods.<file>.<Class> --tape run.tape FILE
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
@@ -79,9 +84,18 @@ class Codemod(CodemodCommand):
 
     @classmethod
     def cures(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
-        """`propose` for conflicts of its kinds, proposals without an edit left out."""
+        """`propose` for conflicts of its kinds, proposals without an edit left out.
+
+        Raises CodemodError for an effect that the class does not declare: the prover would impose what nobody has
+        been told of.
+        """
         if conflict.kind in cls.kinds:
             for proposal in cls.propose(conflict, project):
+                if proposal.effect.kind not in cls.effects:
+                    raise CodemodError(
+                        f"{cls.__module__}.{cls.__qualname__} proposed {proposal.summary!r} with the effect "
+                        f"{proposal.effect.kind!r}; its `effects` declare {', '.join(cls.effects) or 'nothing'}"
+                    )
                 if any(proposal.edits.values()):
                     yield replace(proposal, codemod=cls.name())
 
@@ -99,10 +113,10 @@ class Codemod(CodemodCommand):
         """The file with the first proposal for every conflict in it applied, as far as they touch different
         places.
 
-        Raises tape.TapeError where the tape can't be read.
+        Raises tape.TapeError where the tape can't be read, SkipFile where it speaks of no such file or of
+        another text.
         """
-        tape = read_tape(self.tape)
-        path = _recorded_path(self.context.filename or "", tape)
+        path, tape = self._recorded()
         project = Project(tape, {path: tree.code})
         edits: list[Edit] = []
         touched: set[int] = set()
@@ -119,17 +133,26 @@ class Codemod(CodemodCommand):
         view = project.view(path)
         return cst.parse_module(view.apply(edits), tree.config_for_parsing) if view and edits else tree
 
+    def _recorded(self) -> tuple[str, Tape]:
+        """The file's path, and the tape as it would be had it been recorded here."""
+        if self.context.filename is None:
+            raise SkipFile("a tape speaks of files: give a path instead of standard input")
+        file = Path(self.context.filename).resolve()
+        tape = _moved(read_tape(self.tape), file)
+        if str(file) not in tape.sources:
+            raise SkipFile(f"{self.tape} does not speak of {file.name}")
+        if tape.sources[str(file)] not in ("", sha256(file.read_bytes()).hexdigest()):
+            raise SkipFile(f"{file.name} is not the file that {self.tape} was recorded from: record it again")
+        return str(file), tape
 
-def _recorded_path(filename: str, tape: Tape) -> str:
-    """The name under which the tape knows `filename`: its own, else the one that ends alike (recorded
-    elsewhere)."""
-    here = str(Path(filename).resolve())
-    known = {site.file for event in tape.events for site in event.stack}
-    if here in known:
-        return here
-    parts = Path(here).parts
-    alike = [f for f in sorted(known) if Path(f).name == parts[-1]]
-    return max(alike, key=lambda f: _common_tail(Path(f).parts, parts), default=here)
+
+def _moved(tape: Tape, file: Path) -> Tape:
+    """`tape`, with the script where it would be if `file` were recorded under its name here."""
+    names = [Path(f) for f in sorted(tape.sources) if Path(f).name == file.name]
+    if not names or file in names:
+        return tape
+    then = max(names, key=lambda name: _common_tail(name.parts, file.parts))
+    return relocated(tape, Path(os.path.normpath(file / os.path.relpath(tape.script, then))))
 
 
 def _common_tail(a: tuple[str, ...], b: tuple[str, ...]) -> int:
@@ -140,20 +163,24 @@ def _common_tail(a: tuple[str, ...], b: tuple[str, ...]) -> int:
 def codemods() -> tuple[type[Codemod], ...]:
     """Every installed codemod, by name: the Codemod subclasses of the packages that the entry points name.
 
-    Raises ImportError where a package, or a file in it, can't be imported.
+    Raises CodemodError where a package, or a file in it, can't be imported, and where two have one name.
     """
-    found: dict[str, type[Codemod]] = {}
-    for entry in packages():
-        for mod in installed(entry):
-            found.setdefault(mod.name(), mod)
-    return tuple(found[name] for name in sorted(found))
+    return unique((mod.name(), mod.__module__, mod) for entry in packages() for mod in installed(entry))
 
 
 def installed(entry: EntryPoint) -> Iterator[type[Codemod]]:
-    """The Codemod subclasses of one package. Raises ImportError."""
-    package = outside_here(importlib.import_module, entry.module)
-    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        module = importlib.import_module(info.name)
+    """The Codemod subclasses of one package. Raises CodemodError where it can't be imported."""
+    name = entry.module
+    try:
+        modules = [outside_here(importlib.import_module, name)]
+        for info in pkgutil.walk_packages(getattr(modules[0], "__path__", ()), name + "."):
+            name = info.name
+            modules.append(importlib.import_module(name))
+    except ImportError as problem:
+        raise CodemodError(
+            f"{name} (entry point {entry.name} of {entry.group}) can't be imported: {problem}"
+        ) from problem
+    for module in modules:
         for _, cls in inspect.getmembers(module, inspect.isclass):
             if issubclass(cls, Codemod) and cls.__module__ == module.__name__ and cls.kinds:
                 yield cls

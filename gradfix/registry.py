@@ -6,7 +6,7 @@ import ast
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -17,6 +17,11 @@ from typing import TypeVar
 Found = TypeVar("Found")
 
 GROUP = "gradfix.codemods"
+
+
+class CodemodError(Exception):
+    """An installed codemod can't be used, or does what it did not declare: a bug of its own, never of the script it
+    looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +43,20 @@ class About:
 @cache
 def catalogue() -> tuple[About, ...]:
     """Every installed codemod, by name; the same that gradfix.codemod.codemods() imports."""
-    found: dict[str, About] = {}
-    for entry in packages():
-        try:
-            abouts = list(_read(entry))
-        except (_Computed, SyntaxError):  # facts that only Python can work out
-            abouts = list(_imported(entry))
-        for about in abouts:
-            found.setdefault(about.name, about)
-    return tuple(found[name] for name in sorted(found))
+    return unique((about.name, entry.module, about) for entry in packages() for about in _abouts(entry))
+
+
+def unique(named: Iterable[tuple[str, str, Found]]) -> tuple[Found, ...]:
+    """What is found, in order of its names; each comes with its name and where it was found.
+
+    Raises CodemodError where two have one name.
+    """
+    found: dict[str, tuple[str, Found]] = {}
+    for name, where, each in named:
+        if name in found:
+            raise CodemodError(f"{found[name][0]} and {where} both have a codemod {name}")
+        found[name] = where, each
+    return tuple(found[name][1] for name in sorted(found))
 
 
 def packages() -> tuple[EntryPoint, ...]:
@@ -55,11 +65,13 @@ def packages() -> tuple[EntryPoint, ...]:
 
 
 def outside_here(find: Callable[[str], Found], module: str) -> Found:
-    """``find(module)`` where it never is a folder of that name in the directory the person works in."""
+    """``find(module)``: ours from where gradfix itself lies, nobody's from a folder of that name in the directory
+    the person works in."""
     if module in sys.modules:
         return find(module)
     here, kept = Path.cwd(), list(sys.path)
-    sys.path[:] = [p for p in kept if p and Path(p).resolve() != here]
+    elsewhere = [p for p in kept if p and Path(p).resolve() != here]
+    sys.path[:] = [str(Path(__file__).resolve().parents[1]), *elsewhere]
     try:
         found = _unless_missing(find, module)
         if found is None:
@@ -85,6 +97,13 @@ def locations() -> tuple[str, ...]:
     """The folders of those packages."""
     specs = [outside_here(find_spec, entry.module) for entry in packages()]
     return tuple(f for spec in specs if spec for f in spec.submodule_search_locations or ())
+
+
+def _abouts(entry: EntryPoint) -> list[About]:
+    try:
+        return list(_read(entry))
+    except (_Computed, SyntaxError):  # facts that only Python can work out
+        return list(_imported(entry))
 
 
 def _read(entry: EntryPoint) -> Iterator[About]:

@@ -1,14 +1,24 @@
-"""The checks every codemod's fixtures go through, public so that a third-party package tests its codemods alike.
+"""The checks every codemod goes through, public so that a third-party package tests its own alike.
 
 A fixture is a folder ``<codemod>/<case>/`` with ``before.py``, a program that runs, whose lines at fault end in
 ``# conflict: <kind>``, and ``after.py``, what the codemod makes of it. Without ``after.py`` the program must stay as
 it is. Other files beside them are the program's own modules (``after/`` holds those that change).
 
-    import gradfix.testing
+    import pytest
+    from gradfix import testing
 
-    @pytest.mark.parametrize("fixture", gradfix.testing.fixtures("fixtures"), ids=str)
+    @pytest.mark.parametrize("fixture", testing.fixtures("fixtures"), ids=str)
     def test_fixture(fixture, zygote):
-        gradfix.testing.check(fixture, zygote)
+        testing.check(fixture, zygote)
+
+    @pytest.mark.parametrize("case", testing.examples("my_cures"), ids=str)
+    def test_example(case, zygote):
+        testing.check_example(case, zygote)
+
+    def test_every_codemod_has_a_fixture():
+        testing.check_complete("my_cures", "fixtures")
+
+The fixture ``zygote`` comes with gradfix: one warm process, from which every run is forked.
 """
 
 from __future__ import annotations
@@ -22,9 +32,12 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from gradfix.codemod import codemods
+from gradfix.codemod import Codemod, Example, codemods
+from gradfix.detect import KINDS
 from gradfix.pipeline import fix
+from gradfix.registry import GROUP
 from gradfix.report.places import origins
 from gradfix.result import Diagnosis, Result, Settings
 from gradfix.run.zygote import Zygote
@@ -68,8 +81,57 @@ def fixtures(folder: Path | str) -> tuple[Fixture, ...]:
     return tuple(found)
 
 
-def check(fixture: Fixture, zygote: Zygote) -> None:
-    """Take one fixture through every check. Raises AssertionError with a sentence."""
+@dataclass(frozen=True)
+class ExampleCase:
+    """One example of a codemod's class."""
+
+    codemod: type[Codemod]
+    example: Example
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.codemod.name()}-{self.number}"
+
+
+def of_package(package: str) -> tuple[type[Codemod], ...]:
+    """The installed codemods that `package` holds."""
+    return tuple(c for c in codemods() if f"{c.__module__}.".startswith(f"{package}."))
+
+
+def examples(package: str) -> tuple[ExampleCase, ...]:
+    """Every example of every installed codemod of `package`."""
+    return tuple(ExampleCase(c, e, n) for c in of_package(package) for n, e in enumerate(c.examples, 1))
+
+
+def check_complete(package: str, folder: Path | str) -> None:
+    """That every codemod of `package` has an example, and a fixture below `folder` that it changes. Raises
+    AssertionError with a sentence."""
+    ours = of_package(package)
+    assert ours, f"no codemod of {package} is installed: its entry point in the group {GROUP} is missing"
+    changed = {f.codemod for f in fixtures(folder) if f.after}
+    for codemod in ours:
+        assert codemod.examples, f"{codemod.name()} has no example"
+        assert codemod.name() in changed, f"{codemod.name()} has no fixture with an after.py in {folder}"
+    unknown = changed - {codemod.name() for codemod in ours}
+    assert not unknown, f"{folder} has fixtures of {sorted(unknown)}, which {package} does not hold"
+
+
+def check_example(case: ExampleCase, zygote: Zygote) -> None:
+    """Take one example through the checks of a fixture: broken before, cured as printed, clean after; and with the
+    effect it says. Raises AssertionError with a sentence."""
+    with TemporaryDirectory() as folder:
+        before, after = Path(folder, "before.py"), Path(folder, "after.py")
+        before.write_text(case.example.before, encoding="utf-8")
+        after.write_text(case.example.after, encoding="utf-8")
+        fixture = Fixture(case.codemod.name(), f"example {case.number}", before, after)
+        assert fixture.marks, f"{fixture}: no line is marked `# conflict: <kind>`"
+        cured = check(fixture, zygote)
+    effects = [d.cures[0].effect.kind for d in cured.diagnoses if d.status == "cured"]
+    assert effects[:1] == [case.example.effect], f"{fixture} was cured with the effects {effects}"
+
+
+def check(fixture: Fixture, zygote: Zygote) -> Result:
+    """Take one fixture through every check, and give what came of it. Raises AssertionError with a sentence."""
     known = {c.name() for c in codemods()}
     assert fixture.codemod in known, f"there is no codemod {fixture.codemod}"
     before = fixture.before.read_bytes().decode("utf-8")
@@ -78,7 +140,7 @@ def check(fixture: Fixture, zygote: Zygote) -> None:
     found_where_marked(fixture, alone)
     if fixture.after is None:
         assert not alone.files, f"{fixture} must stay as it is, and became\n{_new(alone)}"
-        return
+        return alone
     after = fixture.after.read_bytes().decode("utf-8")
     assert _new(alone) == after, f"{fixture} became\n{_new(alone) or '(unchanged)'}{_why(alone)}"
     assert not Counter(comments(before)) - Counter(comments(after)), f"{fixture} lost comments"
@@ -91,6 +153,7 @@ def check(fixture: Fixture, zygote: Zygote) -> None:
     assert not again.files, f"{fixture} is not a fixed point: a second run makes it\n{_new(again)}"
     left = [d for d in again.diagnoses if d.conflict.severity != "note"]
     assert not left, f"{fixture} still has {[d.conflict.message for d in left]}"
+    return alone
 
 
 def one(path: Path, zygote: Zygote, settings: Settings) -> Result:
@@ -159,8 +222,6 @@ def comments(text: str) -> Iterator[str]:
 
 
 def _errors(fixture: Fixture) -> bool:
-    from gradfix.detect import KINDS
-
     return any(KINDS[kind] != "note" for _, _, kind in fixture.marks)
 
 

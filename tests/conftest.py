@@ -1,16 +1,11 @@
-"""One warm interpreter for the whole suite: every run a test makes is forked from it."""
+"""One warm interpreter for the whole suite, also where gradfix was installed before it had a pytest plugin."""
 
 import os
-from collections.abc import Iterator
 
-import pytest
+from gradfix.pytest_plugin import zygote
+
+__all__ = ["zygote"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[object]:
-    from gradfix.run.zygote import Zygote
-
-    with Zygote(None) as warm:
-        yield warm
+collect_ignore = ["third_party"]  # test_third_party.py installs it first

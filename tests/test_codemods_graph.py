@@ -7,20 +7,11 @@ import libcst as cst
 import pytest
 from by_hand import PATH, site
 
-from codemods.accumulate_item import AccumulateItem
 from codemods.backward_inputs import BackwardInputs
-from codemods.clear_history import ClearHistory
 from codemods.detach_boundary import DetachBoundary
-from codemods.detach_carried_state import DetachCarriedState
-from codemods.drop_retain_graph import DropRetainGraph
-from codemods.move_into_loop import MoveIntoLoop
-from codemods.recompute_after_step import RecomputeAfterStep
-from codemods.split_loss_function import SplitLossFunction
 from codemods.sum_losses import SumLosses
-from gradfix import testing
 from gradfix.detect import Conflict, Label
 from gradfix.edit import Project, View
-from gradfix.result import Settings
 from gradfix.rewrite.boundary import detach, meeting, operands, shape_of
 from gradfix.rewrite.calls import drop_retain, loss_of, parameters_of, retain, with_arguments
 from gradfix.rewrite.statements import names, put_after, take_away, touches, units
@@ -414,29 +405,3 @@ def test_sum_losses(before, after):
     conflict = Conflict("freed-graph", "error", "", (label,), 0, "two-losses", backward=two, earlier=one)
     project = Project(Tape((Record(1, first, 0, "aten.exp"), one, Free(3, first, (0,)), two)), {PATH: before})
     assert after == project.apply(next(SumLosses.cures(conflict, project)).edits)[PATH]
-
-
-GRAPH = (
-    AccumulateItem,
-    BackwardInputs,
-    ClearHistory,
-    DetachBoundary,
-    DetachCarriedState,
-    DropRetainGraph,
-    MoveIntoLoop,
-    RecomputeAfterStep,
-    SplitLossFunction,
-    SumLosses,
-)
-
-
-@pytest.mark.parametrize("codemod", GRAPH, ids=lambda c: c.name())
-def test_examples(codemod, tmp_path, zygote):
-    for example in codemod.examples:
-        script = tmp_path / "example.py"
-        script.write_text(example.before, encoding="utf-8")
-        notes = "conflict: wasted-backward" in example.before
-        result = testing.one(script, zygote, Settings(codemods=(codemod.name(),), notes=notes))
-        cured = next(d for d in result.diagnoses if d.status == "cured")
-        assert example.after == result.files[str(script)][1]
-        assert example.effect == cured.cures[0].effect.kind

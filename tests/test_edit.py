@@ -1,16 +1,11 @@
-"""Views and edits: nodes found by span, edits that compose, liveness and sharing, what libcst.tool runs."""
+"""Views and edits: nodes found by span, edits that compose, liveness and sharing."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
-from pathlib import Path
 
 import libcst as cst
 import pytest
 from by_hand import PATH, site
 
-from gradfix.codemod import Codemod, codemods
 from gradfix.edit import Edit, Insert, Replace, View
 from gradfix.rewrite.blocks import of_torch, right_operand, under
 from gradfix.rewrite.liveness import live_after, sharing
@@ -142,50 +137,3 @@ def test_torch_under_its_name() -> None:
     ]:
         named = of_torch(View(PATH, source), "no_grad")
         assert (cst.Module([]).code_for_node(named.expression), named.edits) == (name, ())
-
-
-def test_every_codemod_says_what_it_is_for() -> None:
-    assert len(codemods()) > 10
-    for mod in codemods():
-        text = mod.DESCRIPTION
-        assert "\nWhy: " in text, mod
-        assert "\nWhen not: " in text, mod
-        assert mod.kinds, mod
-
-
-def test_a_folder_of_the_same_name_does_not_hide_ours(tmp_path: Path) -> None:
-    (tmp_path / "codemods").mkdir()
-    (tmp_path / "codemods" / "__init__.py").write_text("raise RuntimeError('not ours')\n")
-    code = "from gradfix.codemod import codemods; print(len(codemods()))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert int(done.stdout or 0) == len(codemods()), done.stderr
-
-
-def test_libcst_runs_a_codemod_on_a_tape(tmp_path: Path, zygote) -> None:  # type: ignore[no-untyped-def]
-    from gradfix.run import Run
-    from gradfix.tape import write_tape
-
-    script, tape = tmp_path / "train.py", tmp_path / "run.tape"
-    source = codemods_by_name()["out-of-place"].examples[0].before
-    script.write_text(source)
-    outcome = zygote.run(Run(script, tmp_path, tmp_path))
-    write_tape(outcome.tape, tape)
-    tool = [
-        sys.executable,
-        "-m",
-        "libcst.tool",
-        "codemod",
-        "-x",
-        "--no-format",
-        "codemods.out_of_place.OutOfPlace",
-    ]
-    done = subprocess.run(
-        [*tool, "--tape", str(tape), str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert script.read_text() == codemods_by_name()["out-of-place"].examples[0].after, done.stderr
-
-
-def codemods_by_name() -> dict[str, type[Codemod]]:
-    return {c.name(): c for c in codemods()}

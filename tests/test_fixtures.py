@@ -1,11 +1,11 @@
-"""Every fixture folder through every check, in one warm process."""
+"""Every fixture folder and every example through every check, in one warm process."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gradfix import testing
-from gradfix.codemod import codemods
 
 FOLDER = Path(__file__).parent.parent / "fixtures"
 FIXTURES = testing.fixtures(FOLDER)
@@ -16,8 +16,13 @@ def test_fixture(fixture, zygote):
     testing.check(fixture, zygote)
 
 
-def test_every_codemod_has_a_fixture_that_changes():
-    assert {c.name() for c in codemods()} == {f.codemod for f in FIXTURES if f.after}
+@pytest.mark.parametrize("case", testing.examples("codemods"), ids=str)
+def test_example(case, zygote):
+    testing.check_example(case, zygote)
+
+
+def test_every_codemod_has_an_example_and_a_fixture_that_changes():
+    testing.check_complete("codemods", FOLDER)
 
 
 def test_every_fixture_folder_is_one():
@@ -42,3 +47,18 @@ def test_an_unmarked_fault_is_refused(tmp_path, zygote):
     before.write_text(testing.MARK.sub("#", good.before.read_text(encoding="utf-8")), encoding="utf-8")
     with pytest.raises(AssertionError):
         testing.check(testing.Fixture(good.codemod, "unmarked", before, good.after), zygote)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"after": "pass\n"}, "became"),
+        ({"effect": "restored"}, "was cured with the effects"),
+        ({"before": "import torch\n"}, "no line is marked"),
+    ],
+    ids=["not_as_printed", "another_effect", "unmarked"],
+)
+def test_a_wrong_example_is_refused(changed, said, zygote):
+    good = testing.examples("codemods")[0]
+    with pytest.raises(AssertionError, match=said):
+        testing.check_example(replace(good, example=replace(good.example, **changed)), zygote)

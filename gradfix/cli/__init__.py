@@ -17,6 +17,7 @@ from gradfix.cli.fix import FIX, RUN, fix, run
 from gradfix.cli.options import FAILED, INTERRUPTED, NOTHING, PIPE
 from gradfix.cli.pages import EXPLAIN, explain, rules
 from gradfix.cli.record import RECORD, record
+from gradfix.registry import CodemodError
 
 # Heavy modules (libcst, the pipeline, rich) are imported by the commands that need them: --help stays quick.
 
@@ -93,6 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sentence = str(say()).rstrip(".").replace("Value error, ", "")
         hint = " (arguments of the script go after --)" if "No such option" in sentence else ""
         _say(sentence + hint)
+        code = FAILED
+    except CodemodError as problem:
+        _say(f"{problem}: a fault of that codemod's, not of your script's")
         code = FAILED
     except Exception:
         traceback.print_exc()

@@ -1,0 +1,1 @@
+"""Cures of somebody else's."""

@@ -49,6 +49,8 @@ class Cache:
                 return None
             if any(self._digest(file) != was for file, was in entry.get("used", {}).items()):
                 return None
+            if entry.get("codemods", "") != _codemods(bool(entry.get("diagnoses"))):
+                return None
             return _examined(entry)
         except (KeyError, TypeError, ValueError, AttributeError, SourceError):
             return None  # not written by us, or by another version
@@ -59,7 +61,8 @@ class Cache:
             return
         key = _key(settings)
         used = {file: self._digest(file) for file in examined.used}
-        self._shelf(key)[path] = {"digest": digest, **({"used": used} if used else {}), **_entry(examined)}
+        entry = {"digest": digest, "codemods": _codemods(bool(examined.diagnoses)), "used": used}
+        self._shelf(key)[path] = {**{k: v for k, v in entry.items() if v}, **_entry(examined)}
         self._changed.add(key)
 
     def close(self) -> None:
@@ -103,17 +106,26 @@ def digest(raw: bytes) -> str:
 
 @once
 def _build() -> str:
-    """The version of all that results come from: gradfix, installed codemods (a checkout changes without a new
-    version) and the Python that parses."""
-    state = [__version__, sys.version]
-    for folder in (str(Path(__file__).parent), *locations()):
-        for root, folders, files in os.walk(folder):
-            folders.sort()
-            for name in sorted(files):
-                if name.endswith((".py", ".json")):
-                    about = os.stat(os.path.join(root, name))
-                    state.append(f"{name} {about.st_size} {about.st_mtime_ns}")
-    return f"{__version__}-{digest(chr(10).join(state).encode())[:16]}"
+    """The version of what results come from, and the Python that parses."""
+    return f"{__version__}-{digest(f'{sys.version} {_state(str(Path(__file__).parent))}'.encode())[:16]}"
+
+
+@once
+def _codemods(any_: bool) -> str:
+    """The state of the installed codemods, where there is any fault for them."""
+    return digest(" ".join(map(_state, locations())).encode())[:16] if any_ else ""
+
+
+def _state(package: str) -> str:
+    """Sizes and times of a package's files: a checkout changes without a new version."""
+    out = []
+    for root, folders, files in os.walk(package):
+        folders.sort()
+        for name in sorted(files):
+            if name.endswith((".py", ".json")):
+                about = os.stat(os.path.join(root, name))
+                out.append(f"{name} {about.st_size} {about.st_mtime_ns}")
+    return " ".join(out)
 
 
 @once

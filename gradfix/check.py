@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gradfix import suppress
 from gradfix.asked import selected
@@ -20,6 +18,9 @@ from gradfix.examine import Examined, Place, examine, matters
 from gradfix.result import Diagnosis, Problem, Result, Settings
 from gradfix.source import Source, SourceError
 from gradfix.tape import Site
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 SUFFIXES = (".py", ".ipynb")
 FEW = 4  # files that are read here: another process would take longer to start
@@ -198,6 +199,8 @@ def _read(wanted: list[Wanted], jobs: int) -> Iterator[Examined]:
     if jobs < 2 or len(wanted) <= FEW:
         yield from (examine(path, settings) for path, settings in wanted)
         return
+    from concurrent.futures.process import BrokenProcessPool
+
     done = 0
     while done < len(wanted):
         rest = wanted[done:]
@@ -218,6 +221,8 @@ def _read(wanted: list[Wanted], jobs: int) -> Iterator[Examined]:
 
 
 def _alone(wanted: Wanted) -> Examined:
+    from concurrent.futures.process import BrokenProcessPool
+
     with _pool(1) as pool:
         try:
             return pool.submit(_one, wanted).result()
@@ -232,6 +237,9 @@ def _one(wanted: Wanted) -> Examined:
 
 
 def _pool(jobs: int) -> ProcessPoolExecutor:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     return ProcessPoolExecutor(jobs, multiprocessing.get_context(method), _quietly)
 

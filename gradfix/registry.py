@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Found = TypeVar("Found")
 
@@ -61,6 +63,8 @@ def unique(named: Iterable[tuple[str, str, Found]]) -> tuple[Found, ...]:
 
 def packages() -> tuple[EntryPoint, ...]:
     """The packages that hold codemods, one entry point each."""
+    from importlib.metadata import entry_points  # which brings half an email library along
+
     return tuple(sorted(entry_points(group=GROUP), key=lambda e: e.value))
 
 

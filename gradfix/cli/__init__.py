@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, NoReturn
 
 import typer
@@ -16,6 +16,7 @@ from gradfix.cli.check import CHECK, check
 from gradfix.cli.fix import FIX, RUN, fix, run
 from gradfix.cli.options import FAILED, INTERRUPTED, NOTHING, PIPE
 from gradfix.cli.pages import EXPLAIN, explain, rules
+from gradfix.cli.quick import plain
 from gradfix.cli.record import RECORD, record
 from gradfix.registry import CodemodError
 
@@ -70,6 +71,7 @@ app.command(epilog=RUN)(run)
 app.command(epilog=RECORD)(record)
 app.command(epilog=EXPLAIN)(explain)
 app.command()(rules)
+PLAIN: dict[str, Callable[..., int]] = {f.__name__: f for f in (check, explain, rules)}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -79,10 +81,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     ours, theirs = given[:cut], tuple(given[cut + 1 :])
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # let `with` end the children
     try:
-        code = app(args=ours, prog_name="gradfix", standalone_mode=False, obj=theirs) or NOTHING
+        code = _plainly(ours, theirs)
+        if code is None:
+            code = app(args=ours, prog_name="gradfix", standalone_mode=False, obj=theirs) or NOTHING
         if code == INTERRUPTED:  # newer releases of typer make Ctrl-C this exit code themselves
             raise KeyboardInterrupt
         sys.stdout.flush()
+    except typer.Exit as ended:
+        code = ended.exit_code
     except (typer.Abort, KeyboardInterrupt):
         _say("interrupted")
         code = INTERRUPTED
@@ -103,6 +109,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _say("this is a fault of gradfix's own; please report it with the lines above")
         code = FAILED
     sys.exit(code)
+
+
+def _plainly(ours: Sequence[str], theirs: Sequence[str]) -> int | None:
+    """The exit code of a command whose words are plain; None where typer is to read them."""
+    command = PLAIN.get(ours[0]) if ours and not theirs else None
+    words = plain(command, ours[1:]) if command is not None else None
+    return command(**words) if command is not None and words is not None else None
 
 
 def _say(sentence: str) -> None:

@@ -13,7 +13,12 @@ from gradfix.result import Problem, Settings
 from gradfix.source import split_lines
 from gradfix.tape import Backward, Failure, Note, Optimizer, Site, Step, Tape
 
-UNWATCHED = ("torch.func",)  # words of the recorder's notes on code that it does not see at all
+UNWATCHED = (
+    "torch.func",
+    "is not watched",
+)  # words of the recorder's notes on code that it does not see at all
+ELSEWHERE = ("the others train", "in processes")  # of those, on training that is not this run's
+PERHAPS = "might train"  # ... on what is known of only where a run came to no backward
 QUOTED = 300  # characters of an error's message inside a sentence
 
 
@@ -28,6 +33,10 @@ def problem(entry: Path, first: Baseline, faults: bool) -> Problem | None:
         return None if first.conflicts else _unexplained(entry, failure)
     if failure is not None:
         return Problem(f"{entry} {_not_autograds(failure)}", failure.traceback)
+    missed = _missed(first.tape)
+    if missed:
+        advice = "; call the training itself, in one process and one thread, to have it checked"
+        return Problem(f"{entry}: no backward() was reached. {missed[0].rstrip('.')}{advice}.")
     if outcome.ended in ("timeout", "exit") and not reached_backward(first.tape):
         advice = (
             "; a longer --timeout may get it there, or less work (the script's own arguments go after --)"
@@ -50,6 +59,13 @@ def remarks(first: Baseline, settings: Settings, faults: bool, sources: Mapping[
     if first.outcome.ended == "timeout":
         yield from _late(first.tape, settings, sources)
     yield from (n.text for n in _notes(first.tape) if _matters(n, first))
+
+
+def _missed(tape: Tape) -> list[str]:
+    """What is to be said of training elsewhere where the run itself reached no backward."""
+    if reached_backward(tape):
+        return []
+    return [n.text for n in _notes(tape) if any(words in n.text for words in (*ELSEWHERE, PERHAPS))]
 
 
 def minor(first: Baseline) -> Iterator[str]:
@@ -126,7 +142,9 @@ def _notes(tape: Tape) -> list[Note]:
 def _matters(note: Note, first: Baseline) -> bool:
     """Whether a fault of this run may hide behind what the recorder did not keep: code it does not watch, or an
     autograd error that nothing on the tape explains."""
-    if any(words in note.text for words in UNWATCHED):
+    if note.text in _missed(first.tape):  # the problem says it
+        return False
+    if any(words in note.text for words in UNWATCHED) and PERHAPS not in note.text:
         return True
     failure = first.failure
     errors = any(c.severity == "error" for c in first.conflicts)

@@ -213,6 +213,13 @@ def test_a_script_that_fills_memory(gradfix, folder):
     refused(gradfix("fix", "s.py", preexec_fn=little_memory), "used up the memory")
 
 
+def test_a_script_that_trains_in_other_processes_only(gradfix, folder):
+    train = "def train():\n" + textwrap.indent(FAULT, "    ")
+    start = "p = torch.multiprocessing.get_context('fork').Process(target=train)\np.start()\np.join()\n"
+    (folder / "s.py").write_text("import torch, torch.multiprocessing\n" + train + start)
+    refused(gradfix("fix", "s.py"), "trains in processes that it starts is not watched")
+
+
 ODD = {
     "prints megabytes": "for _ in range(100_000): print('x' * 50)\n",
     "changes directory": "import os\nos.chdir('/')\n",

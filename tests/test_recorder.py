@@ -555,6 +555,69 @@ def test_regions_that_are_not_watched(record: Recorded) -> None:
     assert any("torch.func" in e.text for e in of(tape, Note))
 
 
+def test_training_in_a_thread_is_recorded_before_and_after_other_threads(record: Recorded) -> None:
+    """The main thread has made a graph, and runs no backward before the second thread has ended."""
+    tape = record("""
+        import threading, torch
+        w = torch.ones(2, requires_grad=True)
+        print((w * 3).sum().item())
+        def work():
+            y = (w * 2).exp()
+            loss = y.sum()
+            y += 1
+            (loss + y.sum()).backward()
+        for _ in range(2):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        (w * w).sum().backward()
+    """)
+    assert [bool(b.refused) for b in of(tape, Backward)] == [True, True, False]
+    nodes = [n for b in of(tape, Backward) for n in b.nodes if n >= 0]
+    assert len(nodes) == len(set(nodes))
+    assert {e.stack[-1].line for e in of(tape, Record)} == {4, 6, 7, 8, 9, 14}
+    assert not of(tape, Note)
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "for t in [threading.Thread(target=work) for _ in 'ab']: t.start(); t.join(0.5)",
+        "(w * w).sum().backward(); t = threading.Thread(target=work); t.start(); t.join()",
+    ],
+    ids=["two_at_once", "main_has_trained"],
+)
+def test_a_thread_that_is_not_recorded_is_said(record: Recorded, begin: str) -> None:
+    tape = record(f"""
+        import threading, time, torch
+        w = torch.ones(2, requires_grad=True)
+        def work():
+            (w * 2).exp().sum().backward()
+            time.sleep(1)
+        {begin}
+    """)
+    assert len(of(tape, Backward)) == 1
+    assert [n.text for n in of(tape, Note)] == [
+        "Only one thread is recorded: what the others train is not watched."
+    ]
+
+
+def test_a_forked_process_that_trains_is_said(record: Recorded) -> None:
+    tape = record("""
+        import multiprocessing, torch
+        w = torch.ones(2, requires_grad=True)
+        def work():
+            (w * w).sum().backward()
+        p = multiprocessing.get_context("fork").Process(target=work)
+        p.start()
+        p.join()
+    """)
+    assert not of(tape, Backward)
+    assert [n.text for n in of(tape, Note)] == [
+        "What the script trains in processes that it starts is not watched."
+    ]
+
+
 def test_workers_do_not_write_to_the_tape(record: Recorded) -> None:
     tape = record("""
         import os, torch

@@ -9,7 +9,6 @@ even that.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,7 +55,6 @@ class Engine:
         self.r = recorder
         self.saves: Saves = recorder.saves
         self._plain: Any = None
-        self._thread = threading.get_ident()
         self._depth = 0
         self._inner: Walk | None = None
         self._freed: set[int] = set()  # nodes whose saved tensors were freed, used or not
@@ -70,12 +68,18 @@ class Engine:
         self._plain = plain
 
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.r.off() or threading.get_ident() != self._thread or _transformed(outputs):
+            if not self._recorded() or _transformed(outputs):
                 return plain(outputs, *args, **kwargs)
             return self.run(outputs, *args, **kwargs)
 
         module._engine_run_backward = run
         module.graph._engine_run_backward = run
+
+    def _recorded(self) -> bool:
+        if self.r.forked():
+            self.r.processes.walks()
+            return False
+        return bool(self.r.threads.walks())
 
     def run(
         self, outputs: Any, grads: Any, retain: Any, create: Any, inputs: Any = (), *more: Any, **kwargs: Any

@@ -62,6 +62,7 @@ class _Execution:
         self.pid = os.getpid()
         self.instruments: list[Any] = []
         self.failed: BaseException | None = None
+        self.thread_hook = threading.excepthook
         self.over = False
 
     def run(self) -> NoReturn:
@@ -91,6 +92,7 @@ class _Execution:
         os.chdir(request["cwd"])
         os._exit = self._user_exit
         signal.signal(TIME_IS_UP, self._time_is_up)
+        threading.excepthook = self._thread_failed
         _seed(request.get("seed", 0))
         if request.get("one_thread", True):
             _one_thread()
@@ -160,6 +162,13 @@ class _Execution:
         except BaseException:  # a hook of the user's that fails changes nothing: the failure is said
             pass
 
+    def _thread_failed(self, args: Any) -> None:
+        """A thread that dies of an error of torch's ends a training, even where the script goes on to its end."""
+        if isinstance(args.exc_value, RuntimeError) and self.failed is None and os.getpid() == self.pid:
+            self.failed = args.exc_value
+            self.emit({"x": "failure", **failure.describe(args.exc_value)})
+        self.thread_hook(args)
+
     @staticmethod
     def _is_memory(exc: BaseException) -> bool:
         words = str(exc) if isinstance(exc, RuntimeError) else ""
@@ -168,7 +177,7 @@ class _Execution:
     def _end(self, how: str, exc: BaseException | None, status: int, detail: str = "") -> NoReturn:
         if not self.over and os.getpid() == self.pid:
             self.over = True
-            if self.failed is not None and how == "exit":  # by a hook or handler that ran after the failure
+            if self.failed is not None and how in ("exit", "finished"):  # by what ran after the failure
                 how, exc = "failed", self.failed
             for instrument in reversed(self.instruments):
                 try:

@@ -38,6 +38,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .elsewhere import each_thread
 from .measure import Optimizers, parameters, quiet
 from .pretend import (
     DATA,
@@ -80,7 +81,7 @@ class Imposer:
         if still or "cut" in self.request or "own" in self.request or "edges" in self.request:
             self._watch_backward()
         if self.request.get("places"):
-            _Made(self.request["places"]).__enter__()  # type: ignore[no-untyped-call]  # never left
+            each_thread.enter(_Made(self.request["places"]))
         if self.request.get("null"):
             freeze_statistics()
         if "through" in self.request:
@@ -90,12 +91,12 @@ class Imposer:
         if self.request.get("shims"):
             restore_old_calls()
         if self.request.get("keep"):
-            _Keep(self.request["keep"]).__enter__()  # type: ignore[no-untyped-call]  # never left
+            each_thread.enter(_Keep(self.request["keep"]))
         if "draws" in self.request or "write" in self.request:
             self.mode = _Ops(self)
             if "draws" in self.request:
                 key_draws_of_others(self.mode.seed_of)
-            self.mode.__enter__()  # type: ignore[no-untyped-call]  # for the whole run: never left
+            each_thread.enter(self.mode)
 
     def finish(self, how: str, exc: BaseException | None = None) -> None:
         if self.done:

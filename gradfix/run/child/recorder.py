@@ -23,6 +23,7 @@ import torch
 
 from . import failure
 from .aliases import Aliases
+from .elsewhere import Processes, Threads
 from .engine import FREED, Engine, Walk
 from .gradients import FULL, Gradients
 from .names import Names
@@ -53,6 +54,10 @@ class Calls:
         clock.now += end - start
         if len(self._starts) > 400_000:
             del self._starts[:200_000], self._calls[:200_000]
+
+    def last(self) -> int:
+        """The number behind those of the nodes that were made last."""
+        return self._calls[-1][0] if self._calls else 0
 
     def of(self, node: int) -> tuple[int, Any, Key, int] | None:
         at = bisect_right(self._starts, node) - 1
@@ -86,7 +91,9 @@ class Recorder:
         self.tape = TapeWriter(emit, self.sites, self.storages)
         self.aliases = Aliases(self)
         self.tape.forgotten = self._emitted.discard
-        self.watch = Watch(self)
+        self.watch = Watch(self)  # of the thread that is recorded
+        self.threads = Threads(self)
+        self.processes = Processes()
         self.engine = Engine(self)
         self.optimizers = Optimizers(self)
         self.gradients = Gradients(self)
@@ -104,12 +111,17 @@ class Recorder:
         self.engine.install()
         torch._C._autograd._push_saved_tensors_default_hooks(self.saves.pack, self.saves.unpack)
         self.watch.__enter__()  # type: ignore[no-untyped-call]
+        self.threads.install()
+        self.processes.install()
 
     def finish(self, how: str, exc: BaseException | None) -> None:
         """Write what ended the run. Never raises for what the script did."""
-        if self.off():
+        if self.forked():
             return
         self.quiet = True
+        for missed in (self.threads.missed(), self.processes.missed()):
+            if missed:
+                self.tape.event("Note", self.clock.tick(), (), text=missed)
         if exc is not None:
             self._failure(exc)
         for storage in self.storages.alive():
@@ -119,7 +131,10 @@ class Recorder:
         self.tape.flush()
 
     def off(self) -> bool:
-        """Whether this is not the recorded process any more (a DataLoader worker, a fork of the user's)."""
+        """Whether this is not what is recorded: a DataLoader worker, a fork of the user's, another thread."""
+        return self.forked() or not self.threads.mine()
+
+    def forked(self) -> bool:
         return os.getpid() != self._pid
 
     @contextlib.contextmanager

@@ -32,7 +32,10 @@ def _not_counted() -> bool:
 
 
 class Watch(TorchFunctionMode):
-    """The mode. `r` is the recorder, whose files and tape it fills."""
+    """The mode. `r` is the recorder, whose files and tape it fills; `idle` where another thread is recorded."""
+
+    idle = False
+    hooked = False  # this thread's saved tensors pass the recorder's hooks
 
     def __init__(self, recorder: Any) -> None:
         super().__init__()
@@ -44,7 +47,7 @@ class Watch(TorchFunctionMode):
         self._aliases: dict[int, Any] = {}  # id of a tensor -> (weak reference, "data" or "detach")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.r.quiet:
+        if self.r.quiet or (self.idle and not self.r.threads.take(self, args)):
             return func(*args, **kwargs) if kwargs else func(*args)
         found: Any = self._known.get(func)
         if found is None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from gradfix.read import entries
 from gradfix.tape import Event, Site, Tape
 
 Evidence = Literal["certain", "likely"]
@@ -95,7 +96,27 @@ def read(
     text is read from the disk. Never raises for what `text` is: where it cannot be read there is one Reading with an
     empty tape and a Problem.
     """
-    return ()
+    budget = budget or Budget()
+    try:
+        unit = entries.parsed(str(path), text, "__main__")
+    except entries.Unreadable as problem:
+        return (Reading("__main__", Tape((), str(path)), problems=(Problem(problem.text, problem.line),)),)
+    total = entries.backward_sites(unit)
+    found = []
+    for walk in entries.walk(path, unit, root, budget):
+        m = walk.m
+        found.append(
+            Reading(
+                walk.entry,
+                walk.tape(str(path)),
+                frozenset(m.trace.likely),
+                frozenset(m.reached),
+                total,
+                (),
+                tuple(m.asked.items()),
+            )
+        )
+    return tuple(found)
 
 
 def might_matter(raw: bytes) -> bool:

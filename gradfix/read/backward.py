@@ -1,0 +1,100 @@
+"""Backwards: ``backward()``, ``autograd.grad``, ``autograd.backward``."""
+
+from __future__ import annotations
+
+from gradfix.read import iteration, ops
+from gradfix.read.frames import Machine
+from gradfix.read.values import Node, Tensor, Unknown, Value
+
+
+def backward(m: Machine, roots: list[Value], given: dict[str, Value]) -> Value:
+    """Fill the gradients of the leaves behind `roots`."""
+    inputs = _listed(m, given.get("inputs"))
+    _run(m, roots, given, inputs, True)
+    return None
+
+
+def grad(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``torch.autograd.grad``: the gradients of some inputs, none filled."""
+    names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    roots = _listed(m, given.get("outputs")) or []
+    inputs = _listed(m, given.get("inputs"))
+    if inputs is None:
+        _run(m, roots, given, [], False)
+        return m.unknown("autograd.grad")
+    create = given.get("create_graph") is True
+    tensors = [t for t in inputs if isinstance(t, Tensor)]
+    walked = _run(m, roots, given, inputs, False)
+    results: list[Value] = []
+    node = None
+    if create and walked and roots:
+        parents = [ops.edge(m, t) for t in [*roots, *tensors] if isinstance(t, Tensor) and t.requires]
+        node = m.trace.node("GradBackward0", "aten.grad", parents)
+        # a second backward reads what the first one read
+        for each in walked:
+            node.saves += [s for s in each.saves if s not in node.saves][:64]
+            for saved in each.saves:
+                saved.storage.saved.append(node)
+    for each in inputs:
+        if isinstance(each, Tensor):
+            result = ops.new(m, each.shape, each.dtype, node is not None, node)
+            results.append(result)
+        else:
+            results.append(m.unknown("autograd.grad"))
+    if node is not None and results:
+        node.output = results[0] if isinstance(results[0], Tensor) else None
+    return tuple(results)
+
+
+def _run(
+    m: Machine, roots: list[Value], given: dict[str, Value], inputs: list[Value] | None, accumulate: bool
+) -> list[Node]:
+    from gradfix.read import names
+
+    tensors = [t for t in roots if isinstance(t, Tensor)]
+    site = m.stack()[-1]
+    if not tensors:
+        return []
+    m.reached.add(site)
+    create = given.get("create_graph") is True
+    retain = given.get("retain_graph")
+    if isinstance(retain, Unknown):
+        return []
+    retain = create if retain is None else bool(retain)
+    names.look(m)
+    known = [ops.requires(m, t) for t in tensors]
+    if False in known and len(tensors) == 1 and all(isinstance(t, Tensor) for t in roots):
+        m.trace.no_graph(tensors[0], retain, create)
+        return []
+    edges = [ops.edge(m, t) for t, k in zip(tensors, known, strict=True) if k]
+    if not edges:
+        return []
+    chosen = None
+    if inputs is not None:
+        chosen = [ops.edge(m, t) for t in inputs if isinstance(t, Tensor)]
+    for root in tensors:
+        if isinstance(root.node, Node) and root.node.output is None:
+            root.node.output = root
+    filled = m.trace.backward(edges, chosen, retain, create, accumulate)
+    for leaf in filled:
+        if leaf.grad is None or isinstance(leaf.grad, Unknown):
+            leaf.grad = ops.new(m, leaf.shape, leaf.dtype)
+            m.leaves.append(leaf)
+    for root in tensors:
+        if root.retains:
+            root.grad = ops.new(m, root.shape, root.dtype)
+    walked, _ = m.trace.reached(edges, chosen)
+    for node in walked:
+        output = node.output
+        if output is not None and output.retains and output.grad is None:
+            output.grad = ops.new(m, output.shape, output.dtype)
+    return walked
+
+
+def _listed(m: Machine, value: Value) -> list[Value] | None:
+    if value is None or isinstance(value, Unknown):
+        return None
+    if isinstance(value, Tensor):
+        return [value]
+    return iteration.listed(m, value)

@@ -1,0 +1,102 @@
+"""What every op saves, writes and views: effects.json, made by tools/effect_table.py, read when first asked.
+
+An overload is ``(arguments)|results|names|node|saves``. An argument is ``name:kind``, where kind is T tensor, L tensors,
+S number, I int, J ints, B bool, D dtype, X other; then ``?`` optional, ``!`` written to, ``=`` has a default; a ``*`` stands
+before those that are keywords only. A result is ``t`` a new tensor, ``v`` a view of the first argument, ``m`` several views
+at once, ``l`` a list, ``w`` the argument that was written to, ``n`` no tensor. ``self<other,result`` in saves: if the argument self
+requires grad, other and result are kept for the backward; ``#`` is a tensor of the op's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+NODE_NAMES = {"linear": "AddmmBackward0", "matmul": "MmBackward0", "cross_entropy": "NllLossBackward0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    name: str
+    kind: str
+    optional: bool
+    keyword: bool
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """One signature of an op. `saves` maps a differentiable argument to what is kept for its gradient."""
+
+    arguments: tuple[Argument, ...]
+    results: str
+    names: tuple[str, ...]
+    node: str
+    saves: dict[str, tuple[str, ...]]
+
+
+@functools.cache
+def table() -> dict[str, list[str]]:
+    text = Path(__file__).with_name("effects.json").read_text(encoding="utf-8")
+    ops: dict[str, list[str]] = json.loads(text)["ops"]
+    return ops
+
+
+@functools.cache
+def overloads(name: str) -> tuple[Overload, ...]:
+    """The signatures of a public op (``mul``, ``mul_``, ``nn.gelu``), or () where the table has none."""
+    found = tuple(_parsed(name, text) for text in table().get(name, ()))
+    if not found and name.startswith("nn."):
+        return overloads(name[3:])
+    if name.endswith("_") and found and not any(o.saves for o in found):
+        return tuple(_in_place(o, overloads(name[:-1])) for o in found)
+    return found
+
+
+def _in_place(own: Overload, plain: tuple[Overload, ...]) -> Overload:
+    """An in-place op keeps what the plain op does, except its own self, of which it keeps a copy."""
+    names = [(a.name, a.kind) for a in own.arguments]
+    match = next((p for p in plain if [(a.name, a.kind) for a in p.arguments] == names), None)
+    if match is None:
+        return own
+    first = own.arguments[0].name
+    saves = {w: tuple("#" if k == first else k for k in kept) for w, kept in match.saves.items()}
+    return Overload(own.arguments, own.results, match.names, match.node, saves)
+
+
+def _parsed(op: str, text: str) -> Overload:
+    arguments, results, names, node, saves = text.split("|")
+    parsed, keyword = [], False
+    for each in filter(None, arguments.strip("()").split(",")):
+        if each == "*":
+            keyword = True
+            continue
+        name, _, kind = each.partition(":")
+        parsed.append(Argument(name, kind[0], "?" in kind or "=" in kind, keyword, "!" in kind))
+    kept = {}
+    for each in saves.split():
+        wanted, _, values = each.partition("<")
+        kept[wanted] = tuple(filter(None, values.split(",")))
+    return Overload(tuple(parsed), results, tuple(names.split(",")), NODE_NAMES.get(op, node), kept)
+
+
+@functools.cache
+def op_of(node: str) -> str:
+    """``aten.add`` of ``AddBackward0``: the name under which the tape knows a node."""
+    base, found, digits = node.rpartition("Backward")
+    if not found or not digits.isdigit():
+        return base or node
+    letters = []
+    for i, c in enumerate(base):
+        if c.isupper() and i and not (base[i - 1].isupper() or base[i - 1] == "_"):
+            letters.append("_")
+        letters.append(c.lower())
+    return "aten." + "".join(letters)
+
+
+@functools.cache
+def node_of(op: str) -> str:
+    """A node name for an op whose row gives none: ``AddBackward0`` of ``add``."""
+    return "".join(part.capitalize() for part in op.strip("_").split("_")) + "Backward0"

@@ -1,0 +1,485 @@
+"""Expressions of the program, one function a kind; and what can be assigned to."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from gradfix.read import calls, iteration, objects, ops, python, tensors
+from gradfix.read.frames import Frame, Machine
+from gradfix.read.truth import truth
+from gradfix.read.values import Function, Generator, Instance, Lib, Tensor, Unknown, Value
+
+BINARY: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Add: ("add", operator.add),
+    ast.Sub: ("sub", operator.sub),
+    ast.Mult: ("mul", operator.mul),
+    ast.Div: ("div", operator.truediv),
+    ast.FloorDiv: ("floor_divide", operator.floordiv),
+    ast.Mod: ("remainder", operator.mod),
+    ast.Pow: ("pow", operator.pow),
+    ast.MatMult: ("matmul", operator.matmul),
+    ast.BitAnd: ("bitwise_and", operator.and_),
+    ast.BitOr: ("bitwise_or", operator.or_),
+    ast.BitXor: ("bitwise_xor", operator.xor),
+    ast.LShift: ("bitwise_left_shift", operator.lshift),
+    ast.RShift: ("bitwise_right_shift", operator.rshift),
+}
+COMPARE: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Eq: ("eq", operator.eq),
+    ast.NotEq: ("ne", operator.ne),
+    ast.Lt: ("lt", operator.lt),
+    ast.LtE: ("le", operator.le),
+    ast.Gt: ("gt", operator.gt),
+    ast.GtE: ("ge", operator.ge),
+}
+DUNDERS = {"add": "add", "sub": "sub", "mul": "mul", "div": "truediv", "matmul": "matmul", "pow": "pow"}
+
+
+def evaluate(m: Machine, node: ast.expr) -> Value:
+    """The value of an expression."""
+    run = EVALUATE.get(type(node))
+    if run is None:
+        return m.unknown(type(node).__name__)
+    return run(m, node)
+
+
+def _constant(m: Machine, node: ast.Constant) -> Value:
+    return node.value
+
+
+def _name(m: Machine, node: ast.Name) -> Value:
+    name = node.id
+    frame: Frame | None = m.frame
+    while frame is not None:
+        if name in frame.names and frame.declared.get(name) is None:
+            return frame.names[name]
+        frame = frame.parent
+    names = m.frame.unit.names
+    if name in names:
+        return names[name]
+    if name in python.BUILTINS:
+        return Lib("builtins." + name)
+    return m.unknown("name " + name)
+
+
+def _attribute(m: Machine, node: ast.Attribute) -> Value:
+    value = evaluate(m, node.value)
+    m.frame.node = node
+    return objects.attribute(m, value, node.attr)
+
+
+def _call(m: Machine, node: ast.Call) -> Value:
+    called = evaluate(m, node.func)
+    args: list[Value] = []
+    for each in node.args:
+        if isinstance(each, ast.Starred):
+            items = iteration.listed(m, evaluate(m, each.value))
+            if items is None:
+                args.append(calls.REST)
+            else:
+                args += items
+        else:
+            args.append(evaluate(m, each))
+    kwargs: dict[str, Value] = {}
+    for keyword in node.keywords:
+        value = evaluate(m, keyword.value)
+        if keyword.arg is not None:
+            kwargs[keyword.arg] = value
+        elif isinstance(value, dict):
+            kwargs.update((k, v) for k, v in value.items() if isinstance(k, str))
+        else:
+            kwargs["**"] = value
+    m.frame.node = node
+    return calls.call(m, called, args, kwargs)
+
+
+def _binary(m: Machine, node: ast.BinOp) -> Value:
+    left, right = evaluate(m, node.left), evaluate(m, node.right)
+    m.frame.node = node
+    return binary(m, node.op, left, right)
+
+
+def binary(m: Machine, op: ast.operator, left: Value, right: Value) -> Value:
+    name, concrete = BINARY[type(op)]
+    if isinstance(left, Tensor) or isinstance(right, Tensor):
+        return ops.operator_(m, name, left, right)
+    if isinstance(left, Unknown):
+        return left
+    if isinstance(right, Unknown):
+        return right
+    if isinstance(left, Instance) and (method := objects.method(m, left, f"__{DUNDERS.get(name, name)}__")):
+        return calls.call(m, method, [right], {})
+    if isinstance(right, Instance) and (
+        method := objects.method(m, right, f"__r{DUNDERS.get(name, name)}__")
+    ):
+        return calls.call(m, method, [left], {})
+    return python.binary(m, name, concrete, left, right)
+
+
+def _unary(m: Machine, node: ast.UnaryOp) -> Value:
+    value = evaluate(m, node.operand)
+    if isinstance(node.op, ast.Not):
+        known = truth(m, value)
+        return m.unknown("not") if known is None else not known
+    m.frame.node = node
+    if isinstance(value, Tensor):
+        name = {ast.USub: "neg", ast.Invert: "bitwise_not"}.get(type(node.op))
+        return ops.apply(m, name, [value], {}) if name else value
+    if isinstance(value, bool | int | float | complex):
+        if isinstance(node.op, ast.USub):
+            return -value
+        if isinstance(node.op, ast.UAdd):
+            return +value
+        return ~value if isinstance(value, int) else m.unknown("~")
+    return value if isinstance(value, Unknown) else m.unknown("unary")
+
+
+def _bool(m: Machine, node: ast.BoolOp) -> Value:
+    wants = isinstance(node.op, ast.Or)
+    doubt: Value = None
+    for each in node.values:
+        value = evaluate(m, each)
+        known = truth(m, value)
+        if known is wants:
+            return value if doubt is None else doubt
+        if known is None:
+            doubt = doubt or m.unknown("and/or")
+            if len(node.values) == 2 and wants and isinstance(value, Unknown):
+                evaluate(m, node.values[1])
+                return value
+    return value if doubt is None else doubt
+
+
+def _compare(m: Machine, node: ast.Compare) -> Value:
+    left = evaluate(m, node.left)
+    result: Value = True
+    for op, each in zip(node.ops, node.comparators, strict=True):
+        right = evaluate(m, each)
+        m.frame.node = node
+        result = _compared(m, op, left, right)
+        if result is False or len(node.ops) == 1:
+            return result
+        if isinstance(result, Unknown | Tensor):
+            return result
+        left = right
+    return result
+
+
+def _compared(m: Machine, op: ast.cmpop, left: Value, right: Value) -> Value:
+    if isinstance(op, ast.Is | ast.IsNot):
+        if isinstance(left, Unknown) or isinstance(right, Unknown):
+            return m.unknown("is")
+        if isinstance(left, Lib) and isinstance(right, Lib):
+            same = left == right
+        else:
+            same = left is right or (
+                isinstance(left, int | bool) and left == right and type(left) is type(right)
+            )
+        return same if isinstance(op, ast.Is) else not same
+    if isinstance(op, ast.In | ast.NotIn):
+        found = python.contains(m, right, left)
+        return found if found is None or isinstance(found, Unknown) else found is isinstance(op, ast.In)
+    name, concrete = COMPARE[type(op)]
+    if isinstance(left, Tensor) or isinstance(right, Tensor):
+        tensor = left if isinstance(left, Tensor) else right
+        return tensors.fresh(m, tensor.shape, "bool")
+    if isinstance(left, Unknown) or isinstance(right, Unknown):
+        return m.unknown("compare")
+    return python.compared(m, name, concrete, left, right)
+
+
+def _conditional(m: Machine, node: ast.IfExp) -> Value:
+    known = truth(m, evaluate(m, node.test))
+    if known is None:
+        known = m.decide(node.test)
+        m.doubts += 1
+        try:
+            return evaluate(m, node.body if known else node.orelse)
+        finally:
+            m.doubts -= 1
+    return evaluate(m, node.body if known else node.orelse)
+
+
+def _subscript(m: Machine, node: ast.Subscript) -> Value:
+    value = evaluate(m, node.value)
+    index = evaluate(m, node.slice)
+    m.frame.node = node
+    return objects.item(m, value, index)
+
+
+def _slice(m: Machine, node: ast.Slice) -> Value:
+    parts = [None if p is None else evaluate(m, p) for p in (node.lower, node.upper, node.step)]
+    return slice(*parts)
+
+
+def _tuple(m: Machine, node: ast.Tuple) -> Value:
+    found = _items(m, node.elts)
+    return tuple(found) if isinstance(found, list) else found
+
+
+def _list(m: Machine, node: ast.List) -> Value:
+    return _items(m, node.elts)
+
+
+def _items(m: Machine, nodes: list[ast.expr]) -> Value:
+    found: list[Value] = []
+    for each in nodes:
+        if isinstance(each, ast.Starred):
+            items = iteration.listed(m, evaluate(m, each.value))
+            if items is None:
+                return m.unknown("starred")
+            found += items
+        else:
+            found.append(evaluate(m, each))
+    return found
+
+
+def _set(m: Machine, node: ast.Set) -> Value:
+    found = _items(m, node.elts)
+    return python.hashed(m, set, found)
+
+
+def _dict(m: Machine, node: ast.Dict) -> Value:
+    found: dict[Value, Value] = {}
+    for key, value in zip(node.keys, node.values, strict=True):
+        if key is None:
+            inner = evaluate(m, value)
+            if isinstance(inner, dict):
+                found.update(inner)
+            continue
+        name = evaluate(m, key)
+        made = evaluate(m, value)
+        if python.hashable(name):
+            found[name] = made
+    return found
+
+
+def _joined(m: Machine, node: ast.JoinedStr) -> Value:
+    parts, known = [], True
+    for each in node.values:
+        if isinstance(each, ast.Constant):
+            parts.append(str(each.value))
+        elif isinstance(each, ast.FormattedValue):
+            value = evaluate(m, each.value)
+            if each.format_spec is not None or not isinstance(value, str | int | bool):
+                known = False
+            else:
+                parts.append(str(value))
+    return "".join(parts) if known else m.unknown("f-string")
+
+
+def _lambda(m: Machine, node: ast.Lambda) -> Value:
+    return calls.define(m, node)
+
+
+def _comprehension(m: Machine, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> Value:
+    first = evaluate(m, node.generators[0].iter)
+    m.frame.node = node
+    kind = {ast.ListComp: "<listcomp>", ast.SetComp: "<setcomp>", ast.DictComp: "<dictcomp>"}.get(
+        type(node), "<genexpr>"
+    )
+    outer = m.frame
+    name = kind if outer.qualname == "<module>" else f"{outer.qualname}.<locals>.{kind}"
+    frame = Frame(outer.unit, name, outer.stack(), {}, None if outer.names is outer.unit.names else outer)
+    frame.cls, frame.here = outer.cls, outer.here
+    found: list[Value] = []
+    with m.inside(frame):
+        _generate(m, node, 0, first, found)
+    if isinstance(node, ast.DictComp):
+        return {k: v for k, v in found if python.hashable(k)}
+    if isinstance(node, ast.SetComp):
+        return python.hashed(m, set, found)
+    return found
+
+
+def _generate(m: Machine, node: Any, depth: int, source: Value, found: list[Value]) -> None:
+    generator = node.generators[depth]
+
+    def one(item: Value) -> bool:
+        m.spend()
+        assign(m, generator.target, item, generator.target)
+        for test in generator.ifs:
+            known = truth(m, evaluate(m, test))
+            if known is False or (known is None and not m.decide(test)):
+                return False
+        if depth + 1 < len(node.generators):
+            _generate(m, node, depth + 1, evaluate(m, node.generators[depth + 1].iter), found)
+        elif isinstance(node, ast.DictComp):
+            found.append((evaluate(m, node.key), evaluate(m, node.value)))
+        else:
+            found.append(evaluate(m, node.elt))
+        return False
+
+    items = iteration.listed(m, source, 64)
+    if items is None:
+        iteration.each(m, source, one, node)
+    else:
+        for item in items:
+            one(item)
+
+
+def _starred(m: Machine, node: ast.Starred) -> Value:
+    return evaluate(m, node.value)
+
+
+def _named(m: Machine, node: ast.NamedExpr) -> Value:
+    value = evaluate(m, node.value)
+    assign(m, node.target, value, node)
+    return value
+
+
+def _yield(m: Machine, node: ast.Yield | ast.YieldFrom) -> Value:
+    value = evaluate(m, node.value) if node.value is not None else None
+    yielding = m.frame.yielding
+    if yielding is None:
+        return m.unknown("yield")
+    if isinstance(node, ast.YieldFrom):
+        for each in iteration.listed(m, value) or []:
+            yielding(each)
+        return None
+    yielding(value)
+    return None
+
+
+def _await(m: Machine, node: ast.Await) -> Value:
+    return evaluate(m, node.value)
+
+
+EVALUATE: dict[type, Callable[..., Value]] = {
+    ast.Constant: _constant,
+    ast.Name: _name,
+    ast.Attribute: _attribute,
+    ast.Call: _call,
+    ast.BinOp: _binary,
+    ast.UnaryOp: _unary,
+    ast.BoolOp: _bool,
+    ast.Compare: _compare,
+    ast.IfExp: _conditional,
+    ast.Subscript: _subscript,
+    ast.Slice: _slice,
+    ast.Tuple: _tuple,
+    ast.List: _list,
+    ast.Set: _set,
+    ast.Dict: _dict,
+    ast.JoinedStr: _joined,
+    ast.Lambda: _lambda,
+    ast.ListComp: _comprehension,
+    ast.SetComp: _comprehension,
+    ast.DictComp: _comprehension,
+    ast.GeneratorExp: _comprehension,
+    ast.Starred: _starred,
+    ast.NamedExpr: _named,
+    ast.Yield: _yield,
+    ast.YieldFrom: _yield,
+    ast.Await: _await,
+}
+
+
+# ---- targets
+
+
+def assign(m: Machine, target: ast.expr, value: Value, statement: ast.AST) -> None:
+    """Bind `value` to a name, an attribute, an item, or to several of these."""
+    if isinstance(target, ast.Name):
+        calls.store(m, target.id, value)
+    elif isinstance(target, ast.Attribute):
+        owner = evaluate(m, target.value)
+        m.frame.node = statement
+        objects.set_attribute(m, owner, target.attr, value)
+    elif isinstance(target, ast.Subscript):
+        owner, index = evaluate(m, target.value), evaluate(m, target.slice)
+        m.frame.node = statement
+        objects.set_item(m, owner, index, value)
+    elif isinstance(target, ast.Tuple | ast.List):
+        _unpack(m, target.elts, value, statement)
+    elif isinstance(target, ast.Starred):
+        assign(m, target.value, value, statement)
+
+
+def _unpack(m: Machine, targets: list[ast.expr], value: Value, statement: ast.AST) -> None:
+    items = iteration.listed(m, value, 64)
+    star = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
+    if isinstance(value, Tensor) and value.shape is None:
+        items = tensors.rows(m, value, len(targets))
+    if items is None or (star is None and len(items) != len(targets)) or len(items) < len(targets) - 1:
+        origin = value.origin if isinstance(value, Unknown) else "unpacked"
+        for target in targets:
+            assign(m, target, m.unknown(origin), statement)
+        return
+    if star is None:
+        for target, item in zip(targets, items, strict=True):
+            assign(m, target, item, statement)
+        return
+    after = len(targets) - star - 1
+    middle = items[star : len(items) - after]
+    for target, item in zip(targets[:star], items, strict=False):
+        assign(m, target, item, statement)
+    assign(m, targets[star], middle, statement)
+    for target, item in zip(targets[star + 1 :], items[len(items) - after :], strict=True):
+        assign(m, target, item, statement)
+
+
+def augmented(m: Machine, node: ast.AugAssign) -> None:
+    """``x += y``: in place where x is a tensor or a list, else a new binding."""
+    target = node.target
+    if isinstance(target, ast.Name):
+        load = ast.Name(target.id, ast.Load())
+        left = _name(m, load)
+        right = evaluate(m, node.value)
+        m.frame.node = node
+        calls.store(m, target.id, _in_place(m, node.op, left, right))
+        return
+    owner = evaluate(m, target.value)
+    if isinstance(target, ast.Attribute):
+        m.frame.node = target
+        left = objects.attribute(m, owner, target.attr)
+        right = evaluate(m, node.value)
+        m.frame.node = node
+        result = _in_place(m, node.op, left, right)
+        objects.set_attribute(m, owner, target.attr, result)
+    else:
+        index = evaluate(m, target.slice)
+        m.frame.node = target
+        left = objects.item(m, owner, index)
+        right = evaluate(m, node.value)
+        m.frame.node = node
+        result = _in_place(m, node.op, left, right)
+        objects.set_item(m, owner, index, result)
+
+
+def _in_place(m: Machine, op: ast.operator, left: Value, right: Value) -> Value:
+    name = BINARY[type(op)][0]
+    if isinstance(left, Tensor):
+        return (
+            ops.apply(m, name + "_", [left, right], {})
+            if name != "matmul"
+            else ops.operator_(m, name, left, right)
+        )
+    if isinstance(left, list) and isinstance(op, ast.Add):
+        items = iteration.listed(m, right)
+        if items is not None and len(left) < iteration.LONG:
+            left += items
+        return left
+    return binary(m, op, left, right)
+
+
+def delete(m: Machine, target: ast.expr) -> None:
+    """``del x``, ``del x[i]``."""
+    if isinstance(target, ast.Name):
+        m.frame.names.pop(target.id, None)
+    elif isinstance(target, ast.Subscript):
+        owner, index = evaluate(m, target.value), evaluate(m, target.slice)
+        python.delete_item(owner, index)
+    elif isinstance(target, ast.Attribute):
+        owner = evaluate(m, target.value)
+        if isinstance(owner, Instance):
+            owner.attrs.pop(target.attr, None)
+    elif isinstance(target, ast.Tuple | ast.List):
+        for each in target.elts:
+            delete(m, each)
+
+
+__all__ = ["Function", "Generator", "assign", "augmented", "binary", "delete", "evaluate"]

@@ -1,0 +1,123 @@
+"""The machine of one symbolic run: frames, decisions, what has been spent."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from gradfix.read.project import Project, Unit
+from gradfix.read.trace import Exhausted, Trace
+from gradfix.read.values import Class, Instance, Tensor, Unknown, Value
+from gradfix.tape import Site, Stack
+
+if TYPE_CHECKING:
+    from gradfix.read import Budget
+
+__all__ = ["Frame", "Machine", "Raised", "Unit"]
+
+
+class Raised(Exception):
+    """The program raises here, or stops: nothing of this path comes after it. `value` is what was raised."""
+
+    def __init__(self, value: Value = None) -> None:
+        super().__init__()
+        self.value = value
+
+
+class Frame:
+    """A running function (or module or class body) of the program's."""
+
+    __slots__ = (
+        "cls", "declared", "doubts", "function", "here", "names", "node", "parent", "prefix", "qualname", "result", "stacks", "unit",
+        "yielding",
+    )  # fmt: skip
+
+    def __init__(
+        self, unit: Unit, qualname: str, prefix: Stack, names: dict[str, Value], parent: Frame | None
+    ) -> None:
+        self.unit, self.qualname, self.prefix, self.names, self.parent = unit, qualname, prefix, names, parent
+        self.node: Any = None
+        self.result: Value = None
+        self.cls: Class | None = None
+        self.function: Any = None
+        self.here: Value = None  # the object of a method
+        self.declared: dict[str, str] = {}  # name -> "global" or "nonlocal"
+        self.stacks: dict[int, Stack] = {}
+        self.yielding: Callable[[Value], None] | None = None
+        self.doubts = 0
+
+    def stack(self) -> Stack:
+        node = self.node
+        if node is None:
+            return self.prefix
+        found = self.stacks.get(id(node))
+        if found is None:
+            found = self.stacks[id(node)] = (*self.prefix, self.unit.site(node, self.qualname))
+        return found
+
+
+class Machine:
+    """What the parts of the interpreter share."""
+
+    def __init__(self, project: Project, budget: Budget) -> None:
+        self.project, self.budget = project, budget
+        self.frame: Frame = None  # type: ignore[assignment]
+        self.frames: list[Frame] = []
+        self.steps = 0
+        self.grad = True
+        self.inference = False
+        self.autocast = False
+        self.doubts = 0  # unknown tests that stand around what runs
+        self.trace = Trace(self.stack, lambda: self.doubts == 0, budget.events)
+        self.decisions: dict[str, bool] = {}
+        self.optimizers: list[Instance] = []
+        self.asked: dict[str, int] = {}
+        self.reached: set[Site] = set()
+        self.entered: set[int] = set()  # ids of function nodes that ran
+        self.called: dict[int, Any] = {}
+        self.interned: dict[Stack, Stack] = {}
+        self.ended = ""
+        self.leaves: list[Tensor] = []
+
+    def stack(self) -> Stack:
+        stack = self.frame.stack()
+        return self.interned.setdefault(stack, stack)
+
+    def spend(self) -> None:
+        self.steps += 1
+        if self.steps > self.budget.steps:
+            raise Exhausted
+
+    def unknown(self, origin: str) -> Unknown:
+        """A value that isn't known, because of `origin`."""
+        self.asked[origin] = self.asked.get(origin, 0) + 1
+        return Unknown(origin)
+
+    @contextmanager
+    def inside(self, frame: Frame) -> Iterator[None]:
+        before = self.frame
+        self.frame = frame
+        self.frames.append(frame)
+        if len(self.frames) > self.budget.depth:
+            self.frames.pop()
+            self.frame = before
+            raise Deep
+        try:
+            yield
+        finally:
+            self.frames.pop()
+            self.frame = before
+
+    def decide(self, test: ast.expr) -> bool:
+        """An unknown test: the same text is always answered alike."""
+        negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+        plain = test.operand if negated else test  # type: ignore[attr-defined]
+        key = ast.unparse(plain)
+        answer = self.decisions.setdefault(key, not negated)
+        return not answer if negated else answer
+
+
+class Deep(Exception):
+    """Too many calls inside one another: the call is Unknown."""

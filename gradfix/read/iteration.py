@@ -1,0 +1,166 @@
+"""Going through an iterable: short ones wholly, others two or three times."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from gradfix.read import calls, objects, tensors
+from gradfix.read.frames import Machine, Raised
+from gradfix.read.values import Generator, Instance, Lazy, Tensor, Unknown, Value
+
+SHORT = 12  # items of a container that are all gone through
+LONG = 10_000  # items that are ever listed
+
+One = Callable[[Value], bool]  # what is done with an item; True stops
+
+
+class Stopped(Exception):
+    """The loop around a generator was left."""
+
+
+def most(m: Machine, node: ast.AST, length: int | None) -> int:
+    """How many passes of a loop are made: all of a short one; more than usual where tests hang on the pass."""
+    passes = m.budget.passes
+    if length is not None and length <= SHORT and not _holds_loops(m, node):
+        return length
+    if length is not None and length <= passes + 2:
+        return length
+    if _counts(m, node):
+        passes = 6
+    return passes if length is None else min(length, passes)
+
+
+def _holds_loops(m: Machine, node: ast.AST) -> bool:
+    return len(m.frames) > 12
+
+
+def _counts(m: Machine, node: ast.AST) -> bool:
+    """Whether a test in the body takes a remainder: ``if step % 4 == 0``."""
+    found = m.called.get(id(node))
+    if found is None:
+        found = m.called[id(node)] = any(
+            isinstance(x, ast.If) and any(isinstance(y, ast.Mod) for y in ast.walk(x.test))
+            for x in ast.walk(node)
+        )
+    return bool(found)
+
+
+def each(m: Machine, source: Value, one: One, node: ast.AST) -> bool:
+    """Do `one` for the items of `source`, as many as are gone through; whether it came to the end."""
+    if isinstance(source, Generator):
+        return _generated(m, source, one, node)
+    items = listed(m, source, most(m, node, _length(source)))
+    if items is None:
+        doubt = isinstance(source, Unknown)
+        m.doubts += 0
+        for _ in range(m.budget.passes):
+            if one(m.unknown("item of " + source.origin if doubt else "item")):
+                return False
+        return True
+    for item in items:
+        if one(item):
+            return False
+    return True
+
+
+def _generated(m: Machine, source: Generator, one: One, node: ast.AST) -> bool:
+    count = [0]
+
+    def yielded(value: Value) -> None:
+        count[0] += 1
+        caller = m.frame
+        m.frame = outer
+        try:
+            stop = one(value)
+        finally:
+            m.frame = caller
+        if stop or count[0] >= 4 * SHORT:
+            raise Stopped
+
+    outer = m.frame
+    if source.done:
+        return True
+    source.done = True
+    source.frame.yielding = yielded
+    source.frame.prefix = outer.stack()
+    source.frame.stacks.clear()
+    try:
+        calls.run(m, source.function, source.frame)
+    except Stopped:
+        m.frame = outer
+        return False
+    return True
+
+
+def _length(source: Value) -> int | None:
+    if isinstance(source, list | tuple | dict | set | frozenset | range | str | bytes):
+        return len(source)
+    if isinstance(source, Lazy):
+        return source.length
+    if isinstance(source, Tensor):
+        return source.shape[0] if source.shape else None
+    if isinstance(source, Instance) and isinstance(source.extra.get("items"), list | dict):
+        return len(source.extra["items"])
+    return None
+
+
+def listed(m: Machine, source: Value, count: int = LONG) -> list[Value] | None:
+    """The first `count` items of `source`, or None where they aren't known."""
+    if isinstance(source, list | tuple | range | str | bytes):
+        return list(source[:count])
+    if isinstance(source, dict | set | frozenset):
+        return list(source)[:count]
+    if isinstance(source, Lazy):
+        return source.items(min(count, LONG if source.length is not None else m.budget.passes))
+    if isinstance(source, Tensor):
+        return tensors.rows(m, source, count)
+    if isinstance(source, Generator):
+        found: list[Value] = []
+        each_kept(m, source, found, count)
+        return found
+    if isinstance(source, Instance):
+        if isinstance(items := source.extra.get("items"), list):
+            return list(items[:count])
+        if isinstance(items, dict):
+            return list(items)[:count]
+        return _protocol(m, source, count)
+    return None
+
+
+def each_kept(m: Machine, source: Generator, found: list[Value], count: int) -> None:
+    def one(value: Value) -> bool:
+        found.append(value)
+        return len(found) >= min(count, 4 * SHORT)
+
+    _generated(m, source, one, ast.Pass())
+
+
+def _protocol(m: Machine, source: Instance, count: int) -> list[Value] | None:
+    """An object of the program's that can be gone through."""
+    method = objects.method(m, source, "__iter__")
+    if method is not None:
+        made = calls.call(m, method, [], {})
+        if made is not source:
+            return listed(m, made, count)
+        following = objects.method(m, source, "__next__")
+        if following is None:
+            return None
+        found: list[Value] = []
+        try:
+            for _ in range(min(count, m.budget.passes)):
+                found.append(calls.call(m, following, [], {}))
+        except Raised:
+            pass
+        return found
+    item = objects.method(m, source, "__getitem__")
+    if item is None:
+        return None
+    length = objects.method(m, source, "__len__")
+    size: Any = calls.call(m, length, [], {}) if length is not None else None
+    size = size if isinstance(size, int) else m.budget.passes
+    try:
+        return [calls.call(m, item, [i], {}) for i in range(min(size, count, SHORT))]
+    except Raised:
+        return None

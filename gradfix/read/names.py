@@ -1,0 +1,116 @@
+"""What the person calls a tensor or an optimizer: looked up in the variables, as the recorder does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradfix.read.frames import Frame, Machine
+from gradfix.read.values import Class, Function, Instance, Lib, ModuleValue, Tensor, Unknown, Value
+
+_MOST_ITEMS = 64
+_DEEPEST = 3
+_LOOKS = 4
+
+
+def look(m: Machine, again: bool = False) -> None:
+    """Name what the variables of the running functions hold; the first few times at one place, or `again`."""
+    key = ("look", m.stack())
+    looks = m.called[hash(key)] = m.called.get(hash(key), 0) + 1
+    if looks > _LOOKS and not again:
+        return
+    depth = 0
+    seen_frames: set[int] = set()
+    for frame in reversed(m.frames):
+        if id(frame.names) in seen_frames:
+            continue
+        seen_frames.add(id(frame.names))
+        seen: set[int] = set()
+        for name, value in _variables(frame):
+            _visit(m, name, value, depth, 0, seen)
+        depth += 1
+
+
+def local(m: Machine, tensor: Tensor) -> None:
+    """Name a tensor after the variable of the running function that holds it, or a view of it."""
+    if tensor.storage.name:
+        return
+    near = ""
+    for name, value in _variables(m.frame):
+        if isinstance(value, Tensor):
+            if value is tensor:
+                tensor.storage.name = name
+                return
+            if value.storage is tensor.storage and (not near or len(name) < len(near)):
+                near = name
+    tensor.storage.name = near
+
+
+def owner(m: Machine, thing: Instance) -> str:
+    return str(thing.extra.get("name", ""))
+
+
+def _variables(frame: Frame) -> Iterator[tuple[str, Value]]:
+    for name, value in list(frame.names.items()):
+        if not name.startswith("__") and not isinstance(
+            value, ModuleValue | Class | Lib | Function | Unknown | int | str
+        ):
+            yield name, value
+
+
+def _visit(m: Machine, name: str, value: Value, frame: int, depth: int, seen: set[int]) -> None:
+    if isinstance(value, Tensor):
+        _offer(name, value, frame)
+        return
+    module = isinstance(value, Instance) and value.kind.startswith("torch.nn.")
+    if id(value) in seen and not module:
+        return
+    seen.add(id(value))
+    if isinstance(value, Instance):
+        if module:
+            _module(m, name, value, frame)
+        elif value.kind.startswith("torch.optim."):
+            _own(name, value, frame)
+        elif depth < _DEEPEST and (value.cls is not None or value.kind == "types.SimpleNamespace"):
+            for key, item in list(value.attrs.items()):
+                _visit(m, f"{name}.{key}", item, frame, depth + 1, seen)
+    elif depth >= _DEEPEST:
+        return
+    elif isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
+        for i, item in enumerate(value):
+            _visit(m, f"{name}[{i}]", item, frame, depth + 1, seen)
+    elif isinstance(value, dict) and len(value) <= _MOST_ITEMS:
+        for key, item in list(value.items()):
+            if isinstance(key, str | int):
+                _visit(m, f"{name}[{key!r}]", item, frame, depth + 1, seen)
+
+
+def _module(m: Machine, name: str, module: Instance, frame: int) -> None:
+    from gradfix.read import layers
+
+    for inner, child in layers.modules(module):
+        _own(f"{name}.{inner}" if inner else name, child, frame)
+        prefix = f"{name}.{inner}" if inner else name
+        for key, item in layers._own(child):
+            _offer(f"{prefix}.{key}", item, frame)
+
+
+def _offer(name: str, tensor: Tensor, frame: int) -> None:
+    storage = tensor.storage
+    if not storage.known:
+        return
+    rank = _rank(name, frame)
+    if not storage.name or rank < storage.rank:
+        storage.name, storage.rank = name, rank
+
+
+def _own(name: str, thing: Instance, frame: int) -> None:
+    rank = _rank(name, frame)
+    known = thing.extra.get("rank")
+    if known is None or rank < known:
+        thing.extra["rank"], thing.extra["name"] = rank, name
+
+
+def _rank(name: str, frame: int) -> tuple[int, int, int]:
+    """Outer names before ``self.x`` of a method, names before items, short before long, near frames first."""
+    inner = 1 if name.startswith(("self.", "self[", "_")) else 0
+    return (inner, name.count("["), len(name) * 8 + frame)

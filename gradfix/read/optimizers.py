@@ -1,0 +1,157 @@
+"""Optimizers: whose parameters they own, their steps and clearings; GradScaler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gradfix.read import calls, iteration, names, ops
+from gradfix.read.frames import Machine
+from gradfix.read.values import Instance, Tensor, Unknown, Value
+
+
+def make(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``torch.optim.SGD(parameters, …)``."""
+    optimizer = Instance(None, kind=path)
+    initialise(m, optimizer, args, kwargs)
+    return optimizer
+
+
+def initialise(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, Value]) -> None:
+    given = args[0] if args else kwargs.get("params")
+    groups, known = _groups(m, given)
+    optimizer.extra.update(
+        parameters=groups, number=len(m.optimizers), vague=not known, fused=kwargs.get("fused") is True
+    )
+    m.optimizers.append(optimizer)
+    _told(m, optimizer)
+
+
+def _told(m: Machine, optimizer: Instance) -> None:
+    found = list(owned(optimizer))
+    for each in found:
+        each.storage.known = True
+    names.look(m, True)
+    kind = optimizer.cls.name if optimizer.cls else optimizer.kind.rpartition(".")[2]
+    m.trace.optimizer(optimizer.extra["number"], kind, names.owner(m, optimizer), found)
+
+
+def _groups(m: Machine, given: Value) -> tuple[list[dict[str, Value]], bool]:
+    if isinstance(given, Tensor):
+        return [{"params": [given]}], True
+    items = iteration.listed(m, given)
+    if items is None:
+        return [{"params": []}], False
+    groups: list[dict[str, Value]] = []
+    plain: list[Value] = []
+    known = True
+    for each in items:
+        if isinstance(each, dict):
+            inner = each.get("params")
+            found = [inner] if isinstance(inner, Tensor) else iteration.listed(m, inner)
+            known = known and found is not None
+            groups.append({**each, "params": [t for t in found or [] if isinstance(t, Tensor)]})
+        elif isinstance(each, Tensor):
+            plain.append(each)
+        elif isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], Tensor):
+            plain.append(each[1])
+        else:
+            known = False
+    if plain or not groups:
+        groups.insert(0, {"params": plain})
+    return groups, known
+
+
+def owned(optimizer: Instance) -> Iterator[Tensor]:
+    for group in optimizer.extra.get("parameters", ()):
+        yield from (t for t in group["params"] if isinstance(t, Tensor))
+
+
+def groups(m: Machine, optimizer: Instance) -> Value:
+    """``optimizer.param_groups``."""
+    found = optimizer.extra.get("parameters", [])
+    for group in found:
+        group.setdefault("lr", m.unknown("lr"))
+    return found
+
+
+def _step(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    closure = args[0] if args else kwargs.get("closure")
+    result: Value = None
+    if closure is not None and not isinstance(closure, Unknown):
+        node = m.frame.node
+        result = calls.call(m, closure, [], {})
+        m.frame.node = node
+    if optimizer.extra.get("escaped") or "number" not in optimizer.extra:
+        return result
+    names.look(m)
+    found = list(owned(optimizer))
+    having = [t for t in found if isinstance(t.grad, Tensor)]
+    without = [t for t in found if t.grad is None]
+    kind = optimizer.cls.name if optimizer.cls else optimizer.kind.rpartition(".")[2]
+    m.trace.step(optimizer.extra["number"], kind, having, without, not optimizer.extra.get("fused"))
+    return result
+
+
+def _zero_grad(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if "number" not in optimizer.extra:
+        return None
+    found = list(owned(optimizer))
+    keep = (args[0] if args else kwargs.get("set_to_none", True)) is False
+    for each in found:
+        if not keep or each.grad is None:
+            each.grad = None
+    m.trace.zero(found, optimizer.extra["number"])
+    return None
+
+
+def _add_group(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    more, known = _groups(m, [args[0]] if args else None)
+    optimizer.extra["parameters"] += [g for g in more if g["params"]]
+    optimizer.extra["vague"] = optimizer.extra.get("vague") or not known
+    _told(m, optimizer)
+    return None
+
+
+def _init(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    initialise(m, optimizer, args, kwargs)
+    return None
+
+
+METHODS: dict[str, Callable[..., Value]] = {
+    "__init__": _init,
+    "step": _step,
+    "zero_grad": _zero_grad,
+    "add_param_group": _add_group,
+    "state_dict": lambda m, optimizer, args, kwargs: m.unknown("state_dict"),
+    "load_state_dict": lambda m, optimizer, args, kwargs: None,
+}
+
+
+# ---- GradScaler
+
+
+def _scale(m: Machine, scaler: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if args and isinstance(args[0], Tensor):
+        return ops.apply(m, "mul", [args[0], 1.0], {})
+    if args and isinstance(args[0], list | tuple):
+        return [_scale(m, scaler, [a], {}) for a in args[0]]
+    return args[0] if args else None
+
+
+def _scaled_step(m: Machine, scaler: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return calls.call(m, calls_step(m, args[0]), args[1:], kwargs) if args else None
+
+
+def calls_step(m: Machine, optimizer: Value) -> Value:
+    from gradfix.read import objects
+
+    return objects.attribute(m, optimizer, "step")
+
+
+SCALER: dict[str, Callable[..., Value]] = {
+    "scale": _scale,
+    "step": _scaled_step,
+    "update": lambda m, scaler, args, kwargs: None,
+    "unscale_": lambda m, scaler, args, kwargs: None,
+    "get_scale": lambda m, scaler, args, kwargs: m.unknown("scale"),
+}

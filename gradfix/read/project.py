@@ -1,0 +1,136 @@
+"""The program's files: parsed text, spans as the tape tells them, imports among siblings."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+from gradfix.read.values import Value
+from gradfix.tape import Site
+
+LONGEST = 4_000_000  # characters of a file that is read
+
+
+class Unit:
+    """One file: its tree, and the names of its module once its body has run."""
+
+    def __init__(self, path: str, text: str, tree: ast.Module, name: str) -> None:
+        self.path, self.text, self.tree, self.name = path, text, tree, name
+        self.names: dict[str, Value] = {}
+        self.entered = False
+        self._lines: list[str] | None = None
+        self._sites: dict[tuple[int, str], Site] = {}
+
+    def site(self, node: Any, function: str) -> Site:
+        """The span of `node` in the tape's terms: columns in code points."""
+        key = (id(node), function)
+        found = self._sites.get(key)
+        if found is None:
+            line, end = node.lineno, node.end_lineno or node.lineno
+            found = self._sites[key] = Site(
+                self.path,
+                line,
+                self._column(line, node.col_offset),
+                end,
+                self._column(end, node.end_col_offset or 0),
+                function,
+            )
+        return found
+
+    def _column(self, line: int, column: int) -> int:
+        if self._lines is None:
+            ascii_only = self.text.isascii()
+            self._lines = [] if ascii_only else self.text.lstrip("\ufeff").replace("\r\n", "\n").split("\n")
+        if not self._lines or line > len(self._lines):
+            return column
+        text = self._lines[line - 1]
+        if text.isascii():
+            return column
+        return len(text.encode("utf-8", "surrogatepass")[:column].decode("utf-8", "replace"))
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Unreadable(Exception):
+    """The text can't be parsed: a sentence, and the line it stands in (0: none)."""
+
+    def __init__(self, text: str, line: int = 0) -> None:
+        super().__init__(text)
+        self.text, self.line = text, line
+
+
+def parsed(path: str, text: str, name: str) -> Unit:
+    """The unit of `text`. Raises Unreadable."""
+    if len(text) > LONGEST:
+        raise Unreadable("The file is too large to be read.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            tree = ast.parse(text)
+    except SyntaxError as problem:
+        raise Unreadable(f"Not Python of this version: {problem.msg}.", problem.lineno or 0) from None
+    except (ValueError, RecursionError, MemoryError, OverflowError) as problem:
+        said = "it is nested too deeply" if not isinstance(problem, ValueError) else str(problem)
+        raise Unreadable(f"The file can't be parsed: {said}.") from None
+    return Unit(path, text, tree, name)
+
+
+class Project:
+    """The files below `root` as they are imported, each read at most once."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._folders = tuple(dict.fromkeys((folder, root)))
+        self._root = root
+        self.units: dict[str, Unit] = {}
+        self._missing: set[str] = set()
+
+    def find(self, name: str, importer: Unit, level: int = 0) -> Unit | None:
+        """The module `name` as `importer` (with `level` leading dots) means it, or None where it isn't the program's."""
+        if level:
+            folder = Path(importer.path).parent
+            for _ in range(level - 1):
+                folder = folder.parent
+            return self._at(folder, name)
+        if name in self._missing:
+            return None
+        for folder in self._folders:
+            found = self._at(folder, name)
+            if found is not None:
+                return found
+        self._missing.add(name)
+        return None
+
+    def package(self, name: str, importer: Unit, level: int = 0) -> bool:
+        """Whether `name` is a folder of the program's without an ``__init__.py``."""
+        folder = Path(importer.path).parent
+        for _ in range(max(level - 1, 0)):
+            folder = folder.parent
+        parts = [p for p in name.split(".") if p]
+        return any(f.joinpath(*parts).is_dir() for f in ((folder,) if level else self._folders))
+
+    def _at(self, folder: Path, name: str) -> Unit | None:
+        target = folder.joinpath(*[p for p in name.split(".") if p]) if name else folder
+        for path in (
+            (target.with_name(target.name + ".py"), target / "__init__.py")
+            if name
+            else (target / "__init__.py",)
+        ):
+            key = str(path)
+            if key in self.units:
+                return self.units[key]
+            if key in self._missing:
+                continue
+            try:
+                if not path.is_file():
+                    self._missing.add(key)
+                    continue
+                text = path.read_text(encoding="utf-8")
+                self.units[key] = parsed(key, text, name or target.name)
+                return self.units[key]
+            except (OSError, ValueError, Unreadable):
+                self._missing.add(key)
+        return None

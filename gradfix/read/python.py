@@ -1,0 +1,333 @@
+"""Python's own values: computed as they are, within bounds."""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gradfix.read import iteration
+from gradfix.read.frames import Machine
+from gradfix.read.values import Bound, Class, Function, Instance, Lib, Tensor, Unknown, Value
+
+BUILTINS = frozenset(dir(builtins))
+FAILS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError)
+LONGEST = 1_000  # of a string that is computed
+WIDEST = 256  # bits of a number that is computed
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Method:
+    """A method of one of Python's own values."""
+
+    owner: Value
+    name: str
+
+
+def hashable(value: Value) -> bool:
+    if isinstance(value, tuple):
+        return all(hashable(v) for v in value)
+    return not isinstance(value, list | dict | set | slice)
+
+
+def hashed(m: Machine, kind: type, items: Value) -> Value:
+    if not isinstance(items, list) or not all(hashable(i) for i in items):
+        return m.unknown("set")
+    return kind(items)
+
+
+def bounded(m: Machine, value: Value) -> Value:
+    """`value`, unless it grows out of bounds."""
+    if isinstance(value, str | bytes) and len(value) > LONGEST:
+        return m.unknown("long string")
+    if isinstance(value, int) and value.bit_length() > WIDEST:
+        return m.unknown("large number")
+    if isinstance(value, list | tuple) and len(value) > iteration.LONG:
+        return m.unknown("long list")
+    return value
+
+
+def binary(m: Machine, name: str, concrete: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
+    """An operator on two of Python's values."""
+    if name == "pow" and not (_small(left, 1 << 20) and _small(right, 64)):
+        return m.unknown("power")
+    if name in ("bitwise_left_shift", "remainder") and not (_small(left) and _small(right, 1 << 40)):
+        if isinstance(left, str) or not _small(right, 256):
+            return m.unknown("formatted")
+    if name == "bitwise_left_shift" and not _small(right, 128):
+        return m.unknown("shift")
+    if name == "mul" and (_sequence(left) or _sequence(right)):
+        count, sequence = (right, left) if _sequence(left) else (left, right)
+        if not isinstance(count, int) or count * max(1, len(sequence)) > iteration.LONG:
+            return m.unknown("repetition")
+    if isinstance(left, list | tuple) and name not in ("add", "mul"):
+        return m.unknown("operator")
+    try:
+        return bounded(m, concrete(left, right))
+    except FAILS:
+        return m.unknown("operator")
+
+
+def _small(value: Value, most: int = 1 << 200) -> bool:
+    return isinstance(value, int | float) and abs(value) <= most
+
+
+def _sequence(value: Value) -> bool:
+    return isinstance(value, str | bytes | list | tuple)
+
+
+def compared(m: Machine, name: str, concrete: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
+    if name in ("eq", "ne") and (_vague(left) or _vague(right)):
+        return m.unknown("compare")
+    try:
+        result = concrete(left, right)
+    except FAILS:
+        return m.unknown("compare")
+    return result if isinstance(result, bool) else m.unknown("compare")
+
+
+def _vague(value: Value) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_vague(v) for v in value)
+    return isinstance(value, Unknown | Tensor | Lib)
+
+
+def contains(m: Machine, container: Value, value: Value) -> Value:
+    """Whether `container` holds `value`."""
+    if _vague(value) and not isinstance(value, Lib):
+        return m.unknown("in")
+    if isinstance(container, str):
+        return value in container if isinstance(value, str) else m.unknown("in")
+    if isinstance(container, Instance):
+        items = container.extra.get("items")
+        container = items if items is not None else container.attrs.get("__items__")
+    if isinstance(container, list | tuple | set | frozenset | dict | range):
+        if any(isinstance(i, Unknown) for i in list(container)[:100]):
+            return m.unknown("in")
+        try:
+            return value in container
+        except FAILS:
+            return m.unknown("in")
+    return m.unknown("in")
+
+
+def attribute(m: Machine, value: Value, name: str) -> Value:
+    if isinstance(value, _PLAIN) and name in ("real", "imag"):
+        return value
+    if (
+        not isinstance(value, Function | Class | Bound)
+        and hasattr(type(value), name)
+        and not name.startswith("__")
+    ):
+        return Method(value, name)
+    if name == "__class__":
+        return Lib("builtins." + type(value).__name__)
+    return m.unknown("attribute " + name)
+
+
+def item(m: Machine, owner: Value, index: Value) -> Value:
+    if isinstance(owner, dict):
+        if not hashable(index) or isinstance(index, Unknown):
+            return m.unknown("key")
+        return owner[index] if index in owner or type(owner) is not dict else m.unknown("missing key")
+    if isinstance(owner, list | tuple | str | bytes | range):
+        if isinstance(index, slice) and _vague([index.start, index.stop, index.step]):
+            return m.unknown("slice")
+        try:
+            return owner[index]
+        except FAILS:
+            return (
+                owner[0]
+                if isinstance(index, Unknown) and owner and isinstance(owner, list | tuple)
+                else m.unknown("index")
+            )
+    return m.unknown("item")
+
+
+def set_item(owner: Value, index: Value, value: Value) -> None:
+    if isinstance(owner, dict):
+        if hashable(index):
+            owner[index] = value
+    elif isinstance(owner, list):
+        try:
+            owner[index] = value
+        except FAILS:
+            pass
+
+
+def delete_item(owner: Value, index: Value) -> None:
+    try:
+        del owner[index]
+    except FAILS:
+        pass
+
+
+MUTATORS = {"append", "add", "insert", "appendleft", "extend", "update", "setdefault"}
+_STRINGS = {
+    "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isdigit", "join", "lower",
+    "lstrip", "partition", "replace", "rfind", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith",
+    "strip", "title", "upper", "removeprefix", "removesuffix", "swapcase", "islower", "isupper", "isnumeric",
+}  # fmt: skip
+
+
+def call_method(m: Machine, method: Method, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A method of a string, a list, a dictionary, ..."""
+    owner, name = method.owner, method.name
+    if isinstance(owner, str | bytes):
+        if name not in _STRINGS or any(_vague(a) for a in args):
+            return m.unknown("string")
+    if isinstance(owner, dict):
+        return _of_dict(m, owner, name, args, kwargs)
+    if isinstance(owner, list) and name == "sort":
+        return None
+    if isinstance(owner, list) and name == "extend":
+        items = iteration.listed(m, args[0], iteration.LONG) if args else None
+        if items is not None and len(owner) + len(items) < iteration.LONG:
+            owner.extend(items)
+        return None
+    if isinstance(owner, list | tuple) and name in ("index", "count", "remove"):
+        if any(_vague(i) for i in owner) or any(_vague(a) for a in args):
+            return None if name == "remove" else m.unknown(name)
+    if isinstance(owner, set) and (name == "add" and not all(hashable(a) for a in args)):
+        return None
+    if isinstance(owner, int | float) and name not in ("is_integer", "bit_length", "conjugate"):
+        return m.unknown("number")
+    plain = [
+        a if not isinstance(a, Instance) or a.extra.get("items") is None else a.extra["items"] for a in args
+    ]
+    try:
+        return bounded(m, getattr(owner, name)(*plain, **kwargs))
+    except FAILS:
+        return m.unknown(f"{type(owner).__name__}.{name}")
+
+
+def _of_dict(
+    m: Machine, owner: dict[Value, Value], name: str, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    if name in ("keys", "values", "items"):
+        return list(getattr(owner, name)())
+    if name == "get":
+        if not args or isinstance(args[0], Unknown) or not hashable(args[0]):
+            return m.unknown("key")
+        return owner.get(args[0], args[1] if len(args) > 1 else kwargs.get("default"))
+    if name == "update":
+        for each in args:
+            if isinstance(each, dict):
+                owner.update(each)
+        owner.update({k: v for k, v in kwargs.items() if k != "**"})
+        return None
+    if name == "setdefault" and args and hashable(args[0]):
+        return owner.setdefault(args[0], args[1] if len(args) > 1 else None)
+    if name == "pop" and args and hashable(args[0]):
+        return owner.pop(args[0], args[1] if len(args) > 1 else m.unknown("missing key"))
+    if name == "copy":
+        return dict(owner)
+    if name == "clear":
+        owner.clear()
+        return None
+    return m.unknown("dict." + name)
+
+
+def call_builtin(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A function of the language."""
+    special = SPECIAL.get(name)
+    if special is not None:
+        return special(m, args, kwargs)
+    if name in _PURE and all(isinstance(a, _PLAIN) for a in args) and not kwargs:
+        try:
+            return bounded(m, getattr(builtins, name)(*args))
+        except FAILS:
+            return m.unknown(name)
+    if name.endswith(("Error", "Exception", "Interrupt", "Exit", "StopIteration", "Warning")):
+        return Instance(None, kind="builtins." + name)
+    return m.unknown(name)
+
+
+_PURE = {
+    "abs", "bin", "bool", "chr", "complex", "divmod", "float", "hash", "hex", "int", "oct", "ord", "repr", "round",
+    "str", "bytes", "ascii",
+}  # fmt: skip
+
+
+def _list(kind: Callable[[Any], Any]) -> Callable[..., Value]:
+    def run(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if not args:
+            made = kind([])
+            return made | {k: v for k, v in kwargs.items() if k != "**"} if isinstance(made, dict) else made
+        source = args[0]
+        if kind is dict and isinstance(source, dict):
+            return {**source, **{k: v for k, v in kwargs.items() if k != "**"}}
+        items = iteration.listed(m, source)
+        if items is None:
+            return source if isinstance(source, Unknown) else m.unknown("list")
+        if kind in (set, frozenset):
+            return hashed(m, kind, items)
+        if kind is dict:
+            pairs = [iteration.listed(m, i) for i in items]
+            return {p[0]: p[1] for p in pairs if p is not None and len(p) == 2 and hashable(p[0])} | kwargs
+        return kind(items)
+
+    return run
+
+
+def _fold(pick: Callable[[Any], Any]) -> Callable[..., Value]:
+    def run(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        items = args if len(args) > 1 else iteration.listed(m, args[0]) if args else None
+        if items and "key" not in kwargs and all(isinstance(i, int | float) for i in items):
+            return pick(items)
+        return m.unknown("min/max")
+
+    return run
+
+
+def _sum(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    from gradfix.read import ops
+
+    items = iteration.listed(m, args[0]) if args else None
+    if items is None:
+        return m.unknown("sum")
+    total = args[1] if len(args) > 1 else kwargs.get("start", 0)
+    for each in items:
+        if isinstance(total, Tensor) or isinstance(each, Tensor):
+            total = ops.operator_(m, "add", total, each)
+        elif isinstance(total, Unknown) or isinstance(each, Unknown):
+            return m.unknown("sum")
+        else:
+            total = binary(m, "add", operator.add, total, each)
+    return total
+
+
+def _quantified(wanted: bool) -> Callable[..., Value]:
+    def run(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        from gradfix.read.truth import truth
+
+        items = iteration.listed(m, args[0]) if args else None
+        known = [truth(m, i) for i in items] if items is not None else [None]
+        if wanted in known:
+            return wanted
+        return m.unknown("any/all") if None in known else not wanted
+
+    return run
+
+
+def _none(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return None
+
+
+SPECIAL: dict[str, Callable[..., Value]] = {
+    "list": _list(list),
+    "tuple": _list(tuple),
+    "set": _list(set),
+    "frozenset": _list(frozenset),
+    "dict": _list(dict),
+    "sorted": _list(list),
+    "min": _fold(min),
+    "max": _fold(max),
+    "sum": _sum,
+    "any": _quantified(True),
+    "all": _quantified(False),
+    "print": _none,
+}

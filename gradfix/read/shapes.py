@@ -1,0 +1,346 @@
+"""Sizes and types of results, where they follow from the arguments; None where they don't."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradfix.read.values import Lib, Shape, Tensor, Unknown, Value
+
+REDUCTIONS = {
+    "sum", "mean", "prod", "max", "min", "amax", "amin", "norm", "std", "var", "argmax", "argmin", "logsumexp", "median",
+    "all", "any", "nansum", "nanmean", "linalg_vector_norm",
+}  # fmt: skip
+TO_SCALAR = {"dot", "trace", "dist"}
+SAME = {
+    "copy",
+    "clone",
+    "detach",
+    "contiguous",
+    "to",
+    "index_fill",
+    "masked_fill",
+    "scatter",
+    "index_copy",
+    "index_add",
+}
+DTYPES = {
+    "float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32", "short": "int16",
+    "bool": "bool", "cfloat": "complex64", "char": "int8", "uint8": "uint8",
+}  # fmt: skip
+_COMPARING = {
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "isnan",
+    "isinf",
+    "isfinite",
+    "logical_and",
+    "logical_or",
+    "logical_not",
+}
+_INDICES = {"argmax", "argmin", "argsort", "nonzero", "multinomial", "bincount", "searchsorted"}
+_BY_NUMBER = {
+    "add", "sub", "mul", "div", "pow", "clamp", "clamp_min", "clamp_max", "softmax", "log_softmax", "cumsum", "cumprod",
+    "rsub", "remainder", "floor_divide", "leaky_relu", "elu", "dropout", "hardtanh", "celu", "flip", "maximum", "minimum",
+    "nn.softmax", "eq", "ne", "lt", "le", "gt", "ge", "softplus", "rand_like", "masked_fill", "fill", "atan2", "lerp",
+}  # fmt: skip
+MOST_PIECES = 64
+
+
+def dtype_name(value: Value) -> str:
+    """``float32`` of ``torch.float`` or ``torch.float32``."""
+    if isinstance(value, Lib):
+        last = value.path.rpartition(".")[2]
+        return DTYPES.get(last, last)
+    return ""
+
+
+def dtype_of(name: str, bound: dict[str, Value]) -> str:
+    """The result's type; integers have no gradient."""
+    given = dtype_name(bound.get("dtype"))
+    if given:
+        return given
+    if name in _COMPARING:
+        return "bool"
+    if name in _INDICES:
+        return "int64"
+    found = [v.dtype for v in _tensors(bound)]
+    if not found:
+        return "float32"
+    real = [d for d in found if d.startswith(("float", "bfloat", "complex"))]
+    if real:
+        return real[0]
+    if name in ("div", "true_divide", "exp", "log", "sqrt", "sigmoid", "tanh", "sin", "cos", "embedding"):
+        return "float32"
+    if any(isinstance(v, float) for v in bound.values()):
+        return "float32"
+    return found[0]
+
+
+def _tensors(bound: dict[str, Value]) -> list[Tensor]:
+    found = []
+    for value in bound.values():
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [v for v in value if isinstance(v, Tensor)]
+    return found
+
+
+def sizes(values: Any) -> Shape:
+    """A shape from what was given as sizes."""
+    if isinstance(values, int):
+        return (values,)
+    if isinstance(values, list | tuple):
+        if len(values) == 1 and isinstance(values[0], list | tuple):
+            return sizes(values[0])
+        return tuple(v if isinstance(v, int) else None for v in values)
+    return None
+
+
+def broadcast(shapes: list[Shape]) -> Shape:
+    if any(s is None for s in shapes) or not shapes:
+        return None
+    known = [s for s in shapes if s is not None]
+    width = max(map(len, known))
+    result: list[int | None] = []
+    for i in range(width):
+        dims = [s[i - width] for s in known if len(s) >= width - i]
+        larger = [d for d in dims if d != 1]
+        result.append(1 if not larger else larger[0])
+    return tuple(result)
+
+
+def result_of(name: str, bound: dict[str, Value]) -> Shape:
+    """The shape of the first result."""
+    tensors = _tensors(bound)
+    first = tensors[0].shape if tensors else None
+    name = name.rstrip("_")
+    if name in TO_SCALAR:
+        return ()
+    if name.endswith("loss") or name in ("cross_entropy", "binary_cross_entropy", "kl_div"):
+        return () if bound.get("reduction", "mean") in ("mean", "sum", None, 1, 2) else first
+    if name in REDUCTIONS:
+        if isinstance(bound.get("other"), Tensor):
+            return broadcast([t.shape for t in tensors])
+        return _reduced(first, bound.get("dim"), bound.get("keepdim", False))
+    special = SHAPES.get(name)
+    if special is not None:
+        return special(bound, first)
+    if name == "linear" and first is not None and len(tensors) > 1 and tensors[1].shape is not None:
+        return (*first[:-1], tensors[1].shape[0])
+    if (
+        name in ("matmul", "mm", "bmm")
+        and first is not None
+        and len(tensors) > 1
+        and tensors[1].shape is not None
+    ):
+        other = tensors[1].shape
+        return (*first[:-1], other[-1]) if len(first) >= 2 and len(other) >= 2 else None
+    if name in SAME or len(tensors) == 1:
+        return first if name in SAME or _elementwise(name, bound) else None
+    if _elementwise(name, bound):
+        return broadcast([t.shape for t in tensors])
+    return None
+
+
+def _elementwise(name: str, bound: dict[str, Value]) -> bool:
+    whole = (
+        any(isinstance(v, int) and not isinstance(v, bool) for v in bound.values()) and name not in _BY_NUMBER
+    )
+    return (
+        not whole and not any(isinstance(v, list | tuple) for v in bound.values()) and "weight" not in bound
+    )
+
+
+def _reduced(shape: Shape, dim: Any, keep: Any) -> Shape:
+    if dim is None:
+        return ()
+    if shape is None or isinstance(dim, Unknown) or isinstance(keep, Unknown):
+        return None
+    dims = {
+        d % len(shape)
+        for d in (dim if isinstance(dim, list | tuple) else [dim])
+        if isinstance(d, int) and shape
+    }
+    if keep:
+        return tuple(1 if i in dims else n for i, n in enumerate(shape))
+    return tuple(n for i, n in enumerate(shape) if i not in dims)
+
+
+def _viewed(bound: dict[str, Value], first: Shape) -> Shape:
+    wanted = sizes(next((v for k, v in bound.items() if k in ("size", "shape")), None))
+    if wanted is None:
+        return None
+    if -1 not in wanted:
+        return wanted
+    rest = 1
+    for n in wanted:
+        rest *= 1 if n in (-1, None) else abs(n or 1)
+    total: int | None = 1
+    for m in first if first is not None else (None,):
+        total = None if total is None or m is None else total * m
+    missing = total // rest if total is not None and None not in wanted and rest else None
+    return tuple(missing if n == -1 else n for n in wanted)
+
+
+def _expanded(bound: dict[str, Value], first: Shape) -> Shape:
+    wanted = sizes(bound.get("size"))
+    if wanted is None or first is None:
+        return wanted if wanted is not None and -1 not in wanted else None
+    return tuple(
+        first[i - len(wanted)] if n == -1 and len(first) >= len(wanted) - i else n
+        for i, n in enumerate(wanted)
+    )
+
+
+def _unsqueezed(bound: dict[str, Value], first: Shape) -> Shape:
+    dim = bound.get("dim")
+    if first is None or not isinstance(dim, int):
+        return None
+    at = dim % (len(first) + 1)
+    return (*first[:at], 1, *first[at:])
+
+
+def _squeezed(bound: dict[str, Value], first: Shape) -> Shape:
+    dim = bound.get("dim")
+    if first is None:
+        return None
+    if dim is None:
+        return None if None in first else tuple(n for n in first if n != 1)
+    if not isinstance(dim, int) or not first:
+        return None
+    at = dim % len(first)
+    return tuple(n for i, n in enumerate(first) if i != at) if first[at] == 1 else first
+
+
+def _transposed(bound: dict[str, Value], first: Shape) -> Shape:
+    a, b = bound.get("dim0"), bound.get("dim1")
+    if first is None or not isinstance(a, int) or not isinstance(b, int) or not first:
+        return None
+    order = list(first)
+    a, b = a % len(first), b % len(first)
+    order[a], order[b] = order[b], order[a]
+    return tuple(order)
+
+
+def _t(bound: dict[str, Value], first: Shape) -> Shape:
+    return None if first is None else first[::-1]
+
+
+def _flattened(bound: dict[str, Value], first: Shape) -> Shape:
+    start, end = bound.get("start_dim", 0), bound.get("end_dim", -1)
+    if first is None or not isinstance(start, int) or not isinstance(end, int) or not first:
+        return None
+    start, end = start % len(first), end % len(first)
+    total: int | None = 1
+    for n in first[start : end + 1]:
+        total = None if n is None or total is None else total * n
+    return (*first[:start], total, *first[end + 1 :])
+
+
+def _selected(bound: dict[str, Value], first: Shape) -> Shape:
+    dim = bound.get("dim", 0)
+    if first is None or not isinstance(dim, int) or not first:
+        return None
+    return tuple(n for i, n in enumerate(first) if i != dim % len(first))
+
+
+def _joined(bound: dict[str, Value], first: Shape) -> Shape:
+    dim = bound.get("dim", 0)
+    tensors = _tensors(bound)
+    if not isinstance(dim, int) or not tensors or any(t.shape is None for t in tensors) or not first:
+        return None
+    at = dim % len(first)
+    total: int | None = 0
+    for t in tensors:
+        n = t.shape[at] if t.shape is not None and len(t.shape) > at else None
+        total = None if n is None or total is None else total + n
+    return tuple(total if i == at else n for i, n in enumerate(first))
+
+
+def _stacked(bound: dict[str, Value], first: Shape) -> Shape:
+    dim = bound.get("dim", 0)
+    if first is None or not isinstance(dim, int):
+        return None
+    at = dim % (len(first) + 1)
+    return (*first[:at], len(_tensors(bound)), *first[at:])
+
+
+def _embedded(bound: dict[str, Value], first: Shape) -> Shape:
+    weight, index = bound.get("weight"), bound.get("indices", bound.get("input"))
+    if isinstance(weight, Tensor) and isinstance(index, Tensor) and weight.shape and index.shape is not None:
+        return (*index.shape, weight.shape[-1])
+    return None
+
+
+def _like_index(bound: dict[str, Value], first: Shape) -> Shape:
+    index = bound.get("index")
+    return index.shape if isinstance(index, Tensor) else None
+
+
+SHAPES: dict[str, Any] = {
+    "view": _viewed,
+    "reshape": _viewed,
+    "expand": _expanded,
+    "unsqueeze": _unsqueezed,
+    "squeeze": _squeezed,
+    "transpose": _transposed,
+    "t": _t,
+    "flatten": _flattened,
+    "select": _selected,
+    "cat": _joined,
+    "concat": _joined,
+    "stack": _stacked,
+    "embedding": _embedded,
+    "gather": _like_index,
+    "permute": lambda bound, first: None if first is None else tuple(None for _ in first),
+    "conv2d": lambda bound, first: None if first is None else tuple(None for _ in first),
+    "conv1d": lambda bound, first: None if first is None else tuple(None for _ in first),
+}
+
+
+def pieces(name: str, bound: dict[str, Value]) -> int:
+    """How many views a multi-view op gives: as many as follow from the sizes, else two."""
+    source = next(iter(bound.values()))
+    dim = bound.get("dim", 0)
+    length = None
+    if (
+        isinstance(source, Tensor)
+        and source.shape
+        and isinstance(dim, int)
+        and -len(source.shape) <= dim < len(source.shape)
+    ):
+        length = source.shape[dim]
+    count: int | None = 2
+    if name == "unbind":
+        count = length
+    elif name in ("chunk", "tensor_split"):
+        given = bound.get("chunks", bound.get("sections"))
+        count = given if isinstance(given, int) else None
+    elif name == "split":
+        size = bound.get("split_size")
+        if isinstance(size, list | tuple):
+            count = len(size)
+        elif isinstance(size, int) and size > 0 and length is not None:
+            count = -(-length // size)
+        else:
+            count = None
+    return min(count if count is not None else 2, MOST_PIECES)
+
+
+def piece_of(name: str, bound: dict[str, Value], number: int) -> Shape:
+    source = next(iter(bound.values()))
+    dim = bound.get("dim", 0)
+    if not isinstance(source, Tensor) or not source.shape or not isinstance(dim, int):
+        return None
+    at = dim % len(source.shape)
+    if name == "unbind":
+        return tuple(n for i, n in enumerate(source.shape) if i != at)
+    return tuple(
+        (None if n is None or number == 0 else n // number) if i == at else n
+        for i, n in enumerate(source.shape)
+    )

@@ -1,0 +1,325 @@
+"""Statements of the program, one function a kind. Each returns None, or how the block was left."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from gradfix.read import calls, iteration, libraries, objects
+from gradfix.read.expressions import assign, augmented, delete, evaluate
+from gradfix.read.frames import Machine, Raised
+from gradfix.read.truth import truth
+from gradfix.read.values import Class, Lib, ModuleValue, Unknown, Value
+
+Left = str | None  # "break", "continue", "return" or None: went on to its end
+_ENDS = (ast.Raise, ast.Return, ast.Break, ast.Continue)
+_EXITS = {"exit", "quit", "_exit"}
+
+
+def block(m: Machine, body: list[ast.stmt]) -> Left:
+    """Run the statements of `body`."""
+    for statement in body:
+        m.spend()
+        run = RUN.get(type(statement))
+        if run is not None:
+            left = run(m, statement)
+            if left is not None:
+                return left
+    return None
+
+
+def _expression(m: Machine, node: ast.Expr) -> Left:
+    if not isinstance(node.value, ast.Constant):
+        evaluate(m, node.value)
+    return None
+
+
+def _assign(m: Machine, node: ast.Assign) -> Left:
+    value = evaluate(m, node.value)
+    for target in node.targets:
+        assign(m, target, value, node)
+    return None
+
+
+def _annotated(m: Machine, node: ast.AnnAssign) -> Left:
+    if node.value is not None:
+        assign(m, node.target, evaluate(m, node.value), node)
+    return None
+
+
+def _augmented(m: Machine, node: ast.AugAssign) -> Left:
+    augmented(m, node)
+    return None
+
+
+def _delete(m: Machine, node: ast.Delete) -> Left:
+    for target in node.targets:
+        delete(m, target)
+    return None
+
+
+def _return(m: Machine, node: ast.Return) -> Left:
+    m.frame.result = evaluate(m, node.value) if node.value is not None else None
+    return "return"
+
+
+def _raise(m: Machine, node: ast.Raise) -> Left:
+    value = evaluate(m, node.exc) if node.exc is not None else None
+    m.frame.node = node
+    raise Raised(value)
+
+
+def _break(m: Machine, node: ast.Break) -> Left:
+    return "break"
+
+
+def _continue(m: Machine, node: ast.Continue) -> Left:
+    return "continue"
+
+
+def ends(m: Machine, body: list[ast.stmt]) -> bool:
+    """Whether a block leaves what it stands in: its last statement returns, raises, breaks or ends the program."""
+    if not body:
+        return False
+    last = body[-1]
+    if isinstance(last, _ENDS):
+        return True
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        called = last.value.func
+        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        return name in _EXITS
+    return False
+
+
+def _if(m: Machine, node: ast.If) -> Left:
+    known = truth(m, evaluate(m, node.test))
+    if known is not None:
+        return block(m, node.body if known else node.orelse)
+    if ends(m, node.body) and not ends(m, node.orelse):
+        taken = False
+    elif ends(m, node.orelse) and not ends(m, node.body):
+        taken = True
+    else:
+        taken = m.decide(node.test)
+    m.doubts += 1
+    try:
+        return block(m, node.body if taken else node.orelse)
+    finally:
+        m.doubts -= 1
+
+
+def _for(m: Machine, node: ast.For | ast.AsyncFor) -> Left:
+    m.frame.node = node.iter
+    source = evaluate(m, node.iter)
+    m.frame.node = node.iter
+    left: list[Left] = [None]
+
+    def one(item: Value) -> bool:
+        m.spend()
+        assign(m, node.target, item, node)
+        left[0] = block(m, node.body)
+        return left[0] in ("break", "return")
+
+    known = iteration.each(m, source, one, node)
+    if left[0] == "return":
+        return "return"
+    if left[0] != "break" and known:
+        return block(m, node.orelse)
+    return None
+
+
+def _while(m: Machine, node: ast.While) -> Left:
+    passes = 0
+    while True:
+        m.spend()
+        known = truth(m, evaluate(m, node.test))
+        if known is False:
+            return block(m, node.orelse)
+        if passes >= iteration.most(m, node, 1 << 30 if known else None):
+            return None
+        passes += 1
+        m.doubts += known is None
+        try:
+            left = block(m, node.body)
+        finally:
+            m.doubts -= known is None
+        if left == "break":
+            return None
+        if left == "return":
+            return left
+
+
+def _with(m: Machine, node: ast.With | ast.AsyncWith) -> Left:
+    undo: list[Callable[[], None]] = []
+    try:
+        for item in node.items:
+            value = evaluate(m, item.context_expr)
+            m.frame.node = item.context_expr
+            entered, leave = libraries.enter(m, value)
+            undo.append(leave)
+            if item.optional_vars is not None:
+                assign(m, item.optional_vars, entered, node)
+        return block(m, node.body)
+    finally:
+        for leave in reversed(undo):
+            leave()
+
+
+def _try(m: Machine, node: ast.Try) -> Left:
+    left: Left = None
+    try:
+        left = block(m, node.body)
+        if left is None:
+            left = block(m, node.orelse)
+    except Raised as raised:
+        if not node.handlers or raised.value is libraries.EXIT:
+            block(m, node.finalbody)
+            raise
+        handler = node.handlers[0]
+        if handler.name:
+            m.frame.names[handler.name] = raised.value
+        m.doubts += 1
+        try:
+            left = block(m, handler.body)
+        finally:
+            m.doubts -= 1
+    after = block(m, node.finalbody)
+    return after if after is not None else left
+
+
+def _function(m: Machine, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Left:
+    calls.store(m, node.name, calls.define(m, node))
+    return None
+
+
+def _class(m: Machine, node: ast.ClassDef) -> Left:
+    value: Value = objects.define(m, node, block)
+    for decorator in reversed(node.decorator_list):
+        value = objects.decorated(m, evaluate(m, decorator), value)
+    calls.store(m, node.name, value)
+    return None
+
+
+def _import(m: Machine, node: ast.Import) -> Left:
+    for alias in node.names:
+        first = alias.name.split(".")[0]
+        unit = m.project.find(alias.name if alias.asname else first, m.frame.unit)
+        if unit is not None:
+            value: Value = ModuleValue(load(m, unit))
+            if (
+                not alias.asname
+                and alias.name != first
+                and (inner := m.project.find(alias.name, m.frame.unit))
+            ):
+                load(m, inner)
+        else:
+            value = Lib(alias.name if alias.asname else first)
+        calls.store(m, alias.asname or first, value)
+    return None
+
+
+def _import_from(m: Machine, node: ast.ImportFrom) -> Left:
+    name = node.module or ""
+    unit = m.project.find(name, m.frame.unit, node.level)
+    if unit is not None:
+        load(m, unit)
+    for alias in node.names:
+        if alias.name == "*":
+            if unit is not None:
+                for each, value in list(unit.names.items()):
+                    if not each.startswith("_"):
+                        calls.store(m, each, value)
+            continue
+        found: Value
+        if unit is not None and alias.name in unit.names:
+            found = unit.names[alias.name]
+        elif inner := m.project.find(
+            f"{name}.{alias.name}" if name else alias.name, m.frame.unit, node.level
+        ):
+            found = ModuleValue(load(m, inner))
+        elif unit is not None or node.level:
+            found = m.unknown(f"import {name}.{alias.name}")
+        else:
+            found = Lib(f"{name}.{alias.name}")
+        calls.store(m, alias.asname or alias.name, found)
+    return None
+
+
+def load(m: Machine, unit: objects.Unit) -> objects.Unit:
+    """Run a module's body, once."""
+    if unit.entered:
+        return unit
+    unit.entered = True
+    unit.names["__name__"] = unit.name
+    frame = calls.Frame(unit, "<module>", m.frame.stack() if m.frame else (), unit.names, None)
+    grad, m.grad = m.grad, True
+    try:
+        with m.inside(frame):
+            block(m, unit.tree.body)
+    except calls.Deep:
+        pass
+    finally:
+        m.grad = grad
+    return unit
+
+
+def _global(m: Machine, node: ast.Global) -> Left:
+    m.frame.declared.update(dict.fromkeys(node.names, "global"))
+    return None
+
+
+def _nonlocal(m: Machine, node: ast.Nonlocal) -> Left:
+    m.frame.declared.update(dict.fromkeys(node.names, "nonlocal"))
+    return None
+
+
+def _match(m: Machine, node: ast.Match) -> Left:
+    subject = evaluate(m, node.subject)
+    for case in node.cases:
+        pattern = case.pattern
+        if isinstance(pattern, ast.MatchValue):
+            value = evaluate(m, pattern.value)
+            if isinstance(subject, Unknown) or isinstance(value, Unknown | Class):
+                continue
+            if value == subject:
+                return block(m, case.body)
+        elif isinstance(pattern, ast.MatchAs) and pattern.pattern is None and case.guard is None:
+            if pattern.name:
+                calls.store(m, pattern.name, subject)
+            return block(m, case.body)
+    return None
+
+
+def _assert(m: Machine, node: ast.Assert) -> Left:
+    evaluate(m, node.test)
+    return None
+
+
+RUN: dict[type, Callable[..., Left]] = {
+    ast.Expr: _expression,
+    ast.Assign: _assign,
+    ast.AnnAssign: _annotated,
+    ast.AugAssign: _augmented,
+    ast.Delete: _delete,
+    ast.Return: _return,
+    ast.Raise: _raise,
+    ast.Break: _break,
+    ast.Continue: _continue,
+    ast.If: _if,
+    ast.For: _for,
+    ast.AsyncFor: _for,
+    ast.While: _while,
+    ast.With: _with,
+    ast.AsyncWith: _with,
+    ast.Try: _try,
+    ast.TryStar: _try,
+    ast.FunctionDef: _function,
+    ast.AsyncFunctionDef: _function,
+    ast.ClassDef: _class,
+    ast.Import: _import,
+    ast.ImportFrom: _import_from,
+    ast.Global: _global,
+    ast.Nonlocal: _nonlocal,
+    ast.Match: _match,
+    ast.Assert: _assert,
+}

@@ -1,0 +1,426 @@
+"""What a tensor's attributes, methods and items do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gradfix.read import backward, effects, ops, shapes
+from gradfix.read.frames import Machine
+from gradfix.read.values import Lib, Native, Shape, Tensor, Unknown, Value
+
+CASTS = {
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "long",
+    "int",
+    "short",
+    "bool",
+    "char",
+    "byte",
+    "cfloat",
+    "cdouble",
+}
+SELF = {"cuda", "cpu", "pin_memory", "share_memory_", "contiguous", "rename", "refine_names", "to_dense"}
+FRESH = {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "new"}
+NOT_TENSORS = {
+    "stride",
+    "storage_offset",
+    "data_ptr",
+    "get_device",
+    "is_contiguous",
+    "is_floating_point",
+    "is_complex",
+}
+
+
+def fresh(m: Machine, shape: Shape, dtype: str = "float32", requires: bool = False) -> Tensor:
+    """A new leaf."""
+    return Tensor(m.trace.storage(), requires, None, shape, dtype)
+
+
+# ---- attributes
+
+
+def attribute(m: Machine, tensor: Tensor, name: str) -> Value:
+    """``tensor.name``."""
+    special = ATTRIBUTES.get(name)
+    if special is not None:
+        return special(m, tensor)
+    method = METHODS.get(name)
+    if method is None and (name in CASTS or effects.overloads(name)):
+        return Native(name, lambda machine, args, kwargs: _op(machine, tensor, name, args, kwargs))
+    if method is not None:
+        return Native(name, lambda machine, args, kwargs: method(machine, tensor, args, kwargs))
+    if name in SELF:
+        return Native(name, lambda machine, args, kwargs: tensor)
+    return m.unknown("tensor attribute " + name)
+
+
+def _op(m: Machine, tensor: Tensor, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if name in CASTS:
+        return _cast(m, tensor, shapes.DTYPES.get(name, name))
+    return ops.apply(m, name, [tensor, *args], kwargs)
+
+
+def _cast(m: Machine, tensor: Tensor, dtype: str) -> Tensor:
+    if dtype == tensor.dtype:
+        return tensor
+    known, node, _ = ops.graph(m, "aten._to_copy", "ToCopyBackward0", [tensor])
+    if dtype in ops.INTEGERS:
+        known, node = False, None
+    made = ops.new(m, tensor.shape, dtype, known, node)
+    if node is not None:
+        node.output = made
+    return made
+
+
+def _size(m: Machine, tensor: Tensor) -> Value:
+    if tensor.shape is None:
+        return m.unknown("shape")
+    return tuple(m.unknown("size") if n is None else n for n in tensor.shape)
+
+
+def _data(m: Machine, tensor: Tensor) -> Value:
+    from gradfix.read import names
+
+    names.local(m, tensor)
+    if tensor.requires:
+        m.trace.cut("data", tensor, tensor.node)
+    return _alias(tensor, "data")
+
+
+def _alias(tensor: Tensor, how: str) -> Tensor:
+    return Tensor(tensor.storage, False, None, tensor.shape, tensor.dtype, alias=tensor.alias or how)
+
+
+def _grad(m: Machine, tensor: Tensor) -> Value:
+    node = ops.edge(m, tensor)
+    if tensor.requires and not isinstance(node, Tensor) and not tensor.retains:
+        from gradfix.read import names
+
+        names.local(m, tensor)
+        m.trace.grad_read(tensor, node)
+        return None
+    if tensor.grad is None and tensor.requires is None:
+        return m.unknown("grad")
+    return tensor.grad
+
+
+def _transposed(m: Machine, tensor: Tensor) -> Value:
+    return ops.apply(m, "t", [tensor], {})
+
+
+ATTRIBUTES: dict[str, Callable[[Machine, Tensor], Value]] = {
+    "data": _data,
+    "grad": _grad,
+    "shape": _size,
+    "T": _transposed,
+    "mT": _transposed,
+    "H": _transposed,
+    "requires_grad": lambda m, t: m.unknown("requires_grad") if ops.requires(m, t) is None else t.requires,
+    "is_leaf": lambda m, t: not isinstance(ops.edge(m, t), object) or t.node is None,
+    "grad_fn": lambda m, t: None if t.node is None and t.requires is False else m.unknown("grad_fn"),
+    "dtype": lambda m, t: Lib("torch." + t.dtype),
+    "device": lambda m, t: Lib("torch.device.cpu"),
+    "is_cuda": lambda m, t: False,
+    "ndim": lambda m, t: m.unknown("ndim") if t.shape is None else len(t.shape),
+    "real": lambda m, t: t,
+    "layout": lambda m, t: Lib("torch.strided"),
+    "_version": lambda m, t: m.unknown("_version"),
+}
+
+
+# ---- methods that the table doesn't describe
+
+
+def _item(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    _leave(m, tensor, "item")
+    return m.unknown("item()")
+
+
+def _leave(m: Machine, tensor: Tensor, how: str) -> None:
+    from gradfix.read import names
+
+    if ops.requires(m, tensor):
+        names.local(m, tensor)
+        m.trace.cut(how, tensor, tensor.node)
+
+
+def _detach(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    _leave(m, tensor, "detach")
+    return _alias(tensor, "detach")
+
+
+def _detach_(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    _leave(m, tensor, "detach")
+    tensor.node, tensor.requires = None, False
+    return tensor
+
+
+def _numpy(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    _leave(m, tensor, "numpy")
+    return (
+        _alias(tensor, "numpy") if not tensor.requires else m.unknown("numpy of a tensor that requires grad")
+    )
+
+
+def _requires_grad_(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value = args[0] if args else kwargs.get("requires_grad", True)
+    set_requires(m, tensor, value)
+    return tensor
+
+
+def set_requires(m: Machine, tensor: Tensor, value: Value) -> None:
+    if isinstance(value, Unknown):
+        tensor.requires = None
+    elif tensor.node is None:
+        tensor.requires = bool(value)
+
+
+def _retain(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    tensor.retains = True
+    return None
+
+
+def _sizes(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    shape = _size(m, tensor)
+    dim = args[0] if args else kwargs.get("dim")
+    if dim is None or not isinstance(shape, tuple):
+        return shape
+    if not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
+        return m.unknown("size")
+    return shape[dim]
+
+
+def _count(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if tensor.shape is None or None in tensor.shape:
+        return m.unknown("numel")
+    total = 1
+    for n in tensor.shape:
+        total *= n or 0
+    return total
+
+
+def _dims(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return m.unknown("dim") if tensor.shape is None else len(tensor.shape)
+
+
+def _to(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    wanted = [*args, *kwargs.values()]
+    for each in wanted:
+        if isinstance(each, Tensor):
+            return _cast(m, tensor, each.dtype)
+        if isinstance(each, Lib) and each.path.startswith("torch.") and "device" not in each.path:
+            return _cast(m, tensor, shapes.dtype_name(each))
+    return tensor
+
+
+def _backward(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    names = ("gradient", "retain_graph", "create_graph", "inputs")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return backward.backward(m, [tensor], given)
+
+
+def _new(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    dtype = shapes.dtype_name(kwargs.get("dtype")) or tensor.dtype
+    given = kwargs.get(
+        "size", args if len(args) > 1 and all(isinstance(a, int | Unknown) for a in args) else args[:1]
+    )
+    requires = kwargs.get("requires_grad") is True
+    return fresh(m, shapes.sizes(given), dtype, requires)
+
+
+def _hook(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return m.unknown("hook")
+
+
+def _zero_(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    owner = next((t for t in m.leaves if t.grad is tensor or _same(t.grad, tensor)), None)
+    if owner is not None:
+        m.trace.zero([owner])
+    return ops.apply(m, "zero_", [tensor], {})
+
+
+def _same(grad: Value, tensor: Tensor) -> bool:
+    return isinstance(grad, Tensor) and grad.storage is tensor.storage
+
+
+def _copy_(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return ops.apply(m, "copy_", [tensor, *args], kwargs)
+
+
+def _chunked(name: str) -> Callable[..., Value]:
+    def run(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return ops.apply(m, name, [tensor, *args], kwargs)
+
+    return run
+
+
+def _type(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if not args and not kwargs:
+        return m.unknown("type()")
+    return _to(m, tensor, args, kwargs)
+
+
+def _listed(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    _leave(m, tensor, "item")
+    return m.unknown("tolist()")
+
+
+METHODS: dict[str, Callable[..., Value]] = {
+    "item": _item,
+    "tolist": _listed,
+    "__float__": _item,
+    "detach": _detach,
+    "detach_": _detach_,
+    "numpy": _numpy,
+    "requires_grad_": _requires_grad_,
+    "retain_grad": _retain,
+    "size": _sizes,
+    "numel": _count,
+    "nelement": _count,
+    "dim": _dims,
+    "ndimension": _dims,
+    "to": _to,
+    "type": _type,
+    "type_as": _to,
+    "backward": _backward,
+    "register_hook": _hook,
+    "zero_": _zero_,
+    **dict.fromkeys(SELF, lambda m, t, args, kwargs: t),
+    **dict.fromkeys(FRESH, _new),
+    **dict.fromkeys(NOT_TENSORS, lambda m, t, args, kwargs: m.unknown("tensor property")),
+}
+
+
+# ---- assignment
+
+
+def set_attribute(m: Machine, tensor: Tensor, name: str, value: Value) -> None:
+    """``tensor.name = value``."""
+    if name == "requires_grad":
+        set_requires(m, tensor, value)
+    elif name == "grad":
+        tensor.grad = value
+        if value is None and tensor.leaf and tensor.requires:
+            m.trace.zero([tensor])
+    elif name == "data" and isinstance(value, Tensor | Unknown):
+        from gradfix.read import names
+
+        names.local(m, tensor)
+        if tensor.storage.known or tensor.storage.saved:
+            m.trace.wrote("aten.set_", tensor, False, "set_data")
+
+
+# ---- items
+
+
+def item(m: Machine, tensor: Tensor, index: Value) -> Value:
+    """``tensor[index]``: views for numbers and slices, a copy for tensors and lists."""
+    if isinstance(index, Unknown):
+        known, node, _ = ops.graph(m, "aten.index", "IndexBackward0", [tensor])
+        made = ops.aliased(m, tensor, known, node, "select")
+        return made
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(p, Tensor | list | Unknown) for p in parts):
+        return _gathered(m, tensor, parts)
+    result = tensor
+    at = 0
+    width = sum(1 for p in parts if p is not None and p is not Ellipsis)
+    for part in parts:
+        if part is Ellipsis:
+            at = max(0, len(result.shape) - (width - at)) if result.shape is not None else at
+        elif part is None:
+            result = _viewed(m, result, "unsqueeze", "UnsqueezeBackward0", _inserted(result.shape, at))
+            at += 1
+        elif isinstance(part, slice):
+            if part != slice(None):
+                result = _viewed(m, result, "slice", "SliceBackward0", _sliced(result.shape, at, part))
+            at += 1
+        else:
+            result = _viewed(m, result, "select", "SelectBackward0", _dropped(result.shape, at))
+    if result is tensor:
+        result = _viewed(m, tensor, "alias", "AliasBackward0", tensor.shape)
+    return result
+
+
+def _viewed(m: Machine, tensor: Tensor, name: str, node_name: str, shape: Shape) -> Tensor:
+    known, node, _ = ops.graph(m, "aten." + name, node_name, [tensor])
+    made = ops.aliased(m, tensor, known, node, name)
+    made.shape = shape
+    return made
+
+
+def _inserted(shape: Shape, at: int) -> Shape:
+    return None if shape is None else (*shape[:at], 1, *shape[at:])
+
+
+def _dropped(shape: Shape, at: int) -> Shape:
+    return None if shape is None else tuple(n for i, n in enumerate(shape) if i != at)
+
+
+def _sliced(shape: Shape, at: int, part: slice) -> Shape:
+    if shape is None or at >= len(shape):
+        return None
+    n = shape[at]
+    ends = (part.start, part.stop, part.step)
+    length = None
+    if n is not None and all(e is None or isinstance(e, int) for e in ends) and (part.step or 1) > 0:
+        length = len(range(n)[part])
+    return tuple(length if i == at else each for i, each in enumerate(shape))
+
+
+def _gathered(m: Machine, tensor: Tensor, parts: tuple[Any, ...]) -> Tensor:
+    known, node, _ = ops.graph(m, "aten.index", "IndexBackward0", [tensor])
+    if node is not None:
+        for part in parts:
+            if isinstance(part, Tensor):
+                m.trace.save(node, part)
+    shape: Shape = None
+    if (
+        len(parts) == 1
+        and isinstance(parts[0], Tensor)
+        and parts[0].dtype != "bool"
+        and tensor.shape is not None
+    ):
+        shape = None if parts[0].shape is None else (*parts[0].shape, *tensor.shape[1:])
+    made = ops.new(m, shape, tensor.dtype, known, node)
+    if node is not None:
+        node.output = made
+    return made
+
+
+def set_item(m: Machine, tensor: Tensor, index: Value, value: Value) -> None:
+    """``tensor[index] = value``: a copy into a view; with indices, index_put_."""
+    parts = index if isinstance(index, tuple) else (index,)
+    advanced = any(isinstance(p, Tensor | list) for p in parts)
+    name, node_name = ("index_put", "IndexPutBackward0") if advanced else ("copy", "CopySlices")
+    refused = ops.refusal(m, tensor, [value])
+    if refused.startswith("a leaf") and not advanced:
+        from gradfix.read.trace import LEAF_VIEW
+
+        refused = LEAF_VIEW
+    known = ops.joined([ops.requires(m, tensor), *(ops.requires(m, t) for t in ops.tensors_of(value))])
+    node = None
+    if m.grad and known and not tensor.alias and not refused:
+        _, node, _ = ops.graph(m, "aten." + name, node_name, [tensor, value])
+        if node is not None and advanced:
+            for part in parts:
+                if isinstance(part, Tensor):
+                    m.trace.save(node, part)
+    if isinstance(value, Unknown) and m.grad and not tensor.alias and known is False:
+        known = None
+    ops.write(m, tensor, f"aten.{name}_", known, node, refused)
+
+
+def rows(m: Machine, tensor: Tensor, count: int) -> list[Value]:
+    """The first rows of `tensor`, as going through it gives them: views made at once."""
+    length = tensor.shape[0] if tensor.shape else None
+    if length is None:
+        length = min(count, m.budget.passes)
+    overload = effects.overloads("unbind")[0]
+    made: Any = ops.view(m, "unbind", overload, {"self": tensor, "dim": 0}, min(count, length))
+    return list(made)

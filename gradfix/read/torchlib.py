@@ -1,0 +1,392 @@
+"""Functions of torch that the effect table doesn't describe, and those that make tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gradfix.read import backward, effects, iteration, layers, ops, optimizers, shapes, tensors
+from gradfix.read.frames import Machine
+from gradfix.read.values import Instance, Lib, Native, Shape, Tensor, Unknown, Value
+
+MAKERS = {"zeros", "ones", "empty", "rand", "randn", "full"}
+LIKE = {"zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "full_like", "randint_like"}
+TYPED = {
+    "torch.FloatTensor": "float32", "torch.DoubleTensor": "float64", "torch.LongTensor": "int64", "torch.Tensor": "float32",
+    "torch.HalfTensor": "float16", "torch.ByteTensor": "uint8", "torch.IntTensor": "int32", "torch.BoolTensor": "bool",
+    "torch.cuda.FloatTensor": "float32", "torch.cuda.LongTensor": "int64",
+}  # fmt: skip
+FALSE = {
+    "torch.cuda.is_available", "torch.distributed.is_available", "torch.distributed.is_initialized", "torch.is_inference",
+    "torch.backends.mps.is_available", "torch.cuda.is_bf16_supported", "torch.is_autocast_enabled",
+    "torch.backends.cudnn.is_available", "torch.jit.is_scripting", "torch.jit.is_tracing", "torch.xpu.is_available",
+}  # fmt: skip
+NOTHING = (
+    "torch.manual_seed",
+    "torch.cuda.",
+    "torch.set_",
+    "torch.use_",
+    "torch.random.",
+    "torch.save",
+    "torch.backends",
+)
+MODES = {
+    "torch.no_grad", "torch.enable_grad", "torch.inference_mode", "torch.set_grad_enabled", "torch.autocast",
+    "torch.autograd.set_detect_anomaly", "torch.autograd.detect_anomaly", "contextlib.nullcontext",
+}  # fmt: skip
+
+
+def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Calling ``torch.…``."""
+    function = FUNCTIONS.get(path)
+    if function is not None:
+        return function(m, args, kwargs)
+    if path in TYPED:
+        return _typed(m, TYPED[path], args)
+    if path in FALSE:
+        return False
+    if path in MODES:
+        return _mode(m, path, args, kwargs)
+    if path.startswith("torch.nn."):
+        return _of_nn(m, path, args, kwargs)
+    if path.startswith("torch.optim.") and path[12:13].isupper():
+        return optimizers.make(m, path, args, kwargs)
+    if path.startswith("torch.optim.lr_scheduler."):
+        return Instance(None, kind=path)
+    if path.startswith(NOTHING):
+        return None
+    if path.startswith("torch.distributions."):
+        return _distribution(m, path, args, kwargs)
+    name = (
+        path.removeprefix("torch.")
+        .replace("special.", "special_")
+        .replace("linalg.", "linalg_")
+        .replace("fft.", "fft_")
+    )
+    if path.startswith("torch.Tensor."):
+        name = path[13:]
+        if args and isinstance(args[0], Tensor):
+            method = tensors.attribute(m, args[0], name)
+            return method.call(m, args[1:], kwargs) if isinstance(method, Native) else method
+    if name in MAKERS:
+        return _maker(m, name, args, kwargs)
+    if name in LIKE:
+        return _like(m, name, args, kwargs)
+    if "." not in name and (effects.overloads(name) or name in tensors.METHODS):
+        if name in tensors.METHODS and args and isinstance(args[0], Tensor):
+            return tensors.METHODS[name](m, args[0], args[1:], kwargs)
+        return ops.apply(m, name, args, kwargs)
+    from gradfix.read.libraries import escape
+
+    escape(m, [*args, *kwargs.values()])
+    return m.unknown("call " + path)
+
+
+def _of_nn(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if path.startswith("torch.nn.functional."):
+        return functional(m, path[20:], args, kwargs)
+    if path.startswith("torch.nn.init."):
+        return args[0] if args else kwargs.get("tensor")
+    if path.startswith("torch.nn.utils."):
+        return layers.utility(m, path[15:], args, kwargs)
+    if path.startswith("torch.nn.parallel."):
+        return layers.make(m, "torch.nn." + path.rpartition(".")[2], args, kwargs)
+    return layers.make(m, path, args, kwargs)
+
+
+def functional(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value], module: str = "") -> Value:
+    """``torch.nn.functional.name``."""
+    if kwargs.get("inplace") is True and not name.endswith("_"):
+        plain = {k: v for k, v in kwargs.items() if k != "inplace"}
+        if effects.overloads(name + "_"):
+            return ops.apply(m, name + "_", args, plain, module)
+        return layers.in_place(m, name, args, plain, module)
+    kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
+    special = layers.FUNCTIONAL.get(name)
+    if special is not None:
+        return special(m, args, kwargs)
+    if effects.overloads("nn." + name):
+        return ops.apply(m, "nn." + name, args, kwargs)
+    return m.unknown("functional " + name)
+
+
+# ---- tensors that are made
+
+
+def _maker(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    given: Any = kwargs.get("size", args)
+    if name == "full":
+        given = args[:1] or kwargs.get("size")
+    dtype = shapes.dtype_name(kwargs.get("dtype")) or "float32"
+    return tensors.fresh(m, shapes.sizes(given), dtype, _wants(kwargs))
+
+
+def _wants(kwargs: dict[str, Value]) -> Any:
+    wants = kwargs.get("requires_grad", False)
+    return None if isinstance(wants, Unknown) else bool(wants)
+
+
+def _like(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    source = args[0] if args else kwargs.get("input")
+    if not isinstance(source, Tensor):
+        return tensors.fresh(m, None, "float32", _wants(kwargs))
+    dtype = shapes.dtype_name(kwargs.get("dtype")) or source.dtype
+    return tensors.fresh(m, source.shape, dtype, _wants(kwargs))
+
+
+def _tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    data = args[0] if args else kwargs.get("data")
+    shape, dtype = _contents(data)
+    for each in ops.tensors_of(data):
+        if each.requires:
+            m.trace.cut("tensor", each, each.node)
+    return tensors.fresh(m, shape, shapes.dtype_name(kwargs.get("dtype")) or dtype, _wants(kwargs))
+
+
+def _contents(data: Value) -> tuple[Shape, str]:
+    if isinstance(data, bool):
+        return (), "bool"
+    if isinstance(data, int):
+        return (), "int64"
+    if isinstance(data, float):
+        return (), "float32"
+    if isinstance(data, Tensor):
+        return data.shape, data.dtype
+    if isinstance(data, list | tuple):
+        if not data:
+            return (0,), "float32"
+        kinds = [_contents(d) for d in data]
+        real = any(k[1].startswith("float") for k in kinds)
+        shape = kinds[0][0]
+        return (None if shape is None else (len(data), *shape)), "float32" if real else kinds[0][1]
+    return None, "float32"
+
+
+def _as_tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    data = args[0] if args else kwargs.get("data")
+    if isinstance(data, Tensor):
+        return (
+            Tensor(data.storage, False, None, data.shape, data.dtype, alias="numpy") if data.alias else data
+        )
+    return _tensor(m, args, kwargs)
+
+
+def _typed(m: Machine, dtype: str, args: list[Value]) -> Value:
+    if args and all(isinstance(a, int | Unknown) for a in args):
+        return tensors.fresh(m, shapes.sizes(args), dtype)
+    data = args[0] if args else []
+    if isinstance(data, Tensor):
+        return data
+    return tensors.fresh(m, _contents(data)[0], dtype)
+
+
+def _arange(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    shape: Shape = (None,)
+    if args and all(isinstance(a, int) for a in args) and len(args) < 4:
+        try:
+            shape = (len(range(*args)),)
+        except ValueError:
+            shape = None
+    real = any(isinstance(a, float) for a in args)
+    dtype = shapes.dtype_name(kwargs.get("dtype")) or ("float32" if real else "int64")
+    return tensors.fresh(m, shape, dtype, _wants(kwargs))
+
+
+def _linspace(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    steps = args[2] if len(args) > 2 else kwargs.get("steps")
+    return tensors.fresh(m, (steps if isinstance(steps, int) else None,), "float32", _wants(kwargs))
+
+
+def _randint(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    size = kwargs.get("size", next((a for a in args if isinstance(a, tuple | list)), None))
+    dtype = shapes.dtype_name(kwargs.get("dtype")) or "int64"
+    return tensors.fresh(m, shapes.sizes(size), dtype)
+
+
+def _eye(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    n = [a if isinstance(a, int) else None for a in args[:2]] or [None]
+    return tensors.fresh(m, (n[0], n[-1]), "float32", _wants(kwargs))
+
+
+def _normal(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    size = kwargs.get("size", args[2] if len(args) > 2 else None)
+    if size is None and args and isinstance(args[0], Tensor):
+        return tensors.fresh(m, args[0].shape)
+    return tensors.fresh(m, shapes.sizes(size))
+
+
+def _randperm(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return tensors.fresh(m, shapes.sizes(args[:1]), "int64")
+
+
+def _variable(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    data = args[0] if args else kwargs.get("data")
+    if not isinstance(data, Tensor):
+        return data
+    wants = kwargs.get("requires_grad", args[1] if len(args) > 1 else False)
+    if kwargs.get("volatile") is True or (data.node is None and not wants):
+        return data
+    made = Tensor(
+        data.storage, bool(wants) if data.node is None else data.requires, data.node, data.shape, data.dtype
+    )
+    return made
+
+
+# ---- modes
+
+
+def _mode(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value = Instance(None, kind=path, extra={"args": args, "kwargs": kwargs})
+    if path == "torch.set_grad_enabled":
+        value.extra["before"] = m.grad
+        wanted = args[0] if args else kwargs.get("mode")
+        if isinstance(wanted, bool):
+            m.grad = wanted
+    return value
+
+
+def enter_mode(m: Machine, value: Instance) -> Callable[[], None]:
+    """Enter ``with torch.no_grad():`` and the like; how it is left."""
+    grad, autocast, inference = m.grad, m.autocast, m.inference
+    kind = value.kind
+    given = value.extra.get("args", [])
+    if kind == "torch.no_grad":
+        m.grad = False
+    elif kind == "torch.inference_mode":
+        m.grad = not (not given or given[0] is not False)
+        m.inference = True
+    elif kind == "torch.enable_grad":
+        m.grad = True
+    elif kind == "torch.set_grad_enabled":
+        grad = value.extra["before"]
+        m.grad = given[0] if given and isinstance(given[0], bool) else m.grad
+    elif kind == "torch.autocast":
+        enabled = value.extra["kwargs"].get("enabled", True)
+        m.autocast = enabled is not False
+
+    def leave() -> None:
+        m.grad, m.autocast, m.inference = grad, autocast, inference
+
+    return leave
+
+
+# ---- the rest
+
+
+def _grad(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return backward.grad(m, args, kwargs)
+
+
+def _backward(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    roots = args[0] if args else kwargs.get("tensors")
+    listed = [roots] if isinstance(roots, Tensor) else iteration.listed(m, roots) or []
+    names = ("tensors", "gradient", "retain_graph", "create_graph")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return backward.backward(m, listed, given)
+
+
+def _checkpoint(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return m.unknown("checkpoint")
+
+
+def _device(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Lib("torch.device.cpu")
+
+
+def _clip(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return m.unknown("norm")
+
+
+def _where(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) == 3 and isinstance(args[0], Tensor):
+        branches = args[1:]
+        known, node, _ = ops.graph(m, "aten.where", "WhereBackward0", branches)
+        if node is not None:
+            m.trace.save(node, args[0])
+        shape = shapes.broadcast([a.shape if isinstance(a, Tensor) else () for a in args])
+        made = ops.new(
+            m, shape, shapes.dtype_of("where", {str(i): a for i, a in enumerate(branches)}), known, node
+        )
+        if node is not None:
+            node.output = made
+        return made
+    return ops.apply(m, "where", args, kwargs)
+
+
+def _einsum(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    operands = list(args[1]) if len(args) == 2 and isinstance(args[1], list | tuple) else list(args[1:])
+    known, node, needing = ops.graph(m, "aten.bmm", "BmmBackward0", operands)
+    if node is not None:
+        for tensor in needing:
+            for other in ops.tensors_of(operands):
+                if other is not tensor:
+                    m.trace.save(node, other)
+    made = ops.new(m, None, "float32", known, node)
+    if node is not None:
+        node.output = made
+    return made
+
+
+def _is(name: str) -> Callable[..., Value]:
+    def run(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if name == "is_tensor" and args and not isinstance(args[0], Unknown):
+            return isinstance(args[0], Tensor)
+        if name == "is_grad_enabled":
+            return m.grad
+        return m.unknown(name)
+
+    return run
+
+
+def _compile(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return args[0] if args else Native("compile", lambda machine, given, named: given[0])
+
+
+def _distribution(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    from gradfix.read import distributions
+
+    return distributions.make(m, path, args, kwargs)
+
+
+def _loader(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    data = args[0] if args else kwargs.get("dataset")
+    return Instance(None, kind="torch.utils.data.DataLoader", extra={"source": data, "kwargs": kwargs})
+
+
+def _dataset(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Instance(None, kind="torch.utils.data.TensorDataset", extra={"source": args})
+
+
+METHODS: dict[str, dict[str, Callable[..., Value]]] = {}
+
+FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "torch.tensor": _tensor,
+    "torch.as_tensor": _as_tensor,
+    "torch.from_numpy": _as_tensor,
+    "torch.arange": _arange,
+    "torch.range": _arange,
+    "torch.linspace": _linspace,
+    "torch.logspace": _linspace,
+    "torch.randint": _randint,
+    "torch.eye": _eye,
+    "torch.normal": _normal,
+    "torch.randperm": _randperm,
+    "torch.autograd.Variable": _variable,
+    "torch.autograd.grad": _grad,
+    "torch.autograd.backward": _backward,
+    "torch.utils.checkpoint.checkpoint": _checkpoint,
+    "torch.device": _device,
+    "torch.where": _where,
+    "torch.einsum": _einsum,
+    "torch.is_tensor": _is("is_tensor"),
+    "torch.is_grad_enabled": _is("is_grad_enabled"),
+    "torch.compile": _compile,
+    "torch.jit.script": _compile,
+    "torch.utils.data.DataLoader": _loader,
+    "torch.utils.data.TensorDataset": _dataset,
+    "torch.amp.GradScaler": lambda m, args, kwargs: Instance(None, kind="torch.amp.GradScaler"),
+    "torch.load": lambda m, args, kwargs: m.unknown("torch.load"),
+    "torch.Size": lambda m, args, kwargs: (
+        tuple(args[0]) if args and isinstance(args[0], list | tuple) else m.unknown("Size")
+    ),
+}

@@ -1,0 +1,271 @@
+"""The tape of one symbolic run: nodes made, storages written, backwards walked, as the recorder would write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from gradfix.read.values import Node, Saved, Shape, Storage, Tensor
+from gradfix.tape import (
+    AnyEvent,
+    Backward,
+    Cut,
+    Free,
+    GradRead,
+    Mutate,
+    Optimizer,
+    Record,
+    Ref,
+    Stack,
+    Step,
+    Zero,
+)
+
+FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they "
+    "have already been freed)."
+)
+MODIFIED = "one of the variables needed for gradient computation has been modified by an inplace operation"
+NO_GRAPH = "element 0 of tensors does not require grad and does not have a grad_fn"
+LEAF = "a leaf Variable that requires grad is being used in an in-place operation."
+LEAF_VIEW = "a view of a leaf Variable that requires grad is being used in an in-place operation."
+VIEWS = {
+    "multi-view": "Output 0 of {} is a view and is being modified inplace. This view is the output of a function that "
+    "returns multiple views.",
+    "no-grad": "A view was created in no_grad mode and is being modified inplace with grad mode enabled.",
+    "expanded": "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+    "location.",
+}
+UNMEASURED = float("inf")  # a gradient that is wrong by no one knows how much
+
+
+class Exhausted(Exception):
+    """The budget of this entry is spent."""
+
+
+class Trace:
+    """Events so far. `stack` gives the program's frames, `sure` whether no unknown test stands around them."""
+
+    def __init__(self, stack: Callable[[], Stack], sure: Callable[[], bool], most: int) -> None:
+        self._stack, self._sure, self._most = stack, sure, most
+        self.events: list[AnyEvent] = []
+        self.likely: set[int] = set()
+        self.storages: list[Storage] = []
+        self._time = 0
+        self._nodes = 0
+        self._told: list[Node] = []
+        self._looked: dict[Stack, int] = {}
+        self.look: Callable[[], None] = lambda: None
+
+    def tick(self) -> int:
+        self._time += 1
+        if self._time > self._most:
+            raise Exhausted
+        return self._time
+
+    def storage(self) -> Storage:
+        storage = Storage(len(self.storages))
+        self.storages.append(storage)
+        return storage
+
+    # ---- the graph
+
+    def node(self, name: str, op: str, parents: Sequence[Node | Tensor]) -> Node:
+        time = self.tick()
+        node = Node(self._nodes, time, self._stack(), op, name, tuple(parents))
+        if not self._sure():
+            self.likely.add(time)
+        self._nodes += 1
+        return node
+
+    def save(self, node: Node, tensor: Tensor) -> None:
+        s = tensor.storage
+        s.known = True
+        node.saves.append(Saved(s, s.version, s.counted, _sizes(tensor.shape), tensor.dtype))
+        s.saved.append(node)
+
+    def save_own(self, node: Node) -> None:
+        """Something of the op's own that no variable holds."""
+        storage = self.storage()
+        node.saves.append(Saved(storage, 0, 0, (), ""))
+
+    # ---- events
+
+    def add(self, event: AnyEvent) -> None:
+        if not self._sure():
+            self.likely.add(event.time)
+        self.events.append(event)
+
+    def ref(self, tensor: Tensor) -> Ref:
+        storage = tensor.storage
+        storage.known = True
+        return Ref(storage.number, storage.version, storage.name, _sizes(tensor.shape), tensor.dtype)
+
+    def wrote(
+        self, op: str, tensor: Tensor, counted: bool = True, how: str = "", refused: str = "", module: str = "",
+        optimizer: int | None = None,
+    ) -> None:  # fmt: skip
+        storage = tensor.storage
+        storage.version += 1
+        storage.counted += counted
+        time = self.tick()
+        threatens = any(not n.freed for n in storage.saved)
+        if storage.known or refused or how or threatens:
+            ref = self.ref(tensor)
+            self.add(Mutate(time, self._stack(), op, ref, counted, how, optimizer, refused, module))
+
+    def cut(self, how: str, tensor: Tensor, node: Node | None) -> None:
+        if node is not None:
+            self._record(self.reached([node], None)[0])
+        number = None if node is None else node.number
+        self.add(Cut(self.tick(), self._stack(), how, self.ref(tensor), number))
+
+    def grad_read(self, tensor: Tensor, node: Node | None) -> None:
+        if node is not None:
+            self._record(self.reached([node], None)[0])
+        number = None if node is None else node.number
+        self.add(GradRead(self.tick(), self._stack(), self.ref(tensor), number))
+
+    def zero(self, tensors: Iterable[Tensor], optimizer: int | None = None) -> None:
+        refs = tuple(self.ref(t) for t in tensors)
+        self.add(Zero(self.tick(), self._stack(), refs, optimizer))
+
+    def optimizer(self, number: int, kind: str, name: str, tensors: Iterable[Tensor]) -> None:
+        refs = tuple(self.ref(t) for t in tensors)
+        self.add(Optimizer(self.tick(), self._stack(), number, kind, name, refs))
+
+    def step(
+        self, number: int, kind: str, having: list[Tensor], without: list[Tensor], counted: bool
+    ) -> None:
+        for tensor in having:
+            storage = tensor.storage
+            if any(not n.freed for n in storage.saved) or (storage.saved and not counted):
+                self.wrote(f"{kind}.step", tensor, counted, optimizer=number)
+            else:
+                storage.version += 1
+                storage.counted += counted
+        refs = tuple(self.ref(t) for t in having)
+        self.add(Step(self.tick(), self._stack(), number, refs, tuple(self.ref(t) for t in without)))
+
+    def no_graph(self, root: Tensor, retain: bool, create: bool) -> None:
+        roots = (~root.storage.number,)
+        self.add(Backward(self.tick(), self._stack(), roots, (), retain, create, refused=NO_GRAPH))
+
+    def backward(
+        self, roots: Sequence[Node | Tensor], inputs: Sequence[Node | Tensor] | None, retain: bool, create: bool,
+        accumulate: bool,
+    ) -> list[Tensor]:  # fmt: skip
+        """Walk the graph from `roots`; the leaves whose gradient was filled."""
+        nodes, leaves = self.reached(roots, inputs)
+        time = self.tick()
+        free = self.tick()
+        refused, wrong = self._judged(nodes)
+        self._record(nodes)
+        filled = leaves if accumulate else []
+        for tensor in filled:
+            tensor.storage.known = True
+        numbers = (*(n.number for n in nodes), *(~t.storage.number for t in leaves))
+        self.add(
+            Backward(
+                time,
+                self._stack(),
+                tuple(_number(r) for r in roots),
+                numbers,
+                retain,
+                create,
+                inputs is not None,
+                tuple(self.ref(t) for t in filled),
+                refused,
+                wrong,
+            )
+        )
+        if not retain:
+            self.add(Free(free, self._stack(), tuple(n.number for n in nodes)))
+            for node in nodes:
+                node.freed = node.freed or time
+        return filled
+
+    def _judged(self, nodes: list[Node]) -> tuple[str, float]:
+        """What PyTorch would say, in the engine's order; how wrong the gradients are that it would give in silence."""
+        wrong = 0.0
+        for node in sorted(nodes, key=lambda n: -n.number):
+            if node.freed and (node.saves or node.bare):
+                return FREED, 0.0
+            for saved in node.saves:
+                if saved.storage.counted != saved.counted:
+                    return MODIFIED, 0.0
+                if saved.storage.version != saved.version:
+                    wrong = UNMEASURED
+        return "", wrong
+
+    def reached(
+        self, roots: Sequence[Node | Tensor], inputs: Sequence[Node | Tensor] | None
+    ) -> tuple[list[Node], list[Tensor]]:
+        order: dict[int, Node | Tensor] = {}
+        todo = list(roots)
+        while todo:
+            each = todo.pop()
+            if id(each) not in order:
+                order[id(each)] = each
+                if isinstance(each, Node):
+                    todo += each.parents
+        if inputs is not None:
+            order = _leading(order, inputs)
+        nodes = [n for n in order.values() if isinstance(n, Node)]
+        return nodes, [t for t in order.values() if isinstance(t, Tensor)]
+
+    def _record(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            if not node.told:
+                node.told = True
+                self._told.append(node)
+
+    def finished(self) -> tuple[AnyEvent, ...]:
+        """Every event in order of time, the Records of the nodes that were spoken of among them."""
+        records: list[AnyEvent] = [self._as_record(n) for n in self._told]
+        return tuple(sorted(records + self.events, key=lambda e: e.time))
+
+    def _as_record(self, node: Node) -> Record:
+        output = node.output
+        ref = None
+        if output is not None:
+            storage = output.storage
+            ref = Ref(storage.number, 0, storage.name, _sizes(output.shape), output.dtype)
+        return Record(
+            node.time,
+            node.stack,
+            node.number,
+            node.op,
+            node.name,
+            tuple(_number(p) for p in node.parents),
+            tuple(Ref(s.storage.number, s.version, s.storage.name, s.shape, s.dtype) for s in node.saves),
+            ref,
+        )
+
+
+def _number(each: Node | Tensor) -> int:
+    return each.number if isinstance(each, Node) else ~each.storage.number
+
+
+def _leading(order: dict[int, Node | Tensor], inputs: Sequence[Node | Tensor]) -> dict[int, Node | Tensor]:
+    """Those on a way from the roots to one of `inputs`."""
+    users: dict[int, list[Node]] = {}
+    for each in order.values():
+        if isinstance(each, Node):
+            for parent in each.parents:
+                users.setdefault(id(parent), []).append(each)
+    needed: dict[int, Node | Tensor] = {}
+    todo: list[Node | Tensor] = []
+    for each in inputs:
+        if isinstance(each, Tensor) and id(each) in order:
+            needed[id(each)] = each
+        todo += users.get(id(each), [])
+    while todo:
+        each = todo.pop()
+        if id(each) not in needed:
+            needed[id(each)] = each
+            todo += users.get(id(each), [])
+    return needed
+
+
+def _sizes(shape: Shape) -> tuple[int, ...]:
+    return tuple(-1 if n is None else n for n in shape) if shape is not None and None not in shape else ()

@@ -1,0 +1,194 @@
+"""What a variable can hold in the symbolic run.
+
+Numbers, strings, tuples, lists and dictionaries are Python's own. What is here stands for the rest: tensors without
+contents, the program's functions, classes and objects, names of libraries, and the Unknown.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gradfix.tape import Stack
+
+if TYPE_CHECKING:
+    from gradfix.read.frames import Frame, Unit
+
+Value = Any  # Python's own values, or one of the classes below
+Shape = tuple[int | None, ...] | None  # None: not known at all
+Truth = bool | None  # None: not known
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unknown:
+    """A value of which nothing is known. `origin` says where that began, for `gradfix.read.origins`."""
+
+    origin: str
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """The memory that a tensor and its views share.
+
+    `version` counts every write, `counted` those that PyTorch's own counter sees. `saved` are the nodes that saved it.
+    """
+
+    number: int
+    name: str = ""
+    rank: tuple[int, int, int] = (9, 9, 9)
+    version: int = 0
+    counted: int = 0
+    known: bool = False  # an event spoke of it
+    saved: list[Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Saved:
+    """A tensor that a node keeps for its backward: `version` and `counted` as they were then."""
+
+    storage: Storage
+    version: int
+    counted: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """An op in the autograd graph. `parents` are nodes, or leaves (tensors)."""
+
+    number: int
+    time: int
+    stack: Stack
+    op: str
+    name: str
+    parents: tuple[Node | Tensor, ...]
+    saves: list[Saved] = field(default_factory=list)
+    bare: bool = False  # saved numbers only
+    output: Tensor | None = None
+    freed: int = 0  # time of the backward that released it
+    told: bool = False
+    sure: bool = True  # False where it is only made if an unknown test goes one way
+
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """A tensor without contents.
+
+    `requires` is its requires_grad. A view has a `base`; `rebased` says which graph of the base its own node belongs to.
+    `view` is how PyTorch would refuse an in-place write: ``multi-view``, ``no-grad`` or ``expanded``.
+    `alias` is the route by which it shares memory unseen: ``data``, ``detach`` or ``numpy``.
+    """
+
+    storage: Storage
+    requires: Truth = False
+    node: Node | None = None
+    shape: Shape = None
+    dtype: str = "float32"
+    base: Tensor | None = None
+    rebased: int = 0
+    view: str = ""
+    alias: str = ""
+    origin: str = ""  # the op that made a view
+    parameter: bool = False
+    retains: bool = False
+    grad: Value = None
+    items: list[Tensor] | None = None  # of a tensor that is a list of tensors made at once
+
+    @property
+    def leaf(self) -> bool:
+        return self.node is None
+
+
+@dataclass(slots=True, eq=False)
+class Function:
+    """A function of the program: its text, where it was defined, and the values of its defaults."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    unit: Unit
+    scope: Frame | None
+    qualname: str
+    defaults: tuple[Value, ...] = ()
+    kw_defaults: dict[str, Value] = field(default_factory=dict)
+    wrappers: tuple[str, ...] = ()  # no_grad, enable_grad, ... as decorators
+    owner: Class | None = None
+    kind: str = ""  # staticmethod, classmethod, property
+    attrs: dict[str, Value] = field(default_factory=dict)
+    generator: bool | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Class:
+    """A class of the program. `bases` are classes, library names or Unknowns."""
+
+    name: str
+    qualname: str
+    bases: tuple[Value, ...]
+    attrs: dict[str, Value]
+    unit: Unit
+    order: tuple[Value, ...] = ()  # method resolution order, itself first
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """An object of a class of the program, or of a library's class that is known (``kind`` is its name)."""
+
+    cls: Class | None
+    attrs: dict[str, Value] = field(default_factory=dict)
+    kind: str = ""  # the library class that it is or derives from: torch.nn.Module, torch.nn.Linear, ...
+    extra: dict[str, Any] = field(default_factory=dict)  # what the overlay of the library class keeps
+
+
+@dataclass(slots=True, eq=False)
+class Bound:
+    """A method with its object, or ``super()``'s view of one."""
+
+    function: Value
+    receiver: Value
+
+
+@dataclass(slots=True, eq=False)
+class Super:
+    receiver: Value
+    after: Class
+
+
+@dataclass(frozen=True, slots=True)
+class Lib:
+    """A name of a library: ``torch.nn.functional.relu``. What it is shows when it is called."""
+
+    path: str
+
+
+@dataclass(slots=True, eq=False)
+class Native:
+    """A function that the overlays give: `call(machine, args, kwargs)`."""
+
+    name: str
+    call: Callable[..., Value]
+
+
+@dataclass(slots=True, eq=False)
+class Generator:
+    """A call of a generator function that has not begun."""
+
+    function: Function
+    frame: Frame
+    done: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Lazy:
+    """An iterable of the library's: its items one by one, `length` where known."""
+
+    items: Callable[[int], list[Value]]  # of a number of passes, the items
+    length: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleValue:
+    """A module of the program."""
+
+    unit: Unit

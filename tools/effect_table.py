@@ -64,7 +64,7 @@ def table_text() -> str:
     rows = from_formulas()
     for name, seen in from_runs(rows).items():
         plain = name.removeprefix("nn.")
-        if plain in MANY_FORMS or plain in rows and any(seen.node == o.split("|")[3] for o in rows[plain]):
+        if plain in MANY_FORMS or (plain in rows and any(seen.node == o.split("|")[3] for o in rows[plain])):
             continue  # the formula is what runs
         if plain in rows:
             rows[plain] = [seen.applied(rows[plain][0]), *rows[plain][1:]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from typing import Any
 
@@ -103,7 +104,7 @@ def _map(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     columns = [iteration.listed(m, a, 64) for a in args[1:]]
     if any(c is None for c in columns):
         return m.unknown("map")
-    return [calls.call(m, args[0], list(row), {}) for row in zip(*columns, strict=False)]  # type: ignore[arg-type]
+    return [calls.call(m, args[0], list(row), {}) for row in zip(*columns, strict=False)]
 
 
 def _filter(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -173,7 +174,7 @@ def _is_a(m: Machine, value: Value, wanted: Value) -> bool | None:
         return None
     path = wanted.path
     if path.startswith("builtins."):
-        kind = getattr(python.builtins, path[9:], None)
+        kind = getattr(builtins, path[9:], None)
         if kind is object:
             return True
         plain = isinstance(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gradfix.read import ops, tensors
 from gradfix.read.frames import Machine
 from gradfix.read.values import Instance, Tensor, Value
@@ -28,7 +30,7 @@ def _sample(m: Machine, value: Instance, args: list[Value], kwargs: dict[str, Va
     return tensors.fresh(m, value.extra["parameters_"][0].shape if value.extra["parameters_"] else None)
 
 
-def _derived(op: str, node_name: str, saves: bool) -> object:
+def _derived(op: str, node_name: str, saves: bool) -> Callable[..., Value]:
     def run(m: Machine, value: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
         inputs: list[Tensor] = [*value.extra["parameters_"], *[a for a in args if isinstance(a, Tensor)]]
         known, node, _ = ops.graph(m, op, node_name, inputs)

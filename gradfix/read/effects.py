@@ -1,10 +1,11 @@
 """What every op saves, writes and views: effects.json, made by tools/effect_table.py, read when first asked.
 
-An overload is ``(arguments)|results|names|node|saves``. An argument is ``name:kind``, where kind is T tensor, L tensors,
-S number, I int, J ints, B bool, D dtype, X other; then ``?`` optional, ``!`` written to, ``=`` has a default; a ``*`` stands
-before those that are keywords only. A result is ``t`` a new tensor, ``v`` a view of the first argument, ``m`` several views
-at once, ``l`` a list, ``w`` the argument that was written to, ``n`` no tensor. ``self<other,result`` in saves: if the argument self
-requires grad, other and result are kept for the backward; ``#`` is a tensor of the op's own.
+An overload is ``(arguments)|results|names|node|saves``. An argument is ``name:kind``, where kind is T tensor, L
+tensors, S number, I int, J ints, B bool, D dtype, X other; then ``?`` optional, ``!`` written to, ``=`` has a default;
+a ``*`` stands before those that are keywords only. A result is ``t`` a new tensor, ``v`` a view of the first argument,
+``m`` several views at once, ``l`` a list, ``w`` what was written to, ``n`` no tensor. ``self<other,result``
+in saves: if the argument self requires grad, other and result are kept for the backward; ``#`` is a tensor of the op's
+own. The node ``-`` stands for an op without a gradient.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ class Frame:
     """A running function (or module or class body) of the program's."""
 
     __slots__ = (
-        "cls", "declared", "doubts", "function", "here", "names", "node", "parent", "prefix", "qualname", "result", "stacks", "unit",
+        "cls", "declared", "doubts", "function", "here", "names", "node", "parent", "prefix", "qualname",
+        "result", "stacks", "unit",
         "yielding",
     )  # fmt: skip
 

@@ -21,7 +21,8 @@ class Stopped(Exception):
 
 
 def most(m: Machine, node: ast.AST, length: int | None) -> int:
-    """How many passes of a loop are made: all of a short one; more than usual where tests hang on the pass."""
+    """How many passes of a loop are made: all of a short one; more than usual where tests hang on
+    the pass."""
     passes = m.budget.passes
     if length is not None and length <= SHORT and not _holds_loops(m, node):
         return length
@@ -53,16 +54,9 @@ def each(m: Machine, source: Value, one: One, node: ast.AST) -> bool:
         return _generated(m, source, one, node)
     items = listed(m, source, most(m, node, _length(source)))
     if items is None:
-        doubt = isinstance(source, Unknown)
-        m.doubts += 0
-        for _ in range(m.budget.passes):
-            if one(m.unknown("item of " + source.origin if doubt else "item")):
-                return False
-        return True
-    for item in items:
-        if one(item):
-            return False
-    return True
+        origin = source.origin if isinstance(source, Unknown) else "item"
+        return all(not one(m.unknown(origin)) for _ in range(m.budget.passes))
+    return all(not one(item) for item in items)
 
 
 def _generated(m: Machine, source: Generator, one: One, node: ast.AST) -> bool:

@@ -5,39 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gradfix.read import calls, iteration, ops, recurrent, tensors
+from gradfix.read import calls, iteration, recurrent, tensors
 from gradfix.read.frames import Machine
-from gradfix.read.values import Bound, Function, Instance, Native, Shape, Tensor, Unknown, Value
+from gradfix.read.values import Instance, Shape, Tensor, Unknown, Value
 
 LISTS = {"torch.nn.ModuleList", "torch.nn.Sequential", "torch.nn.ParameterList"}
 DICTS = {"torch.nn.ModuleDict", "torch.nn.ParameterDict"}
-# module -> function of torch.nn.functional, or an op of the table
-ACTIVATIONS = {
-    "ReLU": "relu", "LeakyReLU": "leaky_relu", "ELU": "elu", "SELU": "selu", "CELU": "celu", "GELU": "gelu", "SiLU": "silu",
-    "Sigmoid": "sigmoid", "Tanh": "tanh", "Softplus": "softplus", "Softsign": "softsign", "Hardtanh": "hardtanh",
-    "ReLU6": "relu6", "Hardswish": "hardswish", "Hardsigmoid": "hardsigmoid", "Mish": "mish", "LogSigmoid": "logsigmoid",
-    "Threshold": "threshold", "RReLU": "rrelu", "Tanhshrink": "tanhshrink", "Softmax": "softmax", "LogSoftmax": "log_softmax",
-    "Dropout": "dropout", "Dropout2d": "dropout2d", "Dropout3d": "dropout3d", "AlphaDropout": "alpha_dropout",
-    "Softmin": "softmin", "GLU": "glu",
-}  # fmt: skip
-LOSSES = {
-    "MSELoss": "mse_loss", "L1Loss": "l1_loss", "SmoothL1Loss": "smooth_l1_loss", "HuberLoss": "huber_loss",
-    "BCELoss": "binary_cross_entropy", "BCEWithLogitsLoss": "binary_cross_entropy_with_logits", "NLLLoss": "nll_loss",
-    "CrossEntropyLoss": "cross_entropy", "KLDivLoss": "kl_div", "PoissonNLLLoss": "poisson_nll_loss",
-    "CosineEmbeddingLoss": "cosine_embedding_loss", "MarginRankingLoss": "margin_ranking_loss",
-    "TripletMarginLoss": "triplet_margin_loss", "HingeEmbeddingLoss": "hinge_embedding_loss",
-    "SoftMarginLoss": "soft_margin_loss", "GaussianNLLLoss": "gaussian_nll_loss", "CTCLoss": "ctc_loss",
-}  # fmt: skip
-# what an activation keeps for its backward when it works in place: its result, its input, or something of its own
-RESULT = {"relu", "leaky_relu", "elu", "selu", "celu", "sigmoid", "tanh", "relu6", "hardtanh", "threshold"}
-WEIGHTED = {"Linear", "Bilinear", "Embedding", "EmbeddingBag"}
-POOLS = ("MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "LPPool", "FractionalMaxPool")
-VIEWING = {
-    "Flatten": "flatten",
-    "Unflatten": "view",
-    "PixelShuffle": "pixel_shuffle",
-    "PixelUnshuffle": "pixel_unshuffle",
-}
 
 
 def prepare(instance: Instance) -> None:
@@ -62,8 +35,6 @@ def _parameter(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value
     wants = kwargs.get("requires_grad", args[1] if len(args) > 1 else True)
     requires = None if isinstance(wants, Unknown) else bool(wants)
     if isinstance(data, Tensor):
-        if data.requires:
-            m.trace.cut("data", data, data.node) if False else None
         return Tensor(data.storage, requires, None, data.shape, data.dtype, parameter=True)
     return parameter(m, None, requires)
 
@@ -108,20 +79,19 @@ def fill(m: Machine, instance: Instance, args: list[Value], kwargs: dict[str, Va
         content = args[0] if args else {}
         instance.extra["items"] = dict(content) if isinstance(content, dict) else {}
         return
-    size = [a for a in args if not isinstance(a, Unknown)]
     n = [a if isinstance(a, int) else None for a in args[:3]] + [None, None]
     attrs = instance.attrs
     attrs["training"] = True
     bias = kwargs.get("bias", True) is not False
     if name == "Linear":
-        n_in, n_out = _arg(args, kwargs, 0, "in_features"), _arg(args, kwargs, 1, "out_features")
-        bias = _arg(args, kwargs, 2, "bias") is not False
+        n_in, n_out = number(args, kwargs, 0, "in_features"), number(args, kwargs, 1, "out_features")
+        bias = number(args, kwargs, 2, "bias") is not False
         attrs["weight"] = parameter(m, (n_out, n_in))
         attrs["bias"] = parameter(m, (n_out,)) if bias else None
         attrs["in_features"], attrs["out_features"] = n_in, n_out
     elif name.startswith(("Conv", "LazyConv")):
         width = 1 + int(name[-2]) if name[-2:-1].isdigit() else 3
-        n_in, n_out = _arg(args, kwargs, 0, "in_channels"), _arg(args, kwargs, 1, "out_channels")
+        n_in, n_out = number(args, kwargs, 0, "in_channels"), number(args, kwargs, 1, "out_channels")
         attrs["weight"] = parameter(m, (n_out, n_in, *(None,) * (width - 1)))
         attrs["bias"] = parameter(m, (n_out,)) if bias else None
         attrs["out_channels"] = n_out
@@ -152,20 +122,15 @@ def fill(m: Machine, instance: Instance, args: list[Value], kwargs: dict[str, Va
             attrs[f"weight{i}"] = parameter(m, None)
     instance.extra.setdefault("args", args)
     instance.extra.setdefault("kwargs", kwargs)
-    del size
 
 
-def _arg(args: list[Value], kwargs: dict[str, Value], at: int, name: str) -> Any:
+def number(args: list[Value], kwargs: dict[str, Value], at: int, name: str) -> Any:
     value = args[at] if len(args) > at else kwargs.get(name)
     return value if isinstance(value, int) else None
 
 
 def _known(value: Value) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def attribute_set(m: Machine, owner: Instance, name: str, value: Value) -> None:
-    """``module.name = value``: nothing to do but to remember what was there."""
 
 
 # ---- what a module holds
@@ -346,7 +311,9 @@ def _load(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Val
 
 
 def _forward(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return call(m, module, args, kwargs)
+    from gradfix.read import forwards
+
+    return forwards.call(m, module, args, kwargs)
 
 
 def _hook(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -389,291 +356,3 @@ METHODS: dict[str, Callable[..., Value]] = {
         _itself,
     ),
 }
-
-
-# ---- calling
-
-
-def call(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """``module(x)``: its forward, or what a module of torch.nn does."""
-    if module.cls is not None:
-        from gradfix.read import objects
-
-        forward = module.attrs.get("forward") or objects.lookup(module.cls, "forward")
-        if isinstance(forward, Function):
-            return calls.call(m, Bound(forward, module), args, kwargs)
-        if isinstance(forward, Bound | Native):
-            return calls.call(m, forward, args, kwargs)
-    name = module.kind.removeprefix("torch.nn.")
-    if name in ("DataParallel", "DistributedDataParallel"):
-        return calls.call(m, module.attrs["module"], args, kwargs)
-    items = module.extra.get("items")
-    if module.kind == "torch.nn.Sequential" and isinstance(items, list):
-        value = args[0] if args else m.unknown("input")
-        for each in items:
-            value = calls.call(m, each, [value], {})
-        return value
-    if name == "Identity":
-        return args[0] if args else m.unknown("input")
-    return _builtin(m, name, module, args, kwargs)
-
-
-def _builtin(m: Machine, name: str, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    from gradfix.read.torchlib import functional
-
-    if not args and "input" in kwargs:
-        args = [kwargs["input"]]
-    made, given = module.extra.get("args", []), module.extra.get("kwargs", {})
-    if name in LOSSES:
-        options = {k: v for k, v in given.items() if k == "reduction"}
-        return functional(m, LOSSES[name], args, options)
-    if name in ACTIVATIONS:
-        return _activation(m, name, module, args, made, given)
-    if name == "Linear":
-        return (
-            ops.apply(m, "linear", [args[0], module.attrs["weight"], module.attrs["bias"]], {})
-            if args
-            else m.unknown(name)
-        )
-    if name in recurrent.KINDS:
-        return recurrent.call(m, module, args, kwargs)
-    if name.startswith("Embedding"):
-        return _embedding(m, module, args)
-    if name in VIEWING and VIEWING[name] != "view":
-        if name == "Flatten":
-            ends = [_arg(made, given, 0, "start_dim"), _arg(made, given, 1, "end_dim")]
-            return ops.apply(
-                m,
-                "flatten",
-                [args[0], 1 if ends[0] is None else ends[0], -1 if ends[1] is None else ends[1]],
-                {},
-            )
-        return ops.apply(m, VIEWING[name], [args[0], made[0] if made else 2], {})
-    if name.startswith(("Conv", "LazyConv")) or "Norm" in name or name in ("PReLU", "Bilinear"):
-        return weighted(m, name, module, args)
-    if (
-        name == "Unflatten"
-        or name == "Fold"
-        or name == "Unfold"
-        or "Pad" in name
-        or "Pool" in name
-        or name.startswith("Upsample")
-    ):
-        return opaque(m, name, args, "Pool" in name and "Avg" not in name)
-    if name in ("MultiheadAttention",) or name.startswith("Transformer"):
-        return _attention(m, name, module, args, kwargs)
-    return m.unknown("module " + name)
-
-
-def _activation(
-    m: Machine, name: str, module: Instance, args: list[Value], made: list[Value], given: dict[str, Value]
-) -> Value:
-    from gradfix.read.torchlib import functional
-
-    function = ACTIVATIONS[name]
-    if not args:
-        return m.unknown(name)
-    at = {
-        "ReLU": 0,
-        "ReLU6": 0,
-        "SELU": 0,
-        "SiLU": 0,
-        "Mish": 0,
-        "LeakyReLU": 1,
-        "ELU": 1,
-        "Dropout": 1,
-        "Hardtanh": 2,
-    }.get(name)
-    inplace = given.get("inplace", made[at] if at is not None and len(made) > at else False)
-    if "ropout" in name and module.attrs.get("training") is False:
-        return args[0]
-    options: dict[str, Value] = {"inplace": True} if inplace is True else {}
-    extra: list[Value] = []
-    if function in ("softmax", "log_softmax", "softmin"):
-        extra = [given.get("dim", made[0] if made else -1)]
-    return functional(m, function, [args[0], *extra], options, "inplace" if inplace is True else "")
-
-
-def in_place(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value], module: str = "") -> Value:
-    """An activation with ``inplace=True``: it writes into its input, and keeps its result or its input."""
-    target = args[0] if args else None
-    if not isinstance(target, Tensor):
-        return target
-    refused = ops.refusal(m, target)
-    known = ops.requires(m, target)
-    node = None
-    from gradfix.read.effects import node_of
-
-    if m.grad and known and not target.alias and not refused:
-        _, node, _ = ops.graph(m, "aten." + name, node_of(name), [target])
-    ops.write(m, target, f"aten.{name}_", known, node, refused, module)
-    if node is not None:
-        if name in RESULT:
-            m.trace.save(node, target)
-        else:
-            m.trace.save_own(node)
-    return target
-
-
-def _embedding(m: Machine, module: Instance, args: list[Value]) -> Value:
-    weight = module.attrs["weight"]
-    norm = module.extra.get("max_norm")
-    if isinstance(weight, Tensor) and norm is not None and not isinstance(norm, Unknown):
-        m.trace.wrote("aten.embedding_renorm_", weight, how="module", module=_name(m, module))
-    return ops.apply(m, "embedding", [weight, args[0] if args else m.unknown("index")], {})
-
-
-def _name(m: Machine, module: Instance) -> str:
-    return str(module.extra.get("name") or module.kind.rpartition(".")[2])
-
-
-def weighted(m: Machine, name: str, module: Instance, args: list[Value]) -> Value:
-    """Convolutions and normalisations: both the input and the weight are kept where either needs a gradient."""
-    source = args[0] if args else None
-    weight, bias = module.attrs.get("weight"), module.attrs.get("bias")
-    op, node_name = (
-        ("aten.convolution", "ConvolutionBackward0")
-        if "Conv" in name
-        else (
-            ("aten.native_batch_norm", "NativeBatchNormBackward0")
-            if name.startswith(("Batch", "Instance", "Sync"))
-            else ("aten.native_layer_norm", "NativeLayerNormBackward0")
-        )
-    )
-    inputs = [source, weight, bias]
-    known, node, needing = ops.graph(m, op, node_name, inputs)
-    if node is not None:
-        needs = [t for t in needing if t is not bias]
-        if needs or "Conv" not in name:
-            for each in (source, weight):
-                if isinstance(each, Tensor):
-                    m.trace.save_own(node) if m.autocast else m.trace.save(node, each)
-    shape = source.shape if isinstance(source, Tensor) and "Norm" in name else None
-    if "Conv" in name and isinstance(source, Tensor) and source.shape is not None:
-        shape = (source.shape[0], module.attrs.get("out_channels"), *(None,) * (len(source.shape) - 2))
-    made = ops.new(m, shape, "float32", known, node)
-    if node is not None:
-        node.output = made
-    return made
-
-
-def opaque(m: Machine, name: str, args: list[Value], saves: bool = True) -> Value:
-    """A differentiable op of one input: max pooling keeps its input, others nothing that a variable holds."""
-    source = args[0] if args else None
-    if not isinstance(source, Tensor):
-        return source if source is not None else m.unknown(name)
-    op = "aten." + name.lower()
-    known, node, _ = ops.graph(m, op, name + "Backward0", [source])
-    if node is not None:
-        if saves or "Pool" in name:
-            m.trace.save(node, source)
-    shape = source.shape[:2] + (None,) * (len(source.shape) - 2) if source.shape is not None else None
-    made = ops.new(m, shape, source.dtype, known, node)
-    if node is not None:
-        node.output = made
-    return made
-
-
-def _attention(m: Machine, name: str, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """Attention: its weights and inputs are kept (projections are products of both)."""
-    weights = [t for _, t in parameters(module) if t.shape is None]
-    inputs = [a for a in [*args, *kwargs.values()] if isinstance(a, Tensor)]
-    known, node, needing = ops.graph(
-        m, "aten.scaled_dot_product_attention", "AttentionBackward0", [*inputs, *weights]
-    )
-    if node is not None:
-        for each in inputs:
-            m.trace.save(node, each)
-        m.trace.save_own(node)
-    made = ops.new(m, inputs[0].shape if inputs else None, "float32", known, node)
-    if node is not None:
-        node.output = made
-    return (made, m.unknown("attention weights")) if name == "MultiheadAttention" else made
-
-
-# ---- torch.nn.functional that isn't in the table, and torch.nn.utils
-
-
-def _conv(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    names = ("input", "weight", "bias")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    module = Instance(None, {"weight": given.get("weight"), "bias": given.get("bias")}, "torch.nn.Conv")
-    return weighted(m, "Conv", module, [given.get("input")])
-
-
-def _norm(kind: str) -> Callable[..., Value]:
-    def run(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        at = {"batch_norm": 3, "layer_norm": 2, "group_norm": 2, "instance_norm": 3}[kind]
-        weight = args[at] if len(args) > at else kwargs.get("weight")
-        module = Instance(None, {"weight": weight, "bias": kwargs.get("bias")}, "")
-        return weighted(
-            m, "BatchNorm" if kind in ("batch_norm", "instance_norm") else "LayerNorm", module, args
-        )
-
-    return run
-
-
-def _dropout(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if kwargs.get("training", args[2] if len(args) > 2 else True) is False:
-        return args[0] if args else kwargs.get("input")
-    known, node, _ = ops.graph(m, "aten.mul", "MulBackward0", args[:1])
-    source = args[0] if args else None
-    if not isinstance(source, Tensor):
-        return m.unknown("dropout")
-    if node is not None:
-        m.trace.save_own(node)
-    made = ops.new(m, source.shape, source.dtype, known, node)
-    if node is not None:
-        node.output = made
-    return made
-
-
-def _plain(name: str, saves: bool) -> Callable[..., Value]:
-    return lambda m, args, kwargs: opaque(m, name, args, saves)
-
-
-def _embed(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    given = {**dict(zip(("input", "weight", "padding_idx", "max_norm"), args, strict=False)), **kwargs}
-    module = Instance(
-        None, {"weight": given.get("weight")}, "torch.nn.Embedding", {"max_norm": given.get("max_norm")}
-    )
-    return _embedding(m, module, [given.get("input")])
-
-
-def _op(name: str) -> Callable[..., Value]:
-    return lambda m, args, kwargs: ops.apply(
-        m, name, args[:2], {k: v for k, v in kwargs.items() if k == "dim"}
-    )
-
-
-FUNCTIONAL: dict[str, Callable[..., Value]] = {
-    **{f"conv{d}d": _conv for d in (1, 2, 3)},
-    **{f"conv_transpose{d}d": _conv for d in (1, 2, 3)},
-    **{n: _norm(n) for n in ("batch_norm", "layer_norm", "group_norm", "instance_norm")},
-    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"), _dropout),
-    **{f"max_pool{d}d": _plain("MaxPool", True) for d in (1, 2, 3)},
-    **{f"avg_pool{d}d": _plain("AvgPool", True) for d in (1, 2, 3)},
-    **{f"adaptive_avg_pool{d}d": _plain("AvgPool", True) for d in (1, 2, 3)},
-    **{f"adaptive_max_pool{d}d": _plain("MaxPool", True) for d in (1, 2, 3)},
-    "interpolate": _plain("Upsample", False),
-    "upsample": _plain("Upsample", False),
-    "pad": _plain("Pad", False),
-    "embedding": _embed,
-    "softmax": _op("softmax"),
-    "log_softmax": _op("log_softmax"),
-    "one_hot": lambda m, args, kwargs: tensors.fresh(m, None, "int64"),
-}
-
-
-def utility(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """torch.nn.utils: what changes gradients only, and the parametrisations."""
-    if name.startswith("clip_grad") or name == "parameters_to_vector":
-        return m.unknown(name)
-    if name in (
-        "spectral_norm",
-        "weight_norm",
-        "parametrizations.spectral_norm",
-        "parametrizations.weight_norm",
-    ):
-        return args[0] if args else m.unknown(name)
-    return m.unknown("utils." + name)

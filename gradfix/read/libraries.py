@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import builtin, layers, optimizers, python, stdlib, torchlib
+from gradfix.read import builtin, distributions, forwards, layers, optimizers, python, stdlib, torchlib
 from gradfix.read.frames import Machine
 from gradfix.read.objects import MISSING, method
 from gradfix.read.values import (
@@ -144,7 +144,9 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
     elif kind == "torch.amp.GradScaler":
         table = optimizers.SCALER
     else:
-        table = stdlib.METHODS.get(kind) or torchlib.METHODS.get(kind) or {}
+        table = (
+            distributions.METHODS if kind.startswith("torch.distributions.") else stdlib.METHODS.get(kind, {})
+        )
         items = value.extra.get("items")
         if not table and items is not None and hasattr(type(items), name):
             return python.Method(items, name)
@@ -173,20 +175,24 @@ def instance_item(m: Machine, value: Instance, index: Value) -> Value:
 def call_instance(m: Machine, value: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     kind = value.kind
     if kind.startswith("torch.nn."):
-        return layers.call(m, value, args, kwargs)
-    if kind in (
-        "torch.no_grad",
-        "torch.enable_grad",
-        "torch.inference_mode",
-        "torch.set_grad_enabled",
-        "torch.autocast",
+        return forwards.call(m, value, args, kwargs)
+    if (
+        kind
+        in (
+            "torch.no_grad",
+            "torch.enable_grad",
+            "torch.inference_mode",
+            "torch.set_grad_enabled",
+            "torch.autocast",
+        )
+        and args
+        and isinstance(args[0], Function)
     ):
-        if args and isinstance(args[0], Function):
-            args[0].wrappers = (
-                *args[0].wrappers,
-                "enable_grad" if kind == "torch.enable_grad" else "no_grad",
-            )
-            return args[0]
+        args[0].wrappers = (
+            *args[0].wrappers,
+            "enable_grad" if kind == "torch.enable_grad" else "no_grad",
+        )
+        return args[0]
     if kind == "functools.partial":
         function, first, named = value.extra["call"]
         from gradfix.read import calls
@@ -196,7 +202,7 @@ def call_instance(m: Machine, value: Instance, args: list[Value], kwargs: dict[s
 
 
 def initialise(m: Machine, value: Instance, args: list[Value], kwargs: dict[str, Value]) -> None:
-    """``Base.__init__`` of a library class for an object of a class of the program that has none of its own."""
+    """``Base.__init__`` of a library class, for an object of a class of the program without one."""
     init = instance_attribute(m, value, "__init__")
     if isinstance(init, Native):
         init.call(m, args, kwargs)

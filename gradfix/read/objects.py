@@ -152,7 +152,6 @@ def set_attribute(m: Machine, owner: Value, name: str, value: Value) -> None:
                 return
         owner.attrs.pop(name, None) if isinstance(value, Tensor) and value.parameter else None
         owner.attrs[name] = value
-        layers.attribute_set(m, owner, name, value)
     elif isinstance(owner, Class | Function):
         owner.attrs[name] = value
     elif isinstance(owner, ModuleValue):

@@ -350,7 +350,7 @@ def aliased(m: Machine, source: Tensor, known: Truth, node: Node | None, origin:
 
 def _in_place(m: Machine, name: str, overload: Overload, bound: dict[str, Value], module: str) -> Tensor:
     target: Tensor = next(iter(bound.values()))
-    others = [v for v in list(bound.values())[1:]]
+    others = list(list(bound.values())[1:])
     plain = name.rstrip("_")
     op = effects.op_of(overload.node) if overload.node else "aten." + plain
     refused = refusal(m, target, others)

@@ -89,7 +89,7 @@ class Project:
         self._missing: set[str] = set()
 
     def find(self, name: str, importer: Unit, level: int = 0) -> Unit | None:
-        """The module `name` as `importer` (with `level` leading dots) means it, or None where it isn't the program's."""
+        """The module that `importer` (with `level` leading dots) calls `name`; None where it isn't the program's."""
         if level:
             folder = Path(importer.path).parent
             for _ in range(level - 1):

@@ -54,9 +54,8 @@ def binary(m: Machine, name: str, concrete: Callable[[Any, Any], Any], left: Val
     """An operator on two of Python's values."""
     if name == "pow" and not (_small(left, 1 << 20) and _small(right, 64)):
         return m.unknown("power")
-    if name in ("bitwise_left_shift", "remainder") and not (_small(left) and _small(right, 1 << 40)):
-        if isinstance(left, str) or not _small(right, 256):
-            return m.unknown("formatted")
+    if name == "remainder" and isinstance(left, str | bytes):
+        return m.unknown("formatted")
     if name == "bitwise_left_shift" and not _small(right, 128):
         return m.unknown("shift")
     if name == "mul" and (_sequence(left) or _sequence(right)):
@@ -176,9 +175,8 @@ _STRINGS = {
 def call_method(m: Machine, method: Method, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A method of a string, a list, a dictionary, ..."""
     owner, name = method.owner, method.name
-    if isinstance(owner, str | bytes):
-        if name not in _STRINGS or any(_vague(a) for a in args):
-            return m.unknown("string")
+    if isinstance(owner, str | bytes) and (name not in _STRINGS or any(_vague(a) for a in args)):
+        return m.unknown("string")
     if isinstance(owner, dict):
         return _of_dict(m, owner, name, args, kwargs)
     if isinstance(owner, list) and name == "sort":
@@ -188,8 +186,9 @@ def call_method(m: Machine, method: Method, args: list[Value], kwargs: dict[str,
         if items is not None and len(owner) + len(items) < iteration.LONG:
             owner.extend(items)
         return None
-    if isinstance(owner, list | tuple) and name in ("index", "count", "remove"):
-        if any(_vague(i) for i in owner) or any(_vague(a) for a in args):
+    if name in ("index", "count", "remove") and isinstance(owner, list | tuple):
+        vague = any(map(_vague, owner)) or any(map(_vague, args))
+        if vague:
             return None if name == "remove" else m.unknown(name)
     if isinstance(owner, set) and (name == "add" and not all(hashable(a) for a in args)):
         return None

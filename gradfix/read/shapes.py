@@ -7,7 +7,8 @@ from typing import Any
 from gradfix.read.values import Lib, Shape, Tensor, Unknown, Value
 
 REDUCTIONS = {
-    "sum", "mean", "prod", "max", "min", "amax", "amin", "norm", "std", "var", "argmax", "argmin", "logsumexp", "median",
+    "sum", "mean", "prod", "max", "min", "amax", "amin", "norm", "std", "var", "argmax", "argmin",
+    "logsumexp", "median",
     "all", "any", "nansum", "nanmean", "linalg_vector_norm",
 }  # fmt: skip
 TO_SCALAR = {"dot", "trace", "dist"}
@@ -24,7 +25,8 @@ SAME = {
     "index_add",
 }
 DTYPES = {
-    "float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32", "short": "int16",
+    "float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32",
+    "short": "int16",
     "bool": "bool", "cfloat": "complex64", "char": "int8", "uint8": "uint8",
 }  # fmt: skip
 _COMPARING = {
@@ -43,9 +45,12 @@ _COMPARING = {
 }
 _INDICES = {"argmax", "argmin", "argsort", "nonzero", "multinomial", "bincount", "searchsorted"}
 _BY_NUMBER = {
-    "add", "sub", "mul", "div", "pow", "clamp", "clamp_min", "clamp_max", "softmax", "log_softmax", "cumsum", "cumprod",
-    "rsub", "remainder", "floor_divide", "leaky_relu", "elu", "dropout", "hardtanh", "celu", "flip", "maximum", "minimum",
-    "nn.softmax", "eq", "ne", "lt", "le", "gt", "ge", "softplus", "rand_like", "masked_fill", "fill", "atan2", "lerp",
+    "add", "sub", "mul", "div", "pow", "clamp", "clamp_min", "clamp_max", "softmax", "log_softmax", "cumsum",
+    "cumprod",
+    "rsub", "remainder", "floor_divide", "leaky_relu", "elu", "dropout", "hardtanh", "celu", "flip",
+    "maximum", "minimum",
+    "nn.softmax", "eq", "ne", "lt", "le", "gt", "ge", "softplus", "rand_like", "masked_fill", "fill",
+    "atan2", "lerp",
 }  # fmt: skip
 MOST_PIECES = 64
 
@@ -129,7 +134,8 @@ def result_of(name: str, bound: dict[str, Value]) -> Shape:
         return _reduced(first, bound.get("dim"), bound.get("keepdim", False))
     special = SHAPES.get(name)
     if special is not None:
-        return special(bound, first)
+        found: Shape = special(bound, first)
+        return found
     if name == "linear" and first is not None and len(tensors) > 1 and tensors[1].shape is not None:
         return (*first[:-1], tensors[1].shape[0])
     if (

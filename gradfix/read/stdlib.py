@@ -11,10 +11,14 @@ from gradfix.read.frames import Machine
 from gradfix.read.values import Class, Function, Instance, Lazy, Lib, Native, Storage, Tensor, Unknown, Value
 
 HARMLESS = {
-    "argparse", "collections", "copy", "csv", "datetime", "functools", "glob", "io", "itertools", "json", "logging", "math",
-    "matplotlib", "numpy", "operator", "os", "pathlib", "pickle", "PIL", "random", "re", "shutil", "string", "sys",
-    "tensorboardX", "time", "torchvision", "tqdm", "typing", "wandb", "warnings", "yaml", "dataclasses", "pandas", "scipy",
-    "sklearn", "cv2", "skimage", "subprocess", "threading", "contextlib", "abc", "enum", "uuid", "hashlib", "pprint", "gc",
+    "argparse", "collections", "copy", "csv", "datetime", "functools", "glob", "io", "itertools", "json",
+    "logging", "math",
+    "matplotlib", "numpy", "operator", "os", "pathlib", "pickle", "PIL", "random", "re", "shutil", "string",
+    "sys",
+    "tensorboardX", "time", "torchvision", "tqdm", "typing", "wandb", "warnings", "yaml", "dataclasses",
+    "pandas", "scipy",
+    "sklearn", "cv2", "skimage", "subprocess", "threading", "contextlib", "abc", "enum", "uuid", "hashlib",
+    "pprint", "gc",
 }  # fmt: skip
 
 

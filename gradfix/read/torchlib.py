@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import backward, effects, iteration, layers, ops, optimizers, shapes, tensors
+from gradfix.read import backward, effects, forwards, iteration, layers, ops, optimizers, shapes, tensors
 from gradfix.read.frames import Machine
 from gradfix.read.values import Instance, Lib, Native, Shape, Tensor, Unknown, Value
 
 MAKERS = {"zeros", "ones", "empty", "rand", "randn", "full"}
 LIKE = {"zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "full_like", "randint_like"}
 TYPED = {
-    "torch.FloatTensor": "float32", "torch.DoubleTensor": "float64", "torch.LongTensor": "int64", "torch.Tensor": "float32",
-    "torch.HalfTensor": "float16", "torch.ByteTensor": "uint8", "torch.IntTensor": "int32", "torch.BoolTensor": "bool",
+    "torch.FloatTensor": "float32", "torch.DoubleTensor": "float64", "torch.LongTensor": "int64",
+    "torch.Tensor": "float32",
+    "torch.HalfTensor": "float16", "torch.ByteTensor": "uint8", "torch.IntTensor": "int32",
+    "torch.BoolTensor": "bool",
     "torch.cuda.FloatTensor": "float32", "torch.cuda.LongTensor": "int64",
 }  # fmt: skip
 FALSE = {
-    "torch.cuda.is_available", "torch.distributed.is_available", "torch.distributed.is_initialized", "torch.is_inference",
+    "torch.cuda.is_available", "torch.distributed.is_available", "torch.distributed.is_initialized",
+    "torch.is_inference",
     "torch.backends.mps.is_available", "torch.cuda.is_bf16_supported", "torch.is_autocast_enabled",
-    "torch.backends.cudnn.is_available", "torch.jit.is_scripting", "torch.jit.is_tracing", "torch.xpu.is_available",
+    "torch.backends.cudnn.is_available", "torch.jit.is_scripting", "torch.jit.is_tracing",
+    "torch.xpu.is_available",
 }  # fmt: skip
 NOTHING = (
     "torch.manual_seed",
@@ -88,7 +92,7 @@ def _of_nn(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -
     if path.startswith("torch.nn.init."):
         return args[0] if args else kwargs.get("tensor")
     if path.startswith("torch.nn.utils."):
-        return layers.utility(m, path[15:], args, kwargs)
+        return forwards.utility(m, path[15:], args, kwargs)
     if path.startswith("torch.nn.parallel."):
         return layers.make(m, "torch.nn." + path.rpartition(".")[2], args, kwargs)
     return layers.make(m, path, args, kwargs)
@@ -100,9 +104,9 @@ def functional(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value
         plain = {k: v for k, v in kwargs.items() if k != "inplace"}
         if effects.overloads(name + "_"):
             return ops.apply(m, name + "_", args, plain, module)
-        return layers.in_place(m, name, args, plain, module)
+        return forwards.in_place(m, name, args, plain, module)
     kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
-    special = layers.FUNCTIONAL.get(name)
+    special = forwards.FUNCTIONAL.get(name)
     if special is not None:
         return special(m, args, kwargs)
     if effects.overloads("nn." + name):
@@ -356,8 +360,6 @@ def _loader(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 def _dataset(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return Instance(None, kind="torch.utils.data.TensorDataset", extra={"source": args})
 
-
-METHODS: dict[str, dict[str, Callable[..., Value]]] = {}
 
 FUNCTIONS: dict[str, Callable[..., Value]] = {
     "torch.tensor": _tensor,

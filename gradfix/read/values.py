@@ -77,7 +77,7 @@ class Node:
 class Tensor:
     """A tensor without contents.
 
-    `requires` is its requires_grad. A view has a `base`; `rebased` says which graph of the base its own node belongs to.
+    `requires` is its requires_grad. A view has a `base`; `rebased` says which graph of the base its own node is of.
     `view` is how PyTorch would refuse an in-place write: ``multi-view``, ``no-grad`` or ``expanded``.
     `alias` is the route by which it shares memory unseen: ``data``, ``detach`` or ``numpy``.
     """

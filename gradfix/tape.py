@@ -52,7 +52,8 @@ class Ref:
 
     `version` counts every write the emitter saw, whether or not PyTorch's own version counter moved.
     `name` is what the user calls the tensor (``D.net.0.weight``, ``h``), or "" where no name was found.
-    `shape` is that of the tensor the event speaks of; `dtype` like ``float32``.
+    `shape` is that of the tensor the event speaks of; `dtype` like ``float32``. `counter` is PyTorch's own version
+    counter, in the saves of a Record and the ref of a counted Mutate: the numbers in PyTorch's errors.
     """
 
     storage: int
@@ -60,6 +61,7 @@ class Ref:
     name: str = ""
     shape: tuple[int, ...] = ()
     dtype: str = ""
+    counter: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +415,8 @@ def _refs(event: Event) -> Iterator[Ref]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Ref):
-        return [value.storage, value.version, list(value.shape), value.dtype]
+        found = [value.storage, value.version, list(value.shape), value.dtype]
+        return found if value.counter is None else [*found, value.counter]
     if isinstance(value, tuple):
         return [_plain(v) for v in value]
     return value
@@ -491,5 +494,5 @@ class _Reader:
         return kind(**fixed)
 
     def _ref(self, value: list[Any]) -> Ref:
-        storage, version, shape, dtype = value
-        return Ref(storage, version, self.names.get(storage, ""), tuple(shape), dtype)
+        storage, version, shape, dtype, *counter = value
+        return Ref(storage, version, self.names.get(storage, ""), tuple(shape), dtype, *counter)

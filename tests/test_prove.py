@@ -376,6 +376,13 @@ def test_unseeded_script_is_untried(bench):
     assert "not deterministic" in verdict.reason
 
 
+def test_a_loss_that_is_not_finite_proves_nothing(bench):
+    before = NET + swap(INPLACE, (".mean()", ".mean() / 0"))
+    verdict = bench.verdict(before, swap(before, ("h *= 2", "h = h * 2")), "none")
+    assert verdict.status == "untried"
+    assert "the loss of backward 1 is infinite in the script as it is" in verdict.reason
+
+
 def test_one_of_two_faults_cured(bench):
     second = "\nz = torch.ones(3, requires_grad=True)\ne = z.exp()\ne += 1\ne.sum().backward()\n"
     before = NET + second + INPLACE

@@ -383,6 +383,24 @@ def test_clearing_of_gradients(record: Recorded) -> None:
     ]
 
 
+def test_versions_are_those_of_pytorchs_error(record: Recorded, capfd: pytest.CaptureFixture[str]) -> None:
+    script = """
+        import torch
+        net = torch.nn.Linear(2, 2)
+        opt = torch.optim.AdamW(net.parameters())  # decays, then steps: two writes to a step
+        for _ in range(2):
+            loss = net(net(torch.ones(1, 2))).sum()
+            loss.backward(retain_graph=True)
+            opt.step()
+        loss.backward()
+    """
+    record(script, plain=True)
+    said = capfd.readouterr().err
+    (stale,) = (c for c in detect(record(script)) if c.kind == "stale-saved-tensor")
+    saved, now = (x.text.rpartition(" ")[2] for x in stale.labels if x.role in ("saved", "overwritten"))
+    assert f"is at version {now}; expected version {saved} instead" in said
+
+
 def test_gradients_written_by_hand(record: Recorded) -> None:
     tape = record("""
         import torch

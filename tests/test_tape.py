@@ -41,7 +41,13 @@ INNER = Site("/home/é/net.py", 7, 0, 8, 2, "Net.forward")
 numbers = st.integers(0, 5)
 stacks = st.sampled_from([(), (OUTER,), (OUTER, INNER)])
 shapes = st.lists(numbers, max_size=3).map(tuple)
-refs = st.builds(lambda s, v, shape: Ref(s, v, f"tensor{s}", shape, "float32"), numbers, numbers, shapes)
+refs = st.builds(
+    lambda s, v, shape, counter: Ref(s, v, f"tensor{s}", shape, "float32", counter),
+    numbers,
+    numbers,
+    shapes,
+    st.none() | numbers,
+)
 many = st.lists(refs, max_size=3).map(tuple)
 nodes = st.lists(st.integers(-3, 9), max_size=4).map(tuple)
 words = st.text(max_size=6)

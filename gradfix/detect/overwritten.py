@@ -111,6 +111,14 @@ def _version(write: Mutate | Step, storage: int) -> int:
     return next(ref.version for ref in write.refs if ref.storage == storage)
 
 
+def _versions(hit: Hit) -> tuple[int, int]:
+    """The tensor's version as saved and as overwritten: PyTorch's numbers where both are known, else the tape's."""
+    now = hit.write.ref.counter if isinstance(hit.write, Mutate) else None
+    if hit.ref.counter is not None and now is not None:
+        return hit.ref.counter, now
+    return hit.ref.version, _version(hit.write, hit.ref.storage)
+
+
 def _counted(write: Mutate | Step) -> bool:
     return not isinstance(write, Mutate) or (write.counted and write.how not in UNCOUNTED)
 
@@ -131,11 +139,10 @@ def _fault(graph: Graph, hit: Hit) -> Hashable:
 
 def _stale(graph: Graph, hit: Hit, carried: Labels = ()) -> Conflict | None:
     pattern = _pattern(hit)
-    labels = [("saved", hit.record.stack, f"{wording.shaped(hit.ref)} saved here, version {hit.ref.version}")]
+    before, after = _versions(hit)
+    labels = [("saved", hit.record.stack, f"{wording.shaped(hit.ref)} saved here, version {before}")]
     by_step = pattern == "optimizer-step"
-    version = _version(hit.write, hit.ref.storage)
-    text = f"overwritten here, version {version}"
-    labels.append(("overwritten", hit.write.stack, text))
+    labels.append(("overwritten", hit.write.stack, f"overwritten here, version {after}"))
     labels.append(("needed", hit.backward.stack, "needed here"))
     labels[1:1] = carried
     name = wording.name(hit.ref, _unnamed(hit))

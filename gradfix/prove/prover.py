@@ -211,6 +211,11 @@ class Prover:
                 else ""
             )
             raise Refusal("untried", f"the script as it is reaches no backward to compare with{said}")
+        infinite = words.infinite(baseline.oracle, baseline.names)
+        if infinite:
+            raise Refusal(
+                "untried", f"{infinite} in the script as it is, and what is not finite proves nothing"
+            )
 
     def _is_deterministic(self, baseline: Baseline) -> None:
         second = read(self._imposed(baseline, {}).measurement)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gradfix.prove.compare import Difference, Likeness
+from gradfix.prove.compare import Difference, Likeness, Measured
 from gradfix.tape import Optimizer, Ref, Tape
 from gradfix.verdict import EffectKind
 
@@ -67,6 +67,21 @@ def differs(found: Difference, names: Names) -> str:
     if found.what == "leaves":
         return f"another gradient: {found.detail}"
     return found.detail
+
+
+def infinite(run: Measured, names: Names) -> str:
+    """Where a run's losses or gradients stop being finite, as one clause; "" where they don't."""
+    for number, b in enumerate(run.backwards, 1):
+        if not math.isfinite(b.value):
+            what = "NaN" if math.isnan(b.value) else "infinite"
+            return f"the loss of backward {number} is {what}"
+    for s in run.steps:
+        which = [j for j, g in enumerate(s.grads) if g is not None and not g.finite]
+        if which:
+            return (
+                f"the gradient of {names.parameters(s.optimizer, which)} is not finite at step {s.number + 1}"
+            )
+    return "" if run.finite else "a gradient is not finite"
 
 
 def alike(found: Mapping[int, Likeness], names: Names) -> str:

@@ -236,6 +236,10 @@ def _pytorch(diagnosis: Diagnosis) -> str:
     if finding is None or finding.kind != conflict.kind:
         return ""
     shape = dict(finding.facts).get("tensor", "")
+    expected = re.search(r"expected version (\d+)", words)
+    counter = conflict.ref.counter if conflict.ref is not None else None
+    if expected is not None and counter is not None and int(expected[1]) != counter:
+        return ""
     if conflict.ref is None or not conflict.ref.shape or not shape.endswith(")"):
         return words
     sizes = sorted(re.findall(r"\d+", shape[shape.rindex("(") :]))

@@ -8,6 +8,7 @@ even that.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -360,7 +361,8 @@ def _accumulator(leaf: Any) -> Any:
 def _modified(entry: Entry) -> str:
     tensor = entry.tensor
     maker = tensor.grad_fn
-    made = f", which is output {tensor.output_nr} of {maker.name()}," if maker is not None else ""
+    name = re.sub(r"Backward\d*$", "", maker.name()) if maker is not None else ""
+    made = f", which is output {tensor.output_nr} of {name}," if name else ""
     shape = list(tensor.shape)
     return (
         "one of the variables needed for gradient computation has been modified by an inplace operation: "

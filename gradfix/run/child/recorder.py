@@ -231,7 +231,7 @@ class Recorder:
                 entry = reference()
                 if entry is None or (tensor := entry.tensor) is GONE:
                     continue
-                told = (storage_of(tensor), entry.time, tensor.shape, tensor.dtype)
+                told = (storage_of(tensor), entry.time, tensor.shape, tensor.dtype, entry.version)
                 saved.append(told)
                 if entry.output:
                     outputs[number] = told
@@ -244,8 +244,8 @@ class Recorder:
             records.append((time, stack, number, node.name(), parents[number], saved))
         for root in walk.tensors:
             if root.grad_fn is not None:
-                told = (self.storages.of(root), self.clock.now, root.shape, root.dtype)
-                outputs[root.grad_fn._sequence_nr()] = told
+                made = (self.storages.of(root), self.clock.now, root.shape, root.dtype)
+                outputs[root.grad_fn._sequence_nr()] = made
         self.tape.records(records, outputs, dull)
 
     def mutated(
@@ -278,7 +278,8 @@ class Recorder:
                 fields[key] = value
         if optimizer is not None:
             fields["optimizer"] = optimizer
-        fields.update(op=op, ref=self.tape.ref(storage, tensor))
+        ref = self.tape.ref(storage, tensor)
+        fields.update(op=op, ref=[*ref, tensor._version] if counted and not refused else ref)
         if seen <= FULL:
             self.tape.event("Mutate", time, stack, **fields)
         else:

@@ -150,18 +150,13 @@ class TapeWriter:
             line["output"] = self._saved(*output)
         return line
 
-    def _saved(self, storage: Storage, at: int, shape: Any, dtype: Any) -> list[Any]:
+    def _saved(self, storage: Storage, at: int, shape: Any, dtype: Any, *counter: int) -> list[Any]:
         self.rename(storage)
-        return [storage.number, storage.version(at), list(shape), _dtype(dtype)]
+        return [storage.number, storage.version(at), list(shape), _dtype(dtype), *counter]
 
-    def ref(self, storage: Storage, tensor: Any, version: int | None = None) -> list[Any]:
+    def ref(self, storage: Storage, tensor: Any) -> list[Any]:
         self.rename(storage)
-        return [
-            storage.number,
-            len(storage.writes) if version is None else version,
-            list(tensor.shape),
-            _dtype(tensor.dtype),
-        ]
+        return [storage.number, len(storage.writes), list(tensor.shape), _dtype(tensor.dtype)]
 
     def name_optimizer(self, number: int, name: str) -> None:
         self._emit({"optimizer": number, "v": name})

@@ -121,6 +121,7 @@ def _windows(
     group = [i for i in found if i.view is view and i.body is loop.body and "." not in i.name]
     bound = names(block).writes
     group = [i for i in group if i.name not in bound]  # bound anew there: it starts afresh
+    group = [i for i in group if i.direct] or group
     body = units(block)
     here = unit_in(view, block, node)
     if not group or here is None:
@@ -136,13 +137,18 @@ def _windows(
 
 
 def _ways(project: Project, found: tuple[Carried, ...], edges: object) -> Iterator[tuple[str, list[Part]]]:
-    """All names of one body together, in each way that fits; then each name alone where there are several."""
+    """The names of one body that hold what the earlier pass made, in each way that fits; then all that it hands on,
+    then each name alone where there are several."""
     assert isinstance(edges, tuple)
     consumers = [e.consumer for e in edges]
     bodies: dict[int, list[Carried]] = {}
     for item in found:
         bodies.setdefault(id(item.body), []).append(item)
-    groups = [*bodies.values(), *([i] for some in bodies.values() if len(some) > 1 for i in some)]
+    groups: list[list[Carried]] = []
+    for some in bodies.values():
+        direct = [i for i in some if i.direct]
+        groups += [direct, some] if 0 < len(direct) < len(some) else [some]
+    groups += [[i] for some in bodies.values() if len(some) > 1 for i in some if [i] not in groups]
     for group in groups:
         shapes = {i.name: ("tensor", "tuple") if _entries(i) else i.shapes(project, consumers) for i in group}
         # another method may read an attribute after it is stored, so it is detached where it is read

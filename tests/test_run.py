@@ -52,6 +52,17 @@ def test_same_seed_same_numbers(run: Callable[..., Outcome]) -> None:
     assert run(text, seed=3).stdout == run(text, seed=3).stdout != run(text, seed=4).stdout
 
 
+def test_what_the_system_would_seed_comes_out_alike(run: Callable[..., Outcome]) -> None:
+    text = """
+    import random, secrets, torch, numpy
+    print(random.SystemRandom(5).random(), secrets.randbits(32), random.Random().random())
+    print(numpy.random.default_rng().random(), numpy.random.RandomState().rand())
+    random.seed(); torch.seed(); numpy.random.seed()
+    print(random.random(), torch.rand(1), numpy.random.rand())
+    """
+    assert run(text, seed=3).stdout == run(text, seed=3).stdout != run(text, seed=4).stdout
+
+
 def test_fresh_memory_is_zero(run: Callable[..., Outcome]) -> None:
     text = """
     import torch

@@ -10,7 +10,7 @@ from gradfix.prove import words
 from gradfix.prove.compare import Measured, Stepped, kept, likeness
 from gradfix.prove.effects import Attempt
 from gradfix.prove.words import Names
-from gradfix.tape import Step
+from gradfix.tape import Optimizer, Record, Step, Tape
 from gradfix.verdict import Effect
 
 STARVED = 1e-6  # of the pass's gradient: rounding where parts of a loss cancel
@@ -71,6 +71,28 @@ def unmoved(
         f"none of {len(steps)} steps changed a parameter (is the learning rate still 0?), so what its "
         "updates do to the later losses was not seen; a larger --steps gets to steps that do"
     )
+
+
+def idle(tape: Tape, before: Measured, after: Measured) -> tuple[int, tuple[int, ...]] | None:
+    """(optimizer, its parameters) that every pass uses and that get a gradient before, and after a cut in the first
+    passes at most: what they make is used in the pass after alone, and there it is cut off now. A learned first
+    state, or an encoder that runs once, is used in the first pass only."""
+    made = [e for e in tape.events if isinstance(e, Record)]
+    for k, were in before.by_optimizer.items():
+        mine = after.by_optimizer.get(k, [])
+        optimizer = next((e for e in tape.events if isinstance(e, Optimizer) and e.optimizer == k), None)
+        steps = [e.time for e in tape.events if isinstance(e, Step) and e.optimizer == k]
+        if optimizer is None or len(were) < 2 or len(mine) < 2 or len(steps) < 2:
+            continue
+        used = {~p for r in made if steps[0] < r.time < steps[-1] for p in r.parents if p < 0}
+        lost = tuple(
+            j
+            for j, ref in enumerate(optimizer.refs)
+            if ref.storage in used and _share(were[1:], j) > STARVED and _share(mine[1:], j) < STARVED
+        )
+        if lost:
+            return k, lost
+    return None
 
 
 def _stepper(conflict: Conflict) -> int | None:

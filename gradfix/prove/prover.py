@@ -23,7 +23,7 @@ from gradfix.prove.compare import (
     read,
 )
 from gradfix.prove.cured import Left, Lines, left, stale_for_ever
-from gradfix.prove.doubts import drift, unmoved, weak, zeros
+from gradfix.prove.doubts import drift, idle, unmoved, weak, zeros
 from gradfix.prove.effects import Attempt, Impose, attempts, kept_sites
 from gradfix.run import Outcome, Run
 from gradfix.run.zygote import Zygote
@@ -294,6 +294,10 @@ class Prover:
                 problem = weak(attempt, before, now, after.measured, baseline.oracle, names)
                 if problem:
                     return Verdict("rejected", problem, measured)
+                lost = "cut-round" in attempt.effects and idle(baseline.tape, baseline.oracle, after.measured)
+                if lost:
+                    said = f"the cut ends the training of {names.parameters(*lost)}"
+                    return Verdict("rejected", f"{said}: only the next pass reads what they make", measured)
                 unknown = unmoved(effects, conflicts, baseline.oracle, after.measured)
                 if unknown:
                     return Verdict("untried", unknown, measured)

@@ -50,13 +50,14 @@ def made_outside(project: Project, record: Record, backward: Backward) -> bool:
 class Carried:
     """`name` is read by `reader` before the body binds it anew: it holds the value of the pass before.
     `stores` are the body's statements that bind it; `body` is a loop's, or a function's for an attribute
-    or a global name."""
+    or a global name. `direct`: one of them runs what made the value that enters this pass."""
 
     name: str
     view: View
     body: cst.CSTNode
     reader: Unit
     stores: tuple[Unit, ...]
+    direct: bool
 
     @property
     def in_loop(self) -> bool:
@@ -162,6 +163,7 @@ def _names_of(
     if isinstance(loop, cst.For):
         bound -= stored(loop.target)  # new in every pass
     local = {w for u in walk(body) for w in u.writes if "." not in w} | _targets(body)
+    made = _bound_by(project, producer)
     seen: set[str] = set()
     for unit in top[: here + 1]:
         text = view.code(unit.node)
@@ -176,7 +178,7 @@ def _names_of(
                     not all(isinstance(s.node, cst.AugAssign) and _counts(s.node) for s in stores)
                     or not stores
                 ):
-                    yield Carried(name, view, body, unit, stores)
+                    yield Carried(name, view, body, unit, stores, name in made)
                     seen.add(name)
         seen |= {w for w in unit.writes if not isinstance(unit.node, cst.BaseCompoundStatement)}
 
@@ -202,6 +204,12 @@ def _outliving(view: View, body: cst.CSTNode) -> frozenset[str]:
         if isinstance(unit.node, (cst.Global, cst.Nonlocal)):
             found |= {n.name.value for n in unit.node.names}
     return frozenset(found)
+
+
+def _bound_by(project: Project, stack: Stack) -> set[str]:
+    """Names bound by the statements that the frames of a stack stand in."""
+    small = (view.small_statement(node) for view, node in project.frames(stack))
+    return {w for s in small if s is not None for w in names(s).writes}
 
 
 def _attributes_bound(project: Project, stack: Stack) -> set[str]:

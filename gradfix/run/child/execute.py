@@ -10,11 +10,8 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
-import importlib.abc
 import importlib.machinery
-import importlib.util
 import os
-import random
 import signal
 import sys
 import threading
@@ -27,6 +24,7 @@ from typing import Any, NoReturn
 from . import candidates, dynamo, failure
 from .bound import Bound
 
+PACKAGE = __package__ or "gradfix.run.child"
 EXIT = os._exit  # the real one: the script finds a version of ours that says goodbye first
 LOST = 117  # exit status of a run whose channel the script has closed
 TIME_IS_UP: int = getattr(signal, "SIGXCPU", signal.SIGTERM)  # the warning before a run is killed
@@ -93,7 +91,7 @@ class _Execution:
         os._exit = self._user_exit
         signal.signal(TIME_IS_UP, self._time_is_up)
         threading.excepthook = self._thread_failed
-        _seed(request.get("seed", 0))
+        importlib.import_module(PACKAGE + ".seeds").seed_everything(request.get("seed", 0))
         if request.get("one_thread", True):
             _one_thread()
         candidates.serve(request.get("files") or {})
@@ -108,17 +106,16 @@ class _Execution:
     def _instrument(self) -> None:
         """Only what was asked for is even imported. Each has install() and finish(how, exc)."""
         request, emit, recorder = self.request, self.emit, None
-        package = __package__ or "gradfix.run.child"
         if request.get("record"):
-            recorder = importlib.import_module(package + ".recorder").Recorder(emit, request)
+            recorder = importlib.import_module(PACKAGE + ".recorder").Recorder(emit, request)
             self.instruments.append(recorder)
             recorder.install()
         if request.get("impose") is not None:
-            imposer = importlib.import_module(package + ".impose").Imposer(request["impose"], recorder, emit)
+            imposer = importlib.import_module(PACKAGE + ".impose").Imposer(request["impose"], recorder, emit)
             self.instruments.append(imposer)
             imposer.install()
         if request.get("measure"):
-            measurer = importlib.import_module(package + ".measure").Measurer(emit, request)
+            measurer = importlib.import_module(PACKAGE + ".measure").Measurer(emit, request)
             self.instruments.append(measurer)
             measurer.install()
 
@@ -231,52 +228,10 @@ def _exit_status(asked: SystemExit) -> tuple[str, int, str]:
     return "exit", 1, f"the script called sys.exit({str(code)[:200]!r})."
 
 
-def _seed(seed: int) -> None:
-    """random and torch now; NumPy only if and when the script imports it, for its import costs 0.1 s."""
-    import torch
-
-    random.seed(seed)
-    if any(getattr(torch.version, kind, None) for kind in ("cuda", "hip", "xpu")) or sys.platform != "linux":
-        torch.manual_seed(seed)
-    else:  # the same without a look at devices that this torch does not have
-        torch.default_generator.manual_seed(seed)
-
-    def seed_numpy(module: Any) -> None:
-        module.seed(seed % 2**32)
-
-    if "numpy.random" in sys.modules:
-        seed_numpy(sys.modules["numpy.random"])
-    else:
-        sys.meta_path.insert(0, AfterImport("numpy.random", seed_numpy))
-
-
 def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls `action` with a module right after its import, once, and leaves sys.meta_path."""
-
-    def __init__(self, name: str, action: Callable[[Any], None]) -> None:
-        self.name, self.action = name, action
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return None
-        load = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            load(module)
-            self.action(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _zero_fresh_memory() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .execute import AfterImport
+from .imports import AfterImport
 
 DATA: Any = torch._C.TensorBase.data
 _NO_DRAWS = ("seed", "getstate", "setstate", "get_state", "set_state")

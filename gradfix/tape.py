@@ -219,6 +219,7 @@ _AUTOGRAD = (
     "backward through the graph a second time",
     "leaf Variable that requires grad",
     "is being modified inplace",
+    "refers to a single memory location",
     "does not require grad and does not have a grad_fn",
     "can't optimize a non-leaf Tensor",
     "grad can be implicitly created only for scalar outputs",

@@ -216,6 +216,7 @@ AGAIN = (
     "(x * 3).sum()", "(x / 2).sum()", "(2 / x).sum()", "x.pow(2).mean()", "(x + 4).mean()", "(-x).sum()",
     "(x * w).sum()", "x.view(-1).sum()", "((x * 3) + w).sum()", "torch.add(x, w, alpha=2).sum()",
     "x.clamp(0).sum()", "(x ** 2).sum()", "x.repeat(2).sum()", "torch.cat([x, w]).sum()", "x[:1].sum()",
+    "torch.zeros(4)[:2].copy_(x)._base.sum()",
 )  # fmt: skip
 FIRST = (
     "l.backward()",
@@ -333,6 +334,62 @@ def test_forbidden_view_write_is_let_through(record: Recorded) -> None:
     """)
     assert "is a view and is being modified inplace" in of(tape, Mutate)[0].refused
     assert record.out == "[2.0, 2.0]\n"
+
+
+def test_shared_memory_is_written_after_it_was_made_its_own(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        x = torch.ones(2, requires_grad=True)
+        mask = torch.ones(2).expand(3, 2)
+        mask *= 0.5
+        (x * mask).sum().backward()
+        print(x.grad.tolist())
+    """)
+    assert [(c.kind, c.pattern, c.at.line) for c in detect(tape)] == [("forbidden-view-write", "expanded", 5)]
+    assert record.out == "[1.5, 1.5]\n"
+
+
+def test_shared_memory_of_the_graph_is_told_and_ends_the_run(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        x = torch.ones(2, requires_grad=True)
+        y = (x * 2).expand(3, 2)
+        y.relu_()
+    """)
+    assert [(c.kind, c.pattern, c.at.line) for c in detect(tape)] == [("forbidden-view-write", "expanded", 5)]
+    assert [e.autograd for e in of(tape, Failure)] == [True]
+
+
+def test_a_view_of_a_leaf_made_and_written_under_no_grad(record: Recorded) -> None:
+    """Its grad_fn, and whether it is a leaf, may not be asked for."""
+    tape = record("""
+        import torch
+        w = torch.ones(2, 2, requires_grad=True)
+        with torch.no_grad():
+            row = w[0]
+            row.add_(1)
+            row.mul_(2)
+            twice = row * 2
+            w[1].zero_()
+        (w * w).sum().backward()
+        print(w.grad.tolist())
+    """)
+    assert not detect(tape)
+    assert record.out == "[[8.0, 8.0], [0.0, 0.0]]\n"
+
+
+def test_an_alias_that_was_saved_itself_has_the_counter_that_moves(record: Recorded) -> None:
+    """``.data`` has a counter of its own, and what saved the alias asks that one."""
+    tape = record("""
+        import torch
+        w = torch.ones(2, requires_grad=True)
+        x = torch.ones(2).data
+        loss = (x * w).sum()
+        x[0] = 0.5
+        loss.backward()
+    """)
+    assert [(c.kind, c.at.line) for c in detect(tape)] == [("stale-saved-tensor", 6)]
+    assert "modified by an inplace operation" in of(tape, Backward)[0].refused
 
 
 def test_no_graph(record: Recorded) -> None:

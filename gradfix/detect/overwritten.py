@@ -19,7 +19,6 @@ from gradfix.detect.refused import refusal_key
 from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Mutate, Record, Ref, Stack, Step
 
-UNCOUNTED = {"data", "set_data", "numpy"}  # routes by which the tensor's version counter never moves
 ONE_CALL = 4  # ticks within which an op records its node and its write
 WRONG = 1e-6  # relative difference of the gradients from which a silent overwrite counts
 
@@ -120,7 +119,7 @@ def _versions(hit: Hit) -> tuple[int, int]:
 
 
 def _counted(write: Mutate | Step) -> bool:
-    return not isinstance(write, Mutate) or (write.counted and write.how not in UNCOUNTED)
+    return not isinstance(write, Mutate) or write.counted
 
 
 def _statistics(write: Mutate | Step) -> bool:

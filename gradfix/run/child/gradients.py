@@ -53,8 +53,8 @@ class Gradients:
     def written(self, func: Any, targets: list[Any], frame: Any) -> None:
         """``p.grad.zero_()``, ``p.grad.mul_(0.9)``, ``torch._foreach_zero_([p.grad, …])``: of which parameters were
         these the gradients? What a library writes (clipping) is no more than part of the step."""
-        if not targets or not isinstance(targets[0], torch.Tensor) or targets[0].grad_fn is not None:
-            return
+        if not targets or not isinstance(targets[0], torch.Tensor) or targets[0].requires_grad:
+            return  # (its grad_fn may not be asked for: of a view that no_grad made that raises once it is written)
         clears = func.__name__ in _CLEARS
         if not clears and not self.r.sites.is_user(frame.f_code):
             return

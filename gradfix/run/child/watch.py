@@ -31,6 +31,14 @@ def _not_counted() -> bool:
     return False
 
 
+def _is_leaf(tensor: Any) -> bool:
+    """``tensor.is_leaf``, which raises for a view made under no_grad once it was written: it stands for its base."""
+    try:
+        return bool(tensor.is_leaf)
+    except RuntimeError:
+        return bool(tensor._base.is_leaf)
+
+
 class Watch(TorchFunctionMode):
     """The mode. `r` is the recorder, whose files and tape it fills; `idle` where another thread is recorded."""
 
@@ -106,7 +114,7 @@ class Watch(TorchFunctionMode):
             if (
                 entries
                 or storage is not None
-                or (tensor.requires_grad and tensor.is_leaf)
+                or (tensor.requires_grad and _is_leaf(tensor))
                 or self._how(tensor)
             ):
                 for entry in entries:
@@ -180,7 +188,7 @@ class Watch(TorchFunctionMode):
         living = r.saves.at(address) if address else []
         time = r.clock.tick()
         known = {id(e) for e in entries}
-        counted, threatens = counter(), False
+        counted, threatens, seen = counter(), False, False
         for entry in living:
             if entry.tensor is GONE:
                 continue
@@ -194,7 +202,9 @@ class Watch(TorchFunctionMode):
             elif moved:
                 fate.counted = True
             if fate.freed is None:
-                threatens, counted = True, moved
+                threatens, seen = True, seen or moved
+        if threatens:
+            counted = seen
         r.mutated(
             time,
             stack,
@@ -212,6 +222,8 @@ class Watch(TorchFunctionMode):
         gives up its place as a leaf, as it would in the program without its ``requires_grad=True``. A
         forbidden view is written through an alias, for once its counter has moved PyTorch refuses to read it,
         too."""
+        if writes.SHARED in refused:
+            return self._own_memory(func, args, kwargs, targets, refused)
         if writes.is_view_refusal(refused):
             swap = {id(t): t.data for t in targets if isinstance(t, torch.Tensor)}
             with torch.no_grad():
@@ -232,6 +244,19 @@ class Watch(TorchFunctionMode):
                     raise
         with torch.no_grad():
             return func(*args, **kwargs)
+
+    def _own_memory(self, func: Any, args: Any, kwargs: Any, targets: list[Any], refused: str) -> Any:
+        """Write an expanded tensor after it was given memory of its own. Where that is part of the graph it can't be
+        done under its views: the run ends as PyTorch would end it, and the write is told."""
+        tensors = [t for t in targets if isinstance(t, torch.Tensor)]
+        if torch.is_grad_enabled() and (any(t.requires_grad for t in tensors) or writes.needs_grad(args)):
+            for tensor in tensors:
+                time, stack = self.r.clock.tick(), self.r.sites.stack(_getframe(3))
+                self.r.mutated(time, stack, writes.op_name(func), tensor, refused=refused, frame=_getframe(3))
+            raise RuntimeError(refused)
+        for tensor in tensors:
+            tensor.data = tensor.data.clone()
+        return func(*args, **kwargs)
 
     def _how(self, tensor: Any) -> str:
         for each in (tensor, tensor._base):
@@ -273,7 +298,7 @@ class Watch(TorchFunctionMode):
     def _no_grad(self, args: Any) -> None:
         """A function of a tensor that requires grad, under no_grad: its result has no graph."""
         for a in args:
-            if (isinstance(a, torch.Tensor) and a.requires_grad and not a.is_leaf) or isinstance(
+            if (isinstance(a, torch.Tensor) and a.requires_grad and not _is_leaf(a)) or isinstance(
                 a, torch.nn.Parameter
             ):
                 self._no_grad_left -= 1

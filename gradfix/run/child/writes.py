@@ -51,11 +51,12 @@ VIEW = (
     "A view was created in no_grad mode and",
     "A view was created in inference mode and",
 )
+SHARED = "more than one element of the written-to tensor refers to a single memory location"
 
 
 def is_refusal(message: str) -> bool:
     """Whether `message` is PyTorch refusing an in-place write to a leaf or to a view."""
-    return any(words in message for words in LEAF + VIEW)
+    return any(words in message for words in (*LEAF, *VIEW, SHARED))
 
 
 def is_view_refusal(message: str) -> bool:

@@ -15,6 +15,8 @@ from gradfix.rewrite.liveness import dotted
 from gradfix.rewrite.statements import Names, block_of, names, touches
 from gradfix.rewrite.tensors import is_renormalised
 
+Found = tuple[View, cst.CSTNode]
+
 
 class CloneWeight(Codemod):
     """Use a clone of an embedding's weight beside a lookup that renormalises it.
@@ -143,7 +145,7 @@ def _lookup_first(conflict: Conflict, project: Project) -> Iterator[Proposal]:
             return
 
 
-def _frames(conflict: Conflict, project: Project):  # type: ignore[no-untyped-def]
+def _frames(conflict: Conflict, project: Project) -> Iterator[tuple[Found, Found]]:
     """Pairs of nodes, of the use and of the lookup, in the same file, innermost first."""
     uses = list(project.frames(conflict.record.stack))[::-1] if conflict.record else []
     lookups = list(project.frames(conflict.write.stack))[::-1] if conflict.write else []

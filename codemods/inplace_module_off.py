@@ -9,7 +9,7 @@ import libcst as cst
 
 from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Edit, Project, Replace, View
+from gradfix.edit import Edit, Project, View, exchange
 from gradfix.rewrite.liveness import dotted
 from gradfix.rewrite.spelling import function_of, inplace_argument, small_statements, without_arguments
 from gradfix.rewrite.tensors import is_renormalised
@@ -103,19 +103,15 @@ net(torch.ones(1, 2)).sum().backward()  # conflict: stale-saved-tensor
         finder = _Finder(project, conflict.write.op)
         places = finder.constructors(conflict.write.module)
         for rank, place in enumerate(places[:_SEVERAL]):
-            edit = Replace(place.call, _constant(_off(place.call)))
+            edit = exchange(place.call, _off(place.call))
             code = " ".join(place.view.module.code_for_node(_off(place.call)).split())
             yield Proposal(f"not in place: `{code}`", NONE, {place.view.path: (edit,)}, rank)
         if len(places) > 1:
             edits: dict[str, tuple[Edit, ...]] = {}
             for place in places:
-                edit = Replace(place.call, _constant(_off(place.call)))
+                edit = exchange(place.call, _off(place.call))
                 edits[place.view.path] = (*edits.get(place.view.path, ()), edit)
             yield Proposal("none of these modules in place", NONE, edits, _SEVERAL)
-
-
-def _constant(node: cst.CSTNode):  # type: ignore[no-untyped-def]
-    return lambda _: node
 
 
 def _flag(call: cst.Call) -> cst.Arg | None:

@@ -9,7 +9,7 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Edit, Project, Replace, View
+from gradfix.edit import Edit, Project, View, exchange
 from gradfix.rewrite.blocks import as_receiver, method
 from gradfix.rewrite.liveness import dotted, reads, statement_before
 from gradfix.rewrite.spelling import drop_keyword, function_of, small_statements, without_arguments
@@ -72,15 +72,11 @@ for step in range(3):
             rank = 0
             for new, more in _leaves(view, value):
                 code = " ".join(view.module.code_for_node(new).split())
-                edits: tuple[Edit, ...] = (Replace(value, _constant(new)), *more)
+                edits: tuple[Edit, ...] = (exchange(value, new), *more)
                 yield Proposal(f"convert first: `{code}`", LEAF, {view.path: edits}, rank)
                 rank += 1
             if rank:
                 return
-
-
-def _constant(node: cst.CSTNode) -> Callable[[cst.CSTNode], cst.CSTNode]:
-    return lambda _: node
 
 
 def _conversions(conflict: Conflict, project: Project) -> Iterator[tuple[View, cst.BaseExpression]]:
@@ -269,7 +265,7 @@ def _named(
         else:
             continue
         if plain is not None:
-            yield new, (Replace(first, _constant(plain)),)
+            yield new, (exchange(first, plain),)
 
 
 def _is_tracking(arg: cst.Arg) -> bool:

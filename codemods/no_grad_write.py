@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import libcst as cst
 
@@ -26,6 +26,8 @@ from gradfix.rewrite.spelling import (
 from gradfix.rewrite.tensors import accumulates
 from gradfix.rewrite.writes import write_at, write_of
 from gradfix.tape import Mutate
+
+Belongs = Callable[[cst.CSTNode], bool]
 
 LEAF = Effect("adds-gradient", "the updated tensor is the leaf and gets the gradient")
 
@@ -123,7 +125,7 @@ def _refused(view: View, project: Project) -> set[cst.CSTNode]:
     return found
 
 
-def _run(view: View, small: cst.BaseSmallStatement, belongs) -> list[cst.BaseSmallStatement]:  # type: ignore[no-untyped-def]
+def _run(view: View, small: cst.BaseSmallStatement, belongs: Belongs) -> list[cst.BaseSmallStatement]:
     """The neighbouring small statements around `small` that belong with it: whole lines, or part of its one
     line."""
     holder = view.parents[small]
@@ -140,7 +142,8 @@ def _run(view: View, small: cst.BaseSmallStatement, belongs) -> list[cst.BaseSma
     return [s for x in whole for s in x.body]
 
 
-def _stretch(items: list, at: int, belongs) -> list:  # type: ignore[no-untyped-def,type-arg]
+def _stretch(items: list[Any], at: int, belongs: Belongs) -> list[Any]:
+    """The neighbours of `items[at]`, and itself, that belong together."""
     first = last = at
     while first > 0 and belongs(items[first - 1]):
         first -= 1

@@ -8,7 +8,7 @@ import libcst as cst
 
 from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Edit, Project, Replace, View
+from gradfix.edit import Edit, Project, Replace, View, exchange
 from gradfix.rewrite.liveness import dotted
 from gradfix.rewrite.spelling import drop_keyword, small_statements
 from gradfix.rewrite.tensors import accumulates
@@ -65,15 +65,11 @@ def _untracked(view: View, name: str) -> Iterator[Edit]:
         if isinstance(small, cst.Assign) and any(dotted(t.target) == name for t in small.targets):
             plain = drop_keyword(small.value, "requires_grad") or _without_method(small.value)
             if plain is not None:
-                yield Replace(small.value, _constant(plain))
+                yield exchange(small.value, plain)
         elif _tracks(small, name):
             line = view.parents[small]
             alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
             yield Replace(line if alone else small, lambda _: cst.RemoveFromParent())
-
-
-def _constant(node: cst.BaseExpression):  # type: ignore[no-untyped-def]
-    return lambda _: node
 
 
 def _without_method(value: cst.BaseExpression) -> cst.BaseExpression | None:

@@ -317,12 +317,12 @@ class _Cutter(cst.CSTTransformer):
         super().__init__()
         self.gone, self.builds = gone, builds
 
-    def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
+    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> Any:
         if id(original_node) in self.gone:
             return cst.RemoveFromParent()
-        result = super().on_leave(original_node, updated_node)
+        result: Any = super().on_leave(original_node, updated_node)
         build = self.builds.get(id(original_node))
-        return build(result) if build else result  # type: ignore[arg-type]
+        return build(result) if build else result
 
 
 def _annotation(given: cst.Annotation | None, group: Sequence[int], count: int) -> cst.Annotation | None:

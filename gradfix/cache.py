@@ -101,6 +101,7 @@ class Cache:
 
 
 def digest(raw: bytes) -> str:
+    """The name that content is kept under."""
     return hashlib.sha256(raw).hexdigest()
 
 

@@ -107,6 +107,7 @@ class Codemod(CodemodCommand):
 
     @staticmethod
     def add_args(arg_parser: argparse.ArgumentParser) -> None:
+        """What ``libcst.tool codemod`` takes beside its own options."""
         arg_parser.add_argument("--tape", required=True, help="what `gradfix record SCRIPT -o FILE` wrote")
 
     def transform_module_impl(self, tree: cst.Module) -> cst.Module:

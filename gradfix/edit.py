@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, ParentNodeProvider, PositionProvider
@@ -52,6 +52,11 @@ class Wrap:
 Edit = Replace | Insert | Wrap
 
 
+def exchange(node: cst.CSTNode, new: cst.CSTNode) -> Replace:
+    """`node` becomes `new`; what else is edited inside it is lost."""
+    return Replace(node, lambda _: new)
+
+
 def targets(edit: Edit) -> tuple[cst.CSTNode, ...]:
     """The nodes an edit speaks of."""
     return edit.nodes if isinstance(edit, Wrap) else (edit.node,)
@@ -68,16 +73,20 @@ class View:
 
     @cached_property
     def positions(self) -> Mapping[cst.CSTNode, CodeRange]:
+        """Where every node stands: lines from 1, columns in code points from 0."""
         return self.wrapper.resolve(PositionProvider)
 
     @cached_property
     def parents(self) -> Mapping[cst.CSTNode, cst.CSTNode]:
+        """The parent of every node but the module."""
         return self.wrapper.resolve(ParentNodeProvider)
 
     def code(self, node: cst.CSTNode) -> str:
+        """The source of `node`."""
         return self.module.code_for_node(node)
 
     def span(self, node: cst.CSTNode) -> CodeRange:
+        """Where `node` stands."""
         return self.positions[node]
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -101,6 +110,7 @@ class View:
         )
 
     def small_statement(self, node: cst.CSTNode) -> cst.BaseSmallStatement | None:
+        """The small statement `node` stands in, or is: an assignment, an expression, a return."""
         around = (node, *self.ancestors(node))
         return next((x for x in around if isinstance(x, cst.BaseSmallStatement)), None)
 
@@ -114,6 +124,7 @@ class View:
         return None
 
     def function(self, node: cst.CSTNode) -> cst.FunctionDef | cst.Lambda | None:
+        """The function or lambda around `node`."""
         return next((x for x in self.ancestors(node) if isinstance(x, (cst.FunctionDef, cst.Lambda))), None)
 
     def at(self, site: Site) -> cst.CSTNode | None:
@@ -184,10 +195,10 @@ class _Apply(cst.CSTTransformer):
             else:
                 self.wrap.update((id(n), edit) for n in edit.nodes)
 
-    def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
-        result = super().on_leave(original_node, updated_node)
+    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> Any:
+        result: Any = super().on_leave(original_node, updated_node)
         for r in self.replace.get(id(original_node), ()):
-            result = r.build(cast(cst.CSTNode, result))
+            result = r.build(result)
         around = self.insert.get(id(original_node))
         if around:
             result = self._with_neighbours(result, around)
@@ -235,6 +246,7 @@ class Project:
 
     @cached_property
     def graph(self) -> Graph:
+        """What the tape tells of the autograd graph, to be asked instead of the events."""
         return Graph(self.tape)
 
     def view(self, path: str) -> View | None:
@@ -285,8 +297,10 @@ def parenthesized(node: cst.BaseExpression) -> cst.BaseExpression:
 
 
 def parse_statement(text: str, like: cst.Module) -> cst.SimpleStatementLine | cst.BaseCompoundStatement:
+    """`text` as a statement, with the indentation and line ends of `like`."""
     return cst.parse_statement(text, config=like.config_for_parsing)
 
 
 def parse_expression(text: str, like: cst.Module) -> cst.BaseExpression:
+    """`text` as an expression, in the Python of `like`."""
     return cst.parse_expression(text, config=like.config_for_parsing)

@@ -74,6 +74,7 @@ def minor(first: Baseline) -> Iterator[str]:
 
 
 def reached_backward(tape: Tape) -> bool:
+    """Whether the run came to a backward at all."""
     return any(isinstance(e, Backward) for e in tape.events)
 
 

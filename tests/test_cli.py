@@ -379,6 +379,23 @@ def test_help_is_light(words):
     assert time.monotonic() - start < 5  # 0.2 s on an idle machine
 
 
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("fix", "gradfix fix [OPTIONS] [PATH]... [-- ARGS]"),
+        ("rules", "gradfix rules [OPTIONS]"),
+        ("", "gradfix [OPTIONS] COMMAND [ARGS]..."),
+    ],
+)
+def test_usage(words, usage, capsys):
+    assert gradfix(*words.split(), "-h") == 0
+    out, _ = capsys.readouterr()
+    (said,) = [line for line in out.splitlines() if "Usage:" in line]
+    assert said.strip() == f"Usage: {usage}"
+    (help_line,) = [line for line in out.splitlines() if "--help" in line]
+    assert "bool" not in help_line
+
+
 # ---- what a directory, or standard input, bounds
 
 TRAIN = """\

@@ -18,6 +18,7 @@ from gradfix.cli.options import FAILED, INTERRUPTED, NOTHING, PIPE
 from gradfix.cli.pages import EXPLAIN, explain, rules
 from gradfix.cli.quick import plain
 from gradfix.cli.record import RECORD, record
+from gradfix.cli.usage import Command, Group, ScriptCommand
 from gradfix.registry import CodemodError
 
 # Heavy modules (libcst, the pipeline, rich) are imported by the commands that need them: --help stays quick.
@@ -27,6 +28,7 @@ ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="gradfix",
+    cls=Group,
     help="Find autograd faults in PyTorch training scripts, cure them, and prove the cure by running it.",
     epilog=(
         "[bold]Begin with[/bold]\n\n"
@@ -65,12 +67,12 @@ def _root(
     pass
 
 
-app.command(epilog=FIX)(fix)
-app.command(epilog=CHECK)(check)
-app.command(epilog=RUN)(run)
-app.command(epilog=RECORD)(record)
-app.command(epilog=EXPLAIN)(explain)
-app.command()(rules)
+app.command(cls=ScriptCommand, epilog=FIX)(fix)
+app.command(cls=Command, epilog=CHECK)(check)
+app.command(cls=ScriptCommand, epilog=RUN)(run)
+app.command(cls=ScriptCommand, epilog=RECORD)(record)
+app.command(cls=Command, epilog=EXPLAIN)(explain)
+app.command(cls=Command)(rules)
 PLAIN: dict[str, Callable[..., int]] = {f.__name__: f for f in (check, explain, rules)}
 
 

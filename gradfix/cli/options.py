@@ -124,11 +124,13 @@ def known(what: str, given: list[str] | None, known: list[str]) -> tuple[str, ..
 
 
 def failed(terminal: Terminal, sentence: str, detail: str = "") -> int:
+    """Say why the work could not be done; gives the exit code."""
     terminal.error(sentence, detail)
     return FAILED
 
 
 def fail(sentence: str, detail: str = "") -> NoReturn:
+    """Say why the work could not be done, and leave."""
     from gradfix.report.terminal import Terminal
 
     raise typer.Exit(failed(Terminal(), sentence, detail))

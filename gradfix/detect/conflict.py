@@ -42,6 +42,7 @@ class Label:
 
     @property
     def at(self) -> Site:
+        """The innermost frame."""
         return self.stack[-1]
 
 
@@ -69,9 +70,11 @@ class Conflict:
 
     @property
     def at(self) -> Site:
+        """Where the diagnostic points."""
         return self.labels[self.primary].at
 
     def label(self, role: str) -> Label | None:
+        """The first label of that role."""
         return next((x for x in self.labels if x.role == role), None)
 
 

@@ -403,6 +403,7 @@ def _near(x: float, y: float, scale: float) -> bool:
 
 
 def said(g: Grad) -> str:
+    """A gradient in words."""
     return "no gradient" if g is None else f"norm {g.norm:.4g}"
 
 

@@ -80,6 +80,7 @@ def method(receiver: cst.BaseExpression, name: str, *args: cst.BaseExpression) -
 
 
 def assignment(target: cst.BaseAssignTargetExpression, value: cst.BaseExpression) -> cst.Assign:
+    """``target = value``."""
     return cst.Assign([cst.AssignTarget(cast(cst.BaseAssignTargetExpression, copy(target)))], value)
 
 
@@ -92,6 +93,7 @@ def copy(node: cst.BaseExpression) -> cst.BaseExpression:
 
 
 def line(statement: cst.BaseSmallStatement) -> cst.SimpleStatementLine:
+    """A line with this statement alone."""
     return cst.SimpleStatementLine([statement])
 
 

@@ -67,6 +67,7 @@ def shared(graph: Graph, backward: Backward, node: int) -> tuple[Backward, ...]:
 
 
 def backwards(graph: Graph) -> tuple[Backward, ...]:
+    """Every backward of the run."""
     return tuple(e for e in graph.tape.events if isinstance(e, Backward))
 
 
@@ -115,6 +116,7 @@ class Feed:
 
     @property
     def key(self) -> tuple[str, int, int, int]:
+        """Where it stands: feeds of one place are one."""
         start = self.view.span(self.value).start
         return self.view.path, start.line, start.column, self.view.span(self.value).end.column
 

@@ -38,6 +38,7 @@ class Cached:
 
     @property
     def value(self) -> cst.BaseExpression:
+        """What the attribute is bound to."""
         assert isinstance(self.source.node, cst.Assign)
         return self.source.node.value
 

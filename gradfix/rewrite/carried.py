@@ -61,6 +61,7 @@ class Carried:
 
     @property
     def in_loop(self) -> bool:
+        """Whether the body is a loop's, not a function's that is called in one."""
         return isinstance(self.view.parents.get(self.body), (cst.For, cst.While))
 
     def read_after(self, unit: Unit) -> bool:
@@ -74,6 +75,7 @@ class Carried:
         return any(self.view.code(v).strip() in NUMBERS for v in self.first_values())
 
     def first_values(self) -> Iterator[cst.BaseExpression]:
+        """What the name is bound to outside the body."""
         inside = {id(u.node) for u in walk(self.body)}
         last = self.name.rpartition(".")[2]
         for node in self.view.parents:
@@ -278,4 +280,5 @@ def cleared_names(view: View, name: str) -> bool:
 
 
 def functions_of(view: View) -> tuple[cst.FunctionDef, ...]:
+    """Every function that the file defines."""
     return tuple(n for n in view.parents if isinstance(n, cst.FunctionDef))

@@ -156,6 +156,7 @@ def scope_of(view: View, node: cst.CSTNode) -> Scope:
 
 
 def functions(node: cst.CSTNode) -> list[cst.FunctionDef]:
+    """Every function defined in `node`."""
     found: list[cst.FunctionDef] = []
 
     class Find(cst.CSTVisitor):

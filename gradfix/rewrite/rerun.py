@@ -80,6 +80,7 @@ class Plan:
 
     @property
     def moved(self) -> tuple[Unit, ...]:
+        """Statements that move behind the step and are not run before it any more."""
         return tuple(u for u in self.again if u not in self.kept)
 
     @cached_property

@@ -13,10 +13,12 @@ from gradfix.rewrite.liveness import SHARED_ATTRIBUTES, VIEWS, dotted
 
 
 def names_in_place(name: str) -> bool:
+    """Whether a method of this name writes into its tensor."""
     return name.endswith("_") and not name.endswith("__") and name not in ("_", "requires_grad_", "apply_")
 
 
 def last_name(func: cst.BaseExpression) -> str:
+    """``relu`` of ``torch.relu``, and of ``relu``."""
     if isinstance(func, cst.Attribute):
         return func.attr.value
     return func.value if isinstance(func, cst.Name) else ""
@@ -107,6 +109,7 @@ def peeled(node: cst.BaseExpression) -> cst.BaseExpression:
 
 
 def hides(layer: cst.BaseExpression) -> bool:
+    """Whether the layer keeps autograd from seeing what is written through it: ``.data``, ``.detach()``."""
     if isinstance(layer, cst.Attribute):
         return layer.attr.value == "data"
     return isinstance(layer, cst.Call) and cast(cst.Attribute, layer.func).attr.value == "detach"

@@ -53,10 +53,12 @@ class Unit:
 
     @property
     def reads(self) -> frozenset[str]:
+        """The names it reads."""
         return self.names.reads
 
     @property
     def writes(self) -> frozenset[str]:
+        """The names it binds or changes."""
         return self.names.writes
 
 

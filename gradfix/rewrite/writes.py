@@ -54,6 +54,7 @@ class Write:
 
     @property
     def small(self) -> cst.BaseSmallStatement | None:
+        """The small statement of the write."""
         return self.view.small_statement(self.node)
 
     @property
@@ -91,6 +92,7 @@ def write_of(conflict: Conflict, project: Project) -> Write | None:
 
 
 def write_at(project: Project, site: Site) -> Write | None:
+    """The write whose place on the tape is `site`."""
     found = project.node(site)
     if found is None:
         return None

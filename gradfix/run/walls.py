@@ -72,6 +72,7 @@ def none_left(refused: Sequence[tuple[Wall, str]]) -> WallError:
 
 
 def bubblewrap() -> str | None:
+    """Where bubblewrap is, if it is."""
     return shutil.which("bwrap")
 
 

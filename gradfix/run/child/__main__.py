@@ -8,7 +8,8 @@ import sys
 OLDEST = (3, 9)
 
 
-def load(folder):  # type: ignore[no-untyped-def]
+def load(folder):
+    # type: (str) -> None
     """Make the folder importable as ``_gradfix_child`` and leave no trace of it on sys.path."""
     import importlib.util
     import os
@@ -23,21 +24,23 @@ def load(folder):  # type: ignore[no-untyped-def]
     spec.loader.exec_module(package)  # type: ignore[union-attr]
 
 
-def main():  # type: ignore[no-untyped-def]
+def main():
+    # type: () -> int
+    """Do what the first argument says."""
     import os
 
     if sys.version_info < OLDEST:
         sys.stderr.write("gradfix-too-old: Python %d.%d\n" % sys.version_info[:2])  # noqa: UP031
         return 3
-    load(os.path.dirname(os.path.abspath(__file__)))  # type: ignore[no-untyped-call]
+    load(os.path.dirname(os.path.abspath(__file__)))
     import importlib
 
     command = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if command in ("serve", "cold"):
         importlib.import_module("_gradfix_child." + command).main(sys.argv[1:])
         return 0
-    return importlib.import_module("_gradfix_child.record").main(sys.argv[1:])
+    return int(importlib.import_module("_gradfix_child.record").main(sys.argv[1:]))
 
 
 if __name__ == "__main__":
-    sys.exit(main())  # type: ignore[no-untyped-call]
+    sys.exit(main())

@@ -32,6 +32,7 @@ FREED = (
 
 
 def no_graph(index: int) -> str:
+    """PyTorch's sentence for the root number `index` of a backward."""
     return f"element {index} of tensors does not require grad and does not have a grad_fn"
 
 

@@ -34,14 +34,17 @@ def _check(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
+    """unshare(2). Raises OSError."""
     _check(libc().unshare(flags), "unshare")
 
 
 def setns(fd: int, kind: int) -> None:
+    """setns(2). Raises OSError."""
     _check(libc().setns(fd, kind), "setns")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    """mount(2). Raises OSError."""
     words = [None if w is None else os.fsencode(w) for w in (source, target, kind)]
     _check(libc().mount(*words, ctypes.c_ulong(flags), os.fsencode(data) or None), f"mount {target}")
 
@@ -89,6 +92,7 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
+    """Become the parent of processes below whose own parent ends."""
     _prctl(_SUBREAPER, 1)
 
 

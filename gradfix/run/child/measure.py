@@ -78,6 +78,7 @@ class Optimizers:
 
 
 def parameters(optimizer: Any) -> list[Any]:
+    """The tensors of an optimizer, in the order of its groups."""
     groups = getattr(optimizer, "param_groups", None) or []
     return [p for group in groups for p in group.get("params", ())]
 

@@ -174,4 +174,5 @@ def restore_old_calls() -> None:
 
 
 def foreign(filename: str) -> bool:
+    """Whether code of that file is nobody's own: made at run time, of the library or a package."""
     return filename.startswith("<") or os.path.realpath(filename).startswith(_FOREIGN)

@@ -171,6 +171,7 @@ class Saves:
 
 
 def fate_of(entry: Entry) -> Overwrite:
+    """What happened to `entry` after its save, to be filled in."""
     if entry.fate is None:
         entry.fate = Overwrite()
     return entry.fate

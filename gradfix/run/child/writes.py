@@ -60,6 +60,7 @@ def is_refusal(message: str) -> bool:
 
 
 def is_view_refusal(message: str) -> bool:
+    """Whether PyTorch refuses a write to a view with this message."""
     return any(words in message for words in VIEW)
 
 

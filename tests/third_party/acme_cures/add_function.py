@@ -8,7 +8,7 @@ import libcst as cst
 
 from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Project, Replace
+from gradfix.edit import Project, exchange
 
 
 class AddFunction(Codemod):
@@ -52,4 +52,4 @@ y.sum().backward()
             return
         name, value = view.code(small.target), view.code(small.value)
         new = cst.parse_statement(f"{name} = torch.add({name}, {value})").body[0]
-        yield Proposal("add with `torch.add`", NONE, {view.path: (Replace(small, lambda _: new),)})
+        yield Proposal("add with `torch.add`", NONE, {view.path: (exchange(small, new),)})

@@ -23,19 +23,19 @@ from typing import IO
 from gradfix.run import Outcome, Run
 from gradfix.run.conversation import DRAIN, Conversation, Gone
 from gradfix.run.scratch import Copy
-from gradfix.run.walls import Wall
+from gradfix.run.walls import Terms
 
 GRACE = 0.5  # seconds between the run's own end of time and the kill
 PAUSE = 0.02  # seconds between looks at the channel
 
-Start = Callable[[Path, Wall, list[str]], AbstractContextManager["subprocess.Popen[bytes]"]]
+Start = Callable[[Path, Terms], AbstractContextManager["subprocess.Popen[bytes]"]]
 
 
 class ColdRun(Conversation):
     """The files and pipes of one run."""
 
-    def __init__(self, run: Run, wall: Wall, copy: Copy, masked: list[str]) -> None:
-        super().__init__(run, wall, copy, masked)
+    def __init__(self, run: Run, terms: Terms, copy: Copy) -> None:
+        super().__init__(run, terms, copy)
         self.folder = copy.folder
         self.asked = self.folder / "request.json"  # the child removes it when torch is imported
         self.began = 0.0
@@ -46,7 +46,7 @@ class ColdRun(Conversation):
         self.asked.write_text(json.dumps(self.request()), encoding="ascii")
         channel = self.folder / "channel"
         channel.touch()
-        with channel.open("rb", buffering=0) as said, start(self.folder, self.wall, self.masked) as process:
+        with channel.open("rb", buffering=0) as said, start(self.folder, self.terms) as process:
             readers = [
                 threading.Thread(target=self._read, args=(stream, into), daemon=True)
                 for stream, into in ((process.stdout, self.out), (process.stderr, self.err))

@@ -13,7 +13,7 @@ from typing import Any
 
 from gradfix.run import Outcome, Run
 from gradfix.run.scratch import Copy
-from gradfix.run.walls import Wall
+from gradfix.run.walls import Terms
 from gradfix.tape import Failure, Site, Tape, TapeError, parse_tape
 
 KEPT = 64 * 1024  # bytes of stdout and of stderr
@@ -33,8 +33,8 @@ class Gone(Exception):
 class Conversation:
     """What has come in from one run, and what it means."""
 
-    def __init__(self, run: Run, wall: Wall, copy: Copy | None, masked: list[str]) -> None:
-        self.run, self.wall, self.copy, self.masked = run, wall, copy, masked
+    def __init__(self, run: Run, terms: Terms, copy: Copy | None) -> None:
+        self.run, self.terms, self.copy = run, terms, copy
         self.said = bytearray()  # on the channel
         self.spoken = 0
         self.out, self.err = bytearray(), bytearray()
@@ -56,13 +56,15 @@ class Conversation:
             "timeout": run.timeout,
             "seed": run.seed,
             "memory": run.memory,
+            "file_size": run.file_size,
             "resident": _resident_limit(run.memory),
             "fill_empty": run.fill_empty,
-            "wall": self.wall.name,
+            "wall": self.terms.wall.name,
+            "strict": self.terms.strict,
         }
         if self.copy is not None:
             request = {**self.copy.inward(request), "scratch": str(self.copy.folder)}
-        return {**request, "masked": self.masked}
+        return {**request, "masked": self.terms.masked}
 
     def keep(self, stream: bytearray, data: bytes) -> None:
         if stream is self.said:
@@ -94,7 +96,7 @@ class Conversation:
             stdout=_text(self.out),
             stderr=_text(self.err),
             seconds=seconds,
-            wall=self.wall.name,
+            wall=self.terms.wall.name,
             detail=detail,
             status=status if speech.end is None else speech.end.get("status"),
         )

@@ -15,7 +15,7 @@ from typing import Any
 from gradfix.run import Outcome, Run
 from gradfix.run.conversation import DRAIN, Conversation, Gone, Refused
 from gradfix.run.scratch import Copy
-from gradfix.run.walls import Wall
+from gradfix.run.walls import Terms
 
 LATE = 5.0  # seconds after its time limit when a run that its keeper does not end is given up
 
@@ -23,8 +23,8 @@ LATE = 5.0  # seconds after its time limit when a run that its keeper does not e
 class ForkedRun(Conversation):
     """The descriptors of one run."""
 
-    def __init__(self, run: Run, wall: Wall, copy: Copy | None, masked: list[str]) -> None:
-        super().__init__(run, wall, copy, masked)
+    def __init__(self, run: Run, terms: Terms, copy: Copy | None) -> None:
+        super().__init__(run, terms, copy)
         self.status = bytearray()  # what the keeper says
 
     def hold(self, send: Callable[[list[int]], None]) -> Outcome:

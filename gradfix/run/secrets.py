@@ -65,7 +65,7 @@ def _is_secret(name: str, value: str) -> bool:
     return bool(known or _VALUES.search(value))
 
 
-def masked(spared: Iterable[Path]) -> list[str]:
+def masked(spared: Iterable[Path]) -> tuple[str, ...]:
     """Files and folders with secrets that are there, as real paths, none inside another; not those around
     `spared`, which the run can't do without."""
     kept = [Path(os.path.realpath(path)) for path in spared]
@@ -74,7 +74,7 @@ def masked(spared: Iterable[Path]) -> list[str]:
         real = Path(os.path.realpath(path))
         if real.exists() and real != Path("/") and not any(k.is_relative_to(real) for k in kept):
             found.append(real)
-    return [str(p) for p in sorted(set(found)) if not any(p != o and p.is_relative_to(o) for o in found)]
+    return tuple(str(p) for p in sorted(set(found)) if not any(p != o and p.is_relative_to(o) for o in found))
 
 
 def _candidates() -> Iterable[Path]:

@@ -6,7 +6,6 @@ this kernel) the next one is, and every report names the one there was.
 
 from __future__ import annotations
 
-import glob
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from gradfix.run import WallError
+from gradfix.run.child import devices
 
 Sandbox = Literal["auto", "strict", "off"]
 SANDBOXES = cast("tuple[Sandbox, ...]", get_args(Sandbox))
@@ -32,14 +32,25 @@ class Wall:
     copies: bool
 
 
-NAMESPACES = Wall("namespaces", "namespaces (a view of the files that only the run writes to)", True, False)
+NAMESPACES = Wall(
+    "namespaces", "namespaces (a view of the files that only the run writes to, no network)", True, False
+)
 BUBBLEWRAP = Wall("bubblewrap", "bubblewrap and a scratch copy (no network)", True, True)
-LANDLOCK = Wall("landlock", "Landlock and a scratch copy", True, True)
+LANDLOCK = Wall("landlock", "Landlock and a scratch copy (no network)", True, True)
 AUDIT = Wall(
     "audit", "a scratch copy and an audit hook, which stop accidents but not hostile code", False, True
 )
 NONE = Wall("none", "nothing (--sandbox off)", False, False)
 WALLS = (NAMESPACES, BUBBLEWRAP, LANDLOCK, AUDIT, NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What one run is held to: its wall, whether hostile code is expected, and the paths it must not read."""
+
+    wall: Wall
+    strict: bool
+    masked: tuple[str, ...]
 
 
 def order(sandbox: Sandbox, forks: bool) -> tuple[Wall, ...]:
@@ -85,16 +96,12 @@ def inside_bubblewrap(writable: Path, masked: Iterable[str]) -> list[str]:
         *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
         *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/run"),
     ]
-    for device in (found for pattern in DEVICES for found in glob.glob(pattern)):
+    for device in devices.accelerators():
         command += ["--dev-bind", device, device]
     for path in masked:
         if not path.startswith("/run/"):
             command += ["--tmpfs", path] if Path(path).is_dir() else ["--ro-bind", "/dev/null", path]
     return [*command, "--bind", str(writable), str(writable), "--chdir", "/", "--"]
-
-
-# What a computation may need of /dev, beside null, zero and the like: accelerators.
-DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/dxg", "/dev/accel*", "/dev/nvhost*", "/dev/nvmap")
 
 
 def refuses(command: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ from gradfix.run.cold import ColdRun, kill_tree
 from gradfix.run.conversation import Gone, Refused
 from gradfix.run.forked import ForkedRun
 from gradfix.run.scratch import Copy
-from gradfix.run.walls import BUBBLEWRAP, Wall
+from gradfix.run.walls import BUBBLEWRAP, NONE, Terms, Wall
 
 CHILD = Path(__file__).with_name("child")
 START = 120.0  # seconds for an interpreter to import torch
@@ -69,6 +69,7 @@ class Zygote:
         self._sandbox = sandbox
         self._walls = list(walls.order(sandbox, self._forks))  # the one in use, and what is left to try
         self._refused: list[tuple[Wall, str]] = []
+        self._masked: dict[tuple[Path, ...], tuple[str, ...]] = {}
         self._place: Path | None = (
             None  # where the copies lie that a process behind a wall of its own may write
         )
@@ -164,15 +165,17 @@ class Zygote:
             shutil.rmtree(self._place, ignore_errors=True)
             self._place = None
 
-    def _spared(self, run: Run) -> Iterable[Path]:
-        """What no mask may cover."""
-        return (run.root, run.cwd, run.script, Path(self.python), CHILD)
+    def _terms(self, run: Run, wall: Wall) -> Terms:
+        needed = (run.root, run.cwd, run.script, Path(self.python), CHILD)
+        if needed not in self._masked:  # looking at dozens of paths takes a millisecond
+            self._masked[needed] = secrets.masked(needed)
+        return Terms(wall, self._sandbox == "strict", self._masked[needed] if wall is not NONE else ())
 
     def _run_cold(self, run: Run, wall: Wall) -> Outcome:
-        masked = secrets.masked(self._spared(run))
+        terms = self._terms(run, wall)
         try:
-            with Copy(run.root, _needed(run), masked) as copy:
-                outcome = ColdRun(run, wall, copy, masked).hold(self._start_cold, START)
+            with Copy(run.root, _needed(run), terms.masked) as copy:
+                outcome = ColdRun(run, terms, copy).hold(self._start_cold, START)
         except Gone as gone:
             raise InterpreterError(
                 self._was_ended() if self._closed else self._no_python(str(gone))
@@ -182,8 +185,8 @@ class Zygote:
         return outcome
 
     @contextmanager
-    def _start_cold(self, folder: Path, wall: Wall, masked: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-        behind = walls.inside_bubblewrap(folder, masked) if wall is BUBBLEWRAP else []
+    def _start_cold(self, folder: Path, terms: Terms) -> Iterator[subprocess.Popen[bytes]]:
+        behind = walls.inside_bubblewrap(folder, terms.masked) if terms.wall is BUBBLEWRAP else []
         with self._lock:
             if self._closed:
                 raise Gone
@@ -198,10 +201,11 @@ class Zygote:
 
     def _run_forked(self, run: Run, wall: Wall) -> Outcome:
         deaths = 0
-        masked = secrets.masked(self._spared(run))
+        terms = self._terms(run, wall)
         while True:
-            with Copy(run.root, _needed(run), masked, self._place) if wall.copies else nullcontext() as copy:
-                conversation = ForkedRun(run, wall, copy, masked)
+            copied = Copy(run.root, _needed(run), terms.masked, self._place) if wall.copies else nullcontext()
+            with copied as copy:
+                conversation = ForkedRun(run, terms, copy)
                 try:
                     outcome = conversation.hold(self._send)
                     self._load_dynamo(conversation.needs_dynamo)
@@ -230,7 +234,7 @@ class Zygote:
                 ours.close()
                 raise
 
-    def _enclosure(self) -> tuple[Path, list[str]]:
+    def _enclosure(self) -> tuple[Path, tuple[str, ...]]:
         """What a warm process behind a wall of its own may write to, and what it must not read."""
         if self._place is None:
             self._place = Path(tempfile.mkdtemp(prefix="gradfix-"))

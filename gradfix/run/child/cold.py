@@ -15,7 +15,7 @@ import os
 import sys
 from typing import Any
 
-from . import channel, execute, guard, linux, start, view
+from . import channel, confine, execute, guard, linux, start, view
 
 REQUEST, CHANNEL = "request.json", "channel"
 
@@ -36,15 +36,17 @@ def _run(folder: str) -> None:
     append = os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0)
     line = channel.Channel(os.open(os.path.join(folder, CHANNEL), append))
     request = _take(os.path.join(folder, REQUEST))
-    execute.start_clock(request["timeout"], lambda: execute.EXIT(execute.LOST))
     try:
-        guard.refuse(request["wall"])
+        guard.refuse(request["wall"], request["strict"])
     except guard.NoGuard as refused:
         line({"x": "refused", "why": str(refused)})
         line.flush()
         execute.EXIT(0)
-    guard.install(request["wall"], folder)
+    guard.install(request)
     request["files"] = view.write_texts(request["files"])
+    confine.confine(request, granted=False)
+    # Only now: what a thread was allowed before it is allowed for ever.
+    execute.start_clock(request["timeout"], lambda: execute.EXIT(execute.LOST))
     execute.run(request, line)
 
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from typing import Any
 
-from . import linux
+from . import devices, landlock, seccomp
 
 # Audit event -> which of its arguments are paths that it writes to.
 WRITES = {
@@ -34,18 +34,28 @@ class NoGuard(Exception):
     """This machine does not have the wall; the message says why."""
 
 
-def refuse(wall: str) -> None:
+def refuse(wall: str, strict: bool) -> None:
     """Raise NoGuard where this wall would not hold, before anything is begun."""
-    if wall == "landlock" and linux.landlock_version() < 1:
+    if wall != "landlock":
+        return
+    version = landlock.version()
+    if version < 1:
         raise NoGuard("this kernel has no Landlock")
+    if not seccomp.is_known():
+        raise NoGuard("this kernel filters no system calls, so the network would be open")
+    if strict and version < landlock.SCOPED:
+        raise NoGuard("this kernel's Landlock does not stop signals to other programs (Linux 6.12 does)")
 
 
-def install(wall: str, folder: str) -> None:
-    """From here on this process and its children write only below `folder` and to devices."""
-    allowed = os.path.realpath(folder)
-    os.environ["TMPDIR"] = tempfile.tempdir = allowed
-    if wall == "audit" or not linux.landlock([allowed, "/dev"]):
-        _audit([allowed])
+def install(request: dict[str, Any]) -> None:
+    """From here on this process and its children write only to the copy of the project and to harmless devices."""
+    folder = os.path.realpath(request["scratch"])
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    if request["wall"] == "audit" or landlock.version() < 1:
+        _audit([folder])
+        return
+    shared = [] if request["strict"] else ["/dev/shm"]  # other programs of the owner's keep memory there
+    landlock.restrict([folder], [*devices.present(), *shared], request["masked"])
 
 
 def _audit(allowed: list[str]) -> None:

@@ -19,7 +19,7 @@ import time
 from typing import Any, NamedTuple, NoReturn
 
 from . import channel as channels
-from . import execute, guard, linux, view
+from . import confine, execute, furnish, guard, linux, view
 
 GRACE = 0.5  # seconds between the warning and the kill, for what the recorder holds back
 PAUSE = 0.05  # seconds between looks at memory and processes
@@ -42,14 +42,14 @@ def main(host: socket.socket, report: int, means: Means) -> NoReturn:
     os.setsid()
     linux.die_with_parent()
     linux.adopt_orphans()
-    scratch, own_proc = None, False
+    scratch, own_proc = None, None
     if means.mounts:
         try:
             scratch = view.View()
         except view.NoView as refused:
             os.write(report, b"n" + str(refused).encode())
             os._exit(0)
-        own_proc = means.is_init and view.mount_processes()
+        own_proc = furnish.give_processes() if means.is_init else None
     word, descriptors = _receive(host)
     os.write(report, word)
     host.close()
@@ -72,7 +72,7 @@ def _receive(host: socket.socket) -> tuple[bytes, list[int]]:
     return word, list(descriptors)
 
 
-def _keep(descriptors: list[int], means: Means, scratch: view.View | None, own_proc: bool) -> None:
+def _keep(descriptors: list[int], means: Means, scratch: view.View | None, own_proc: int | None) -> None:
     channel, status, out, err = descriptors
     host = socket.socket(fileno=status)
     request = _read_request(channel)
@@ -82,9 +82,9 @@ def _keep(descriptors: list[int], means: Means, scratch: view.View | None, own_p
         if request["wall"] == "namespaces":
             if scratch is None:
                 raise view.NoView(means.refused)
-            scratch.include([request["root"], request["cwd"]], means.granted)
+            scratch.include([request["root"], request["cwd"]], request["masked"], means.granted)
         else:
-            guard.refuse(request["wall"])
+            guard.refuse(request["wall"], request["strict"])
     except (view.NoView, guard.NoGuard) as refused:
         _tell(host, {"refused": str(refused)})
         return
@@ -97,7 +97,7 @@ def _keep(descriptors: list[int], means: Means, scratch: view.View | None, own_p
         host.close()
         for fd in wakeup:
             os.close(fd)
-        _become_run(request, channel, out, err, means)
+        _become_run(request, channel, out, err, means.granted, own_proc)
     _tell(host, {"started": True})
     for fd in (channel, out, err):
         os.close(fd)
@@ -140,11 +140,13 @@ def _wake_on_child() -> tuple[int, int]:
     return read, write
 
 
-def _become_run(request: dict[str, Any], channel: int, out: int, err: int, means: Means) -> NoReturn:
+def _become_run(
+    request: dict[str, Any], channel: int, out: int, err: int, granted: bool, own_proc: int | None
+) -> NoReturn:
     """In the process that becomes the script's."""
     linux.die_with_parent()
     os.setpgid(0, 0)
-    _be_first_to_go()
+    _be_first_to_go(own_proc)
     line = channels.Channel(channel)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for fd, standard in ((out, 1), (err, 2)):
@@ -153,19 +155,22 @@ def _become_run(request: dict[str, Any], channel: int, out: int, err: int, means
     os.closerange(3, channels.HIGH)
     if "scratch" in request:
         # Before the first write: parts of a copy may be links to the owner's files.
-        guard.install(request["wall"], request["scratch"])
+        guard.install(request)
     if request["wall"] != "none":  # what lies there is the owner's then
         request["files"] = view.write_texts(request["files"])
-    if means.granted:
-        linux.drop_privileges()
+    confine.confine(request, granted)
     execute.run(request, line)
 
 
-def _be_first_to_go() -> None:
+def _be_first_to_go(own_proc: int | None) -> None:
     """When the machine runs out of memory, the kernel shall choose the run and nothing of the owner's."""
     try:
-        with open("/proc/self/oom_score_adj", "w") as score:
-            score.write("1000")
+        score = os.open(
+            "self/oom_score_adj" if own_proc is not None else "/proc/self/oom_score_adj",
+            os.O_WRONLY,
+            dir_fd=own_proc,
+        )
+        os.write(score, b"1000")
     except OSError:
         pass
 
@@ -173,7 +178,7 @@ def _be_first_to_go() -> None:
 class _Watch:
     """Waits for the run's process; ends it when the host hangs up or time, memory or processes run out."""
 
-    def __init__(self, child: int, request: dict[str, Any], own_proc: bool) -> None:
+    def __init__(self, child: int, request: dict[str, Any], own_proc: int | None) -> None:
         self.child = child
         self.why = ""
         self.own_proc = own_proc

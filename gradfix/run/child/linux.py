@@ -7,14 +7,14 @@ import os
 import struct
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
-MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 1 << 14, 1 << 18
-_PDEATHSIG, _SUBREAPER, _NO_NEW_PRIVS = 1, 36, 38
+CLONE_NEWIPC, CLONE_NEWNET = 0x08000000, 0x40000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 1 << 12, 1 << 14, 1 << 18
+_PDEATHSIG, _DUMPABLE, _KEEPCAPS, _BSET_DROP, _SUBREAPER, _NO_NEW_PRIVS, _AMBIENT = 1, 4, 8, 24, 36, 38, 47
+_AMBIENT_RAISE, _AMBIENT_CLEAR_ALL = 2, 4
 _MOUNT_SETATTR, _CAPSET = 442, {"x86_64": 126, "aarch64": 91}
+_CAPABILITY_VERSION = 0x20080522
 _AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = -100, 0x8000, 1
-
-# write to files; remove and make directories, files, sockets, fifos, devices, links
-_LANDLOCK_CREATE, _LANDLOCK_WRITES = 444, 1 << 1 | sum(1 << bit for bit in range(4, 13))
-_LANDLOCK_TRUNCATE = 1 << 14  # since version 3
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 _libc: ctypes.CDLL | None = None
 
@@ -27,7 +27,8 @@ def libc() -> ctypes.CDLL:
     return _libc
 
 
-def _check(result: int, what: str) -> None:
+def check(result: int, what: str) -> None:
+    """Raise the OSError of a call of the C library that did not give 0."""
     if result != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{what}: {os.strerror(error)}")
@@ -35,55 +36,25 @@ def _check(result: int, what: str) -> None:
 
 def unshare(flags: int) -> None:
     """unshare(2). Raises OSError."""
-    _check(libc().unshare(flags), "unshare")
+    check(libc().unshare(flags), "unshare")
 
 
 def setns(fd: int, kind: int) -> None:
     """setns(2). Raises OSError."""
-    _check(libc().setns(fd, kind), "setns")
+    check(libc().setns(fd, kind), "setns")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
     """mount(2). Raises OSError."""
     words = [None if w is None else os.fsencode(w) for w in (source, target, kind)]
-    _check(libc().mount(*words, ctypes.c_ulong(flags), os.fsencode(data) or None), f"mount {target}")
+    check(libc().mount(*words, ctypes.c_ulong(flags), os.fsencode(data) or None), f"mount {target}")
 
 
 def read_only(path: str) -> None:
     """Make every mount from `path` down read-only (mount_setattr(2), Linux 5.12)."""
     attributes = struct.pack("QQQQ", _ATTR_RDONLY, 0, 0, 0)
     arguments = (_AT_FDCWD, os.fsencode(path), _AT_RECURSIVE, attributes, len(attributes))
-    _check(libc().syscall(_MOUNT_SETATTR, *arguments), "mount_setattr")
-
-
-def landlock_version() -> int:
-    """Of the kernel's Landlock; less than 1 where it has none."""
-    try:
-        return int(libc().syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
-    except (OSError, AttributeError, TypeError):  # not Linux
-        return 0
-
-
-def landlock(folders: list[str]) -> bool:
-    """Let this process and its children write only below `folders`. False: the kernel has no Landlock."""
-    version = landlock_version()
-    if version < 1:
-        return False
-    rights = _LANDLOCK_WRITES | (_LANDLOCK_TRUNCATE if version >= 3 else 0)
-    rules = libc().syscall(_LANDLOCK_CREATE, struct.pack("Q", rights), ctypes.c_size_t(8), 0)
-    if rules < 0:
-        return False
-    for folder in folders:
-        fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
-        _check(
-            libc().syscall(_LANDLOCK_CREATE + 1, rules, 1, struct.pack("=Qi", rights, fd), 0),
-            "landlock_add_rule",
-        )
-        os.close(fd)
-    _prctl(_NO_NEW_PRIVS, 1)
-    _check(libc().syscall(_LANDLOCK_CREATE + 2, rules, 0), "landlock_restrict_self")
-    os.close(rules)
-    return True
+    check(libc().syscall(_MOUNT_SETATTR, *arguments), "mount_setattr")
 
 
 def die_with_parent() -> None:
@@ -96,12 +67,15 @@ def adopt_orphans() -> None:
     _prctl(_SUBREAPER, 1)
 
 
-def drop_privileges() -> None:
-    """Give up what a user namespace granted, so that the script can't undo its mounts."""
-    _prctl(_NO_NEW_PRIVS, 1)
-    number = _CAPSET.get(os.uname().machine)
-    if number is not None:
-        _check(libc().syscall(number, struct.pack("Ii", 0x20080522, 0), bytes(24)), "capset")
+def loopback() -> None:
+    """Bring up the one interface of a new network namespace, for programs that speak to themselves."""
+    import fcntl
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_:
+        request = struct.pack("16sh22x", b"lo", 0)
+        name, flags = struct.unpack("16sh22x", fcntl.ioctl(any_, _SIOCGIFFLAGS, request))
+        fcntl.ioctl(any_, _SIOCSIFFLAGS, struct.pack("16sh22x", name, flags | _IFF_UP))
 
 
 def resident() -> int:
@@ -121,8 +95,52 @@ def trim() -> None:
         pass
 
 
-def _prctl(option: int, value: int) -> None:
+def capabilities() -> int:
+    """Those in effect, a bit each."""
     try:
-        libc().prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+        with open("/proc/self/status") as status:
+            effective = next(line for line in status if line.startswith("CapEff:"))
+    except (OSError, StopIteration):
+        return 0
+    return int(effective.split()[1], 16)
+
+
+def keep_over_setuid() -> None:
+    """Do not lose all capabilities when this process becomes another user."""
+    _prctl(_KEEPCAPS, 1)
+
+
+def be_dumpable() -> None:
+    """Let a process that became another user look at itself below /proc."""
+    _prctl(_DUMPABLE, 1)
+
+
+def no_new_rights() -> None:
+    """No program that this process starts shall have more rights than it."""
+    _prctl(_NO_NEW_PRIVS, 1)
+
+
+def keep_capabilities(kept: int) -> None:
+    """Give up every right but those of the bits `kept`, for good, in what is started from here too."""
+    number = _CAPSET.get(os.uname().machine)
+    for bit in range(64):
+        if not kept >> bit & 1:
+            _prctl(_BSET_DROP, bit)
+    no_new_rights()
+    _prctl(_AMBIENT, _AMBIENT_CLEAR_ALL)
+    if number is None:
+        return
+    data = struct.pack("3I", kept, kept, kept) + bytes(12)
+    check(libc().syscall(number, struct.pack("Ii", _CAPABILITY_VERSION, 0), data), "capset")
+    for bit in range(64):
+        if kept >> bit & 1:
+            _prctl(_AMBIENT, _AMBIENT_RAISE, bit)
+
+
+def _prctl(option: int, value: int, more: int = 0) -> None:
+    try:
+        libc().prctl(
+            option, ctypes.c_ulong(value), ctypes.c_ulong(more), ctypes.c_ulong(0), ctypes.c_ulong(0)
+        )
     except (OSError, AttributeError):  # not Linux
         pass

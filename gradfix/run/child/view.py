@@ -2,7 +2,8 @@
 
 With namespaces (Linux), every folder that people keep files in is overlaid with a memory file system that
 only this run's mount namespace knows and that vanishes with its last process; the rest is mounted read-only.
-Paths stay what they are. Elsewhere a run gets a copy of the project (gradfix.run.scratch) and :mod:`.guard`.
+Paths stay what they are; there is no network and little else of the machine (:mod:`.furnish`). Elsewhere a run
+gets a copy of the project (gradfix.run.scratch) and :mod:`.guard`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import tokenize
 from collections.abc import Iterator
 
-from . import linux
+from . import furnish, linux
+from .furnish import SAFE, SERVICES, SHARED
 
 # Nobody's training script keeps its files here: no overlay, and so read-only.
 SYSTEM = frozenset(
@@ -49,9 +51,8 @@ PSEUDO = frozenset(
         "tracefs",
     )
 )
-SHARED = "/dev/shm"
+_MEMORY = frozenset(("tmpfs", "ramfs"))
 _NOBODY = 65534  # what a user namespace shows for an owner whom it does not know
-SAFE = linux.MS_NOSUID | linux.MS_NODEV
 
 
 class NoView(Exception):
@@ -67,18 +68,22 @@ class View:
     def __init__(self) -> None:
         self.lower: dict[str, int] = {}  # folder -> what lies under its overlay
         try:
-            linux.unshare(linux.CLONE_NEWNS)
+            linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
+            linux.loopback()
             linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
             self.mounts = _mounts()
             lower = {target: _open(target) for target in self._usual()}
             linux.read_only("/")
             self.shared = _open(SHARED) if os.path.isdir(SHARED) else None
+            self.room = _room()
+            furnish.give_devices(self.room)
+            furnish.hide_services()
             self._cover(lower)
         except OSError as refused:
             raise NoView(refused.strerror or str(refused)) from None
 
-    def include(self, folders: list[str], granted: bool) -> None:
-        """See to it that `folders` can be written, wherever they are. Raises NoView.
+    def include(self, folders: list[str], masked: list[str], granted: bool) -> None:
+        """See to it that `folders` can be written, wherever they are, and `masked` paths not read. Raises NoView.
 
         Where our rights are `granted` by a user namespace, a folder of another owner needs an overlay of its
         own: the kernel can't copy the folder into one for an owner whom the namespace does not know.
@@ -87,6 +92,7 @@ class View:
             for folder in map(os.path.realpath, folders):
                 if folder != "/" and folder not in self.lower:
                     self._include(folder, granted)
+            furnish.hide(masked)
         except OSError as refused:
             raise NoView(refused.strerror or str(refused)) from None
 
@@ -103,24 +109,29 @@ class View:
         """The top-level folders and mounted file systems where people keep files, none inside another."""
         with os.scandir("/") as entries:
             folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-        found = [
-            t for folder in [*folders, *self.mounts] if _is_ours(folder) for t in _split(folder, self.mounts)
-        ]
+        ours = [f for f in [*folders, *self.mounts] if _is_ours(f) or self._is_medium(f)]
+        found = [t for folder in ours for t in _split(folder, self.mounts)]
         kept: list[str] = []
         for folder in sorted(set(found)):
             if not (kept and _is_within(folder, kept[-1])):
                 kept.append(folder)
         return kept
 
+    def _is_medium(self, folder: str) -> bool:
+        """A disk that somebody has plugged in."""
+        kind = self.mounts.get(folder, "tmpfs")
+        return _is_within(folder, SERVICES) and kind not in _MEMORY and kind not in PSEUDO
+
     def _cover(self, lower: dict[str, int]) -> None:
         """Overlay each folder of `lower` (path -> descriptor of what is there now, which stays open).
 
         The layers lie in a memory file system that is hidden in the end by a fresh one on top of it.
         """
-        place = SHARED if self.shared is not None else "/tmp"
-        linux.mount("gradfix", place, "tmpfs", SAFE, "mode=755")
-        layers = _open(place)
-        for number, target in enumerate(sorted(lower, key=lambda folder: folder == place)):
+        linux.mount("gradfix", SHARED, "tmpfs", SAFE, f"mode=755,size={self.room}")
+        layers = _open(SHARED)
+        for number, target in enumerate(sorted(lower, key=lambda folder: folder == SHARED)):
+            if _is_within(target, SERVICES):
+                os.makedirs(target, exist_ok=True)
             base = f"/proc/self/fd/{layers}/{number}"
             for part in ("", "/upper", "/work"):
                 os.mkdir(base + part)
@@ -128,17 +139,8 @@ class View:
             _overlay(target, f"/proc/self/fd/{lower[target]}", base)
             self.lower[target] = lower[target]
         os.close(layers)
-        if place not in lower:
-            linux.mount("gradfix", place, "tmpfs", SAFE, "mode=1777")
-
-
-def mount_processes() -> bool:
-    """Give a new PID namespace its own /proc. False where a container's masked /proc forbids it."""
-    try:
-        linux.mount("proc", "/proc", "proc", SAFE)
-    except OSError:
-        return False
-    return True
+        if SHARED not in lower:
+            linux.mount("gradfix", SHARED, "tmpfs", SAFE, f"mode=1777,size={self.room}")
 
 
 def write_texts(files: dict[str, str]) -> dict[str, str]:
@@ -191,6 +193,13 @@ def _is_within(folder: str, other: str) -> bool:
 def _is_foreign(folder: str) -> bool:
     owner = os.stat(folder).st_uid
     return owner != os.geteuid() or owner == _NOBODY
+
+
+def _room() -> int:
+    """Bytes that the run may write, in all its folders together: they are memory."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        free = next((line for line in lines if line.startswith("MemAvailable:")), "MemAvailable: 0")
+    return max(int(free.split()[1]) * 1024 // 4, 1 << 26)
 
 
 def _is_ours(folder: str) -> bool:

@@ -1,0 +1,20 @@
+"""The devices that a computation needs; a run gets no others (disks, terminals, input)."""
+
+from __future__ import annotations
+
+import glob
+import os
+
+BASIC = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+ACCELERATORS = (
+    *("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/dxg", "/dev/accel*", "/dev/nvhost*", "/dev/nvmap"),
+    *("/dev/davinci*", "/dev/hisi_hdc", "/dev/habanalabs*", "/dev/neuron*"),
+)
+
+
+def accelerators() -> list[str]:
+    return sorted(path for pattern in ACCELERATORS for path in glob.glob(pattern))
+
+
+def present() -> list[str]:
+    return [path for path in BASIC if os.path.exists(path)] + accelerators()

@@ -13,8 +13,10 @@ ACCELERATORS = (
 
 
 def accelerators() -> list[str]:
+    """Paths of what computes here, other than the processor."""
     return sorted(path for pattern in ACCELERATORS for path in glob.glob(pattern))
 
 
 def present() -> list[str]:
+    """Paths of all that a run is given."""
     return [path for path in BASIC if os.path.exists(path)] + accelerators()

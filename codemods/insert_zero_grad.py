@@ -69,7 +69,7 @@ for x in torch.randn(3, 4, 3):
             return
         view = place[0]
         code = view.code(optimizer)
-        summary = f"clear the gradients of `{code}` once a step"
+        summary = f"clear the gradients of `{code}`"
         clear = cst.parse_statement(f"{code}.zero_grad()")
         first = _first(conflict, project, step)
         at = None
@@ -81,8 +81,12 @@ for x in torch.randn(3, 4, 3):
             and at < index
             and not isinstance(units(block)[index].node, cst.BaseCompoundStatement)
         ):
-            yield Proposal(summary, CLEARED, {view.path: (put_before(units(block)[at], clear),)})
-        yield Proposal(summary, CLEARED, {view.path: (put_after(units(block)[index], clear),)}, 1)
+            yield Proposal(
+                f"{summary} before the backward", CLEARED, {view.path: (put_before(units(block)[at], clear),)}
+            )
+        yield Proposal(
+            f"{summary} after the step", CLEARED, {view.path: (put_after(units(block)[index], clear),)}, 1
+        )
 
 
 def _first(conflict: Conflict, project: Project, step: Step) -> Backward | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import libcst as cst
@@ -15,7 +15,17 @@ from gradfix.rewrite.cached import cached
 from gradfix.rewrite.calls import backward_call, drop_retain
 from gradfix.rewrite.carried import entries, made_outside
 from gradfix.rewrite.rerun import DRAW, LATER, ONCE, Plan, draws, plan, shared_losses, stale
-from gradfix.rewrite.statements import block_of, line_of, names, put_after, shown, touches, unit_in, units
+from gradfix.rewrite.statements import (
+    Unit,
+    block_of,
+    line_of,
+    names,
+    put_after,
+    shown,
+    touches,
+    unit_in,
+    units,
+)
 from gradfix.tape import Backward, Step
 
 
@@ -103,8 +113,12 @@ def _behind(found: Plan) -> Iterator[Proposal]:
     cuts = [(v, [e]) for v, e in found.cuts()]
     for inline in (True, False) if found.can_inline() else (False,):
         edits = (found.view, found.edits(inline))
-        place = f"where it is read after `{step}`" if inline else f"after `{step}`"
-        summary = f"compute {_said(found)} again {place}"
+        summary = f"compute {_said(found)} again after `{step}`"
+        if inline:
+            name, call = found.inlined()
+            moved = _bound(found.moved)
+            besides = f", and move {moved} there" if moved else ""
+            summary = f"put `{call}` where `{name}` is read after `{step}`{besides}"
         rank = 0 if inline or not found.can_inline() else 3
         if cuts:
             said = f"{summary}, and detach what the earlier loss takes{idle if drops else ''}"
@@ -112,6 +126,10 @@ def _behind(found: Plan) -> Iterator[Proposal]:
         if drops:
             yield Proposal(f"{summary}{idle}", effect, gather(edits, *drops), rank + 1)
         yield Proposal(summary, effect, gather(edits), rank + 2)
+
+
+def _bound(some: Iterable[Unit]) -> str:
+    return ", ".join(dict.fromkeys(f"`{w}`" for u in some for w in sorted(u.writes)))
 
 
 def _said(found: Plan) -> str:

@@ -23,6 +23,7 @@ from gradfix.rewrite.statements import (
 )
 from gradfix.rewrite.tensors import is_leaf
 from gradfix.tape import Site, Stack, Step
+from gradfix.wording import briefly
 
 
 class WriteAfterStep(Codemod):
@@ -126,8 +127,7 @@ def _frame(view: View, stack: Stack, depth: int) -> cst.CSTNode | None:
 
 
 def _code(view: View, node: cst.CSTNode) -> str:
-    code = " ".join(view.code(view.small_statement(node) or node).rstrip("; ").split())
-    return code if len(code) <= 40 else code[:37] + "..."
+    return briefly(view.code(view.small_statement(node) or node).rstrip("; "))
 
 
 def _moved(view: View, writing: cst.CSTNode, goal: cst.CSTNode, after: bool) -> tuple[Edit, ...]:

@@ -23,6 +23,7 @@ from gradfix.edit import Edit, Project, targets
 from gradfix.registry import CodemodError, outside_here, packages, unique
 from gradfix.tape import Tape, read_tape, relocated
 from gradfix.verdict import NONE, Effect, EffectKind
+from gradfix.wording import quoted
 
 __all__ = ["NONE", "Codemod", "CodemodError", "Effect", "EffectKind", "Example", "Proposal", "codemods"]
 
@@ -97,7 +98,10 @@ class Codemod(CodemodCommand):
                         f"{proposal.effect.kind!r}; its `effects` declare {', '.join(cls.effects) or 'nothing'}"
                     )
                 if any(proposal.edits.values()):
-                    yield replace(proposal, codemod=cls.name())
+                    effect = replace(proposal.effect, words=quoted(proposal.effect.words))
+                    yield replace(
+                        proposal, summary=quoted(proposal.summary), effect=effect, codemod=cls.name()
+                    )
 
     # what libcst.tool asks of a command
 

@@ -154,7 +154,7 @@ def _matters(note: Note, first: Baseline) -> bool:
 
 def _short(text: str) -> str:
     line = text.strip().split("\n")[0]
-    return line if len(line) <= QUOTED else line[: QUOTED - 2] + " …"
+    return wording.shortened(line, QUOTED)
 
 
 def _last(text: str, lines: int = 12) -> str:

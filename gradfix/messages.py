@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gradfix.wording import shortened
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -242,7 +244,14 @@ def recognise(text: str) -> Finding | None:
         if found:
             facts = tuple(_facts(found))
             return Finding(
-                True, message.kind, error or flat[:200], facts, raised, script, forward, message.advice
+                True,
+                message.kind,
+                error or shortened(flat, 200),
+                facts,
+                raised,
+                script,
+                forward,
+                message.advice,
             )
     if raised and "NoneType" in error and ".grad" in raised.code:
         advice = ".grad is None here: its tensor is no leaf, or no backward has reached it."

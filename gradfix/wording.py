@@ -6,7 +6,9 @@ source.
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from collections.abc import Callable, Iterable, Mapping
 
 from gradfix.detect.conflict import Conflict, Label
@@ -80,6 +82,48 @@ def quote(site: Site, sources: Mapping[str, str]) -> str:
         if len(joined) > LONGEST and end - start > 2:
             joined = joined[: start + 1] + "…" + joined[end:]
     return joined if len(joined) <= LONGEST and "`" not in joined and _brackets(joined) is not None else ""
+
+
+def briefly(code: str, most: int = LONGEST) -> str:
+    """A piece of code as a sentence quotes it: one line, comments left out, what is in its brackets too where it is
+    long; where even that is too long, its first words."""
+    joined = _joined(_uncommented(code).split("\n"))
+    for start, end in reversed(_brackets(joined) or []):
+        if len(joined) > most and end - start > 2:
+            joined = joined[: start + 1] + "…" + joined[end:]
+    if len(joined) <= most:
+        return joined
+    words = joined[: most - 2]
+    return (words[: words.rfind(" ")] if " " in words else words) + " …"
+
+
+def quoted(sentence: str) -> str:
+    """`sentence` with every piece of code in it, between backticks, said briefly."""
+    return re.sub(r"`([^`]+)`", lambda m: f"`{briefly(m[1])}`", sentence)
+
+
+def shortened(message: str, most: int = 160) -> str:
+    """The first sentences of an error message, as many as fit, else its first words."""
+    if len(message) <= most:
+        return message
+    sentence = message[:most].rfind(". ")
+    return message[: sentence + 1] if sentence > 20 else message[: message[:most].rfind(" ")] + " …"
+
+
+def _uncommented(code: str) -> str:
+    lines = code.strip().split("\n")
+    try:
+        tokens = [
+            t
+            for t in tokenize.generate_tokens(io.StringIO(f"({code.strip()}\n)").readline)
+            if t.type == tokenize.COMMENT
+        ]
+    except (tokenize.TokenError, SyntaxError):  # half a statement: the lines as they are
+        return "\n".join(lines)
+    for token in tokens:
+        (line, column), text = token.start, lines[token.start[0] - 1]
+        lines[line - 1] = text[: column - (line == 1)].rstrip()
+    return "\n".join(lines)
 
 
 def _joined(lines: list[str]) -> str:

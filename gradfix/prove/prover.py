@@ -29,6 +29,7 @@ from gradfix.run import Outcome, Run
 from gradfix.run.zygote import Zygote
 from gradfix.tape import Failure, Note, Tape
 from gradfix.verdict import Effect, Status, Verdict
+from gradfix.wording import shortened
 
 CLEAN = ("finished", "steps")
 WORKERS = 4  # runs at once, over all candidates
@@ -205,11 +206,7 @@ class Prover:
                 "untried", f"the script as it is could not be run to a first backward: {before.ended}"
             )
         if not baseline.oracle.passes:
-            said = (
-                f": {before.failure.type}: {words.shortened(before.failure.message)}"
-                if before.failure
-                else ""
-            )
+            said = f": {before.failure.type}: {shortened(before.failure.message)}" if before.failure else ""
             raise Refusal("untried", f"the script as it is reaches no backward to compare with{said}")
         infinite = words.infinite(baseline.oracle, baseline.names)
         if infinite:
@@ -450,6 +447,6 @@ def _mixes(conflict: Conflict, cured: Sequence[Conflict], lines: Lines) -> bool:
 
 def _how_it_ended(outcome: Outcome) -> str:
     if outcome.failure is not None:
-        message = words.shortened(" ".join(outcome.failure.message.split()))
+        message = shortened(" ".join(outcome.failure.message.split()))
         return f"it fails: {outcome.failure.type}: {message}"
     return outcome.detail or f"it ends otherwise than before: {outcome.ended}"

@@ -134,14 +134,6 @@ def imposed(effects: Sequence[EffectKind]) -> str:
     return next((said[e] for e in effects if e in said), "once the effect is taken into account")
 
 
-def shortened(message: str, most: int = 160) -> str:
-    """The first sentences of an error message, as many as fit, else its first words."""
-    if len(message) <= most:
-        return message
-    sentence = message[:most].rfind(". ")
-    return message[: sentence + 1] if sentence > 20 else message[: message[:most].rfind(" ")] + " …"
-
-
 def _cosine(x: float) -> str:
     """Enough digits to tell it from 1."""
     for digits in (4, 6):

@@ -11,6 +11,7 @@ from gradfix.detect import KINDS
 from gradfix.explain import why
 from gradfix.messages import Finding, Frame
 from gradfix.report.layout import fold, safe
+from gradfix.wording import shortened
 
 SHOWN = 300  # characters of an error that is not ours
 
@@ -25,10 +26,10 @@ def render(finding: Finding, width: int) -> Iterator[Text]:
         yield Text()
     elif finding.autograd:
         yield Text("This is autograd's error, and not one of the faults gradfix looks for.", style="bold")
-        yield from map(Text, fold(safe(finding.error)[:SHOWN], width))
+        yield from map(Text, fold(shortened(safe(finding.error), SHOWN), width))
     else:
         yield Text("This is not an autograd error.", style="bold")
-        yield from map(Text, fold(safe(finding.error)[:SHOWN], width))
+        yield from map(Text, fold(shortened(safe(finding.error), SHOWN), width))
     facts = [*finding.facts]
     if finding.raised:
         facts.append(("raised at", _frame(finding.raised)))

@@ -148,6 +148,11 @@ class Plan:
         name = dotted(node.targets[0].target)
         return name is not None and len(self._reads_of(name)) == 1
 
+    def inlined(self) -> tuple[str, str]:
+        """The name that the one kept statement binds, and what it binds it to."""
+        node = cst.ensure_type(self.kept[0].node, cst.Assign)
+        return dotted(node.targets[0].target) or "", self.view.code(node.value)
+
     def later(self) -> tuple[Unit, ...]:
         """What runs behind the step until the backward, the moved statements first."""
         here = self.flat.index(self.step) + 1

@@ -14,6 +14,7 @@ from typing import cast
 import libcst as cst
 
 from gradfix.edit import Edit, Insert, Replace, View
+from gradfix.wording import briefly
 
 Small = cst.BaseSmallStatement
 Block = cst.BaseSuite | cst.Module
@@ -251,15 +252,11 @@ def common_block(view: View, *nodes: cst.CSTNode) -> Block | None:
 
 
 def shown(view: View, node: cst.CSTNode) -> str:
-    """A statement for a sentence: on one line, a long call without its arguments, a block by its head."""
+    """A statement for a sentence: on one line, a block by its head."""
     if isinstance(node, cst.BaseCompoundStatement):
         bare = node.with_changes(leading_lines=())
         return view.code(bare).strip().splitlines()[0].rstrip(" :")
-    code = " ".join(view.code(node).split())
-    inner = node.value if isinstance(node, (cst.Expr, cst.Assign)) else node
-    if len(code) > 60 and isinstance(inner, cst.Call):
-        return f"{' '.join(view.code(inner.func).split())}(…)"
-    return code if len(code) <= 60 else f"{code[:57]}…"
+    return briefly(view.code(node))
 
 
 def line_of(*smalls: cst.CSTNode) -> cst.SimpleStatementLine:

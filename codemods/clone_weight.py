@@ -113,16 +113,12 @@ def _names(node: cst.CSTNode) -> Iterator[cst.Name]:
 
 
 def _is_weight(view: View, name: str) -> bool:
-    found = False
-
-    class Find(cst.CSTVisitor):
-        def visit_Assign(self, node: cst.Assign) -> None:
-            nonlocal found
-            bound = any(dotted(t.target) == name for t in node.targets)
-            found = found or (bound and dotted(node.value).endswith(".weight"))
-
-    view.module.visit(Find())
-    return found
+    """Whether the name is bound to a weight, or to a view of one."""
+    return any(
+        any(dotted(t.target) == name for t in node.targets) and any(True for _ in _attributes(node.value))
+        for node in view.parents
+        if isinstance(node, cst.Assign)
+    )
 
 
 def _lookup_first(conflict: Conflict, project: Project) -> Iterator[Proposal]:

@@ -147,20 +147,27 @@ def test_write_after_the_backward_is_harmless() -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "pattern"),
+    ("write", "pattern", "by"),
     [
-        ({"op": "aten.embedding_renorm_"}, "renormalised"),
-        ({"op": "aten.relu_", "how": "module", "module": "net.2"}, "module"),
-        ({"op": "aten.clamp_"}, "write"),
-        ({"op": "aten.copy_", "how": "detach"}, "write"),
+        ({"op": "aten.embedding_renorm_"}, "renormalised", "the write"),
+        (
+            {"op": "aten.embedding", "how": "module", "module": "words"},
+            "renormalised",
+            "the renormalising lookup `words`",
+        ),
+        ({"op": "aten.relu_", "how": "module", "module": "net.2"}, "module", "the in-place module `net.2`"),
+        ({"op": "aten.clamp_"}, "write", "the write"),
+        ({"op": "aten.copy_", "how": "detach"}, "write", "the write"),
     ],
 )
-def test_how_a_saved_tensor_was_overwritten(write: dict[str, str], pattern: str) -> None:
+def test_how_a_saved_tensor_was_overwritten(write: dict[str, str], pattern: str, by: str) -> None:
     s = Script()
     y = s.op("sigmoid", 2, s.leaf("w"), saves_result=True, name="y")
     s.write(y, 3, **write)  # type: ignore[arg-type]
     s.backward(y, 4)
-    assert only(s.end()).pattern == pattern
+    conflict = only(s.end())
+    assert conflict.pattern == pattern
+    assert f"`y` is overwritten by {by}" in conflict.message
 
 
 def test_op_that_overwrites_what_it_saved_itself() -> None:

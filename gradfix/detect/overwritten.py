@@ -221,13 +221,18 @@ def _pattern(hit: Hit) -> str:
     write, record = hit.write, hit.record
     if not isinstance(write, Mutate) or write.optimizer is not None:
         return "optimizer-step"
-    if "embedding" in write.op or "renorm" in write.op:
+    if renormalises(write):
         return "renormalised"
     if write.how == "module":
         return "module"
     if write.stack == record.stack and write.time - record.time <= ONE_CALL and _same_op(write, record):
         return "self-write"
     return "write"
+
+
+def renormalises(write: Mutate) -> bool:
+    """Whether an embedding lookup with max_norm did the write."""
+    return "embedding" in write.op or "renorm" in write.op
 
 
 def _same_op(write: Mutate, record: Record) -> bool:
@@ -251,7 +256,8 @@ def _writer(graph: Graph, write: Mutate | Step, by_step: bool) -> str:
     if by_step:
         return wording.at("step", write.stack)
     if isinstance(write, Mutate) and write.module:
-        return f"the in-place module `{write.module}`"
+        does = "renormalising lookup" if renormalises(write) else "in-place module"
+        return f"the {does} `{write.module}`"
     return wording.at("overwritten", write.stack)
 
 

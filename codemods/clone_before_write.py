@@ -12,6 +12,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View
 from gradfix.rewrite.blocks import assignment, copy, line, method
 from gradfix.rewrite.liveness import scope_of, shared_with, sharing
+from gradfix.rewrite.passed import Passed, passed
 from gradfix.rewrite.spelling import descendants, function_of, undone_data
 from gradfix.rewrite.tensors import detached_alias, element_of, is_leaf, of_container
 from gradfix.rewrite.writes import Write, may_rebind, write_of
@@ -62,8 +63,12 @@ h.sum().backward()
         if conflict.write is None or conflict.write.optimizer is not None:
             return
         yield from _numpy_copies(conflict, project)
+        if is_leaf(project, conflict.write.ref.storage):
+            return
+        for one in passed(conflict, project):
+            yield from _at_caller(one, project)
         write = write_of(conflict, project)
-        if write is None or is_leaf(project, conflict.write.ref.storage) or of_container(write, project):
+        if write is None or of_container(write, project):
             return
         alias = detached_alias(write.view, write.node, write.name) if write.name else None
         if alias is not None:
@@ -92,7 +97,29 @@ h.sum().backward()
         elif (edits := _before_view(write, conflict, project)) is not None:
             yield Proposal("clone before the view of it is taken", NONE, {write.view.path: edits}, 1)
         if saved:
-            yield _saved_copies(write, saved, 0 if buffer else 2)
+            yield _saved_copies(write.view, saved, 0 if buffer else 2)
+
+
+def _at_caller(one: Passed, project: Project) -> Iterator[Proposal]:
+    """A copy for the function that writes into what it is given, where the caller hands it over, or has it
+    saved."""
+    view, small = one.view, one.view.small_statement(one.call)
+    if not one.read_on:
+        code = view.code(one.given).strip()
+        edit = Replace(one.given, lambda now: method(cast(cst.BaseExpression, now), "clone"))
+        yield Proposal(f"hand over a copy: `{code}.clone()`", NONE, {view.path: (edit,)}, 1)
+    elif small is not None and may_rebind(view, one.call, one.name, one.stack, project):
+        clone = assignment(cst.Name(one.name), method(cst.Name(one.name), "clone"))
+        summary = f"write into a copy: `{one.name}.clone()`"
+        if "." not in one.name:
+            yield Proposal(summary, NONE, {view.path: _insert(view, small, clone)}, 1)
+    if one.result:
+        yield _saved_copies(view, (cast(cst.BaseExpression, one.saving),), 2)
+    else:
+        names = {one.name} | sharing(view, one.call, one.name).names
+        operands = tuple(_operands(one.saving, names))
+        if operands:
+            yield _saved_copies(view, operands, 2)
 
 
 def _numpy_copies(conflict: Conflict, project: Project) -> Iterator[Proposal]:
@@ -227,8 +254,8 @@ def _values(node: cst.CSTNode) -> Iterator[cst.BaseExpression]:
         yield node.value
 
 
-def _saved_copies(write: Write, saved: tuple[cst.BaseExpression, ...], rank: int) -> Proposal:
+def _saved_copies(view: View, saved: tuple[cst.BaseExpression, ...], rank: int) -> Proposal:
     edits = tuple(Replace(n, lambda now: method(cast(cst.BaseExpression, now), "clone")) for n in saved)
-    code = " ".join(write.view.code(saved[0]).split())
+    code = " ".join(view.code(saved[0]).split())
     short = code if len(code) < 50 else "…" + code[-40:]
-    return Proposal(f"save a copy: `{short}.clone()`", NONE, {write.view.path: edits}, rank)
+    return Proposal(f"save a copy: `{short}.clone()`", NONE, {view.path: edits}, rank)

@@ -296,11 +296,8 @@ def parenthesized(node: cst.BaseExpression) -> cst.BaseExpression:
     return node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
 
 
-def parse_statement(text: str, like: cst.Module) -> cst.SimpleStatementLine | cst.BaseCompoundStatement:
-    """`text` as a statement, with the indentation and line ends of `like`."""
-    return cst.parse_statement(text, config=like.config_for_parsing)
-
-
-def parse_expression(text: str, like: cst.Module) -> cst.BaseExpression:
-    """`text` as an expression, in the Python of `like`."""
-    return cst.parse_expression(text, config=like.config_for_parsing)
+def parse_small(text: str) -> cst.BaseSmallStatement:
+    """`text` as a small statement: ``y = y.exp()``. Raises cst.ParserSyntaxError."""
+    line = cst.parse_statement(text)
+    assert isinstance(line, cst.SimpleStatementLine)
+    return line.body[0]

@@ -18,30 +18,33 @@ it is. Other files beside them are the program's own modules (``after/`` holds t
     def test_every_codemod_has_a_fixture():
         testing.check_complete("my_cures", "fixtures")
 
-The fixture ``zygote`` comes with gradfix: one warm process, from which every run is forked.
+The fixture ``zygote`` comes with gradfix: one warm process, from which every run is forked. To see what a codemod is
+given, and so what it can go by: ``python -m gradfix.testing before.py`` prints a script's conflicts, field by field.
 """
 
 from __future__ import annotations
 
 import io
 import re
+import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import SequenceMatcher
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gradfix.codemod import Codemod, Example, codemods
-from gradfix.detect import KINDS
+from gradfix.detect import KINDS, Conflict
 from gradfix.pipeline import fix
 from gradfix.registry import GROUP
 from gradfix.report.places import origins
 from gradfix.result import Diagnosis, Result, Settings
 from gradfix.run.zygote import Zygote
 from gradfix.source import split_lines
+from gradfix.tape import Event, Ref, Stack
 
 MARK = re.compile(r"#\s*conflict:\s*([\w-]+(?:\s*,\s*[\w-]+)*)")
 
@@ -91,6 +94,42 @@ class ExampleCase:
 
     def __str__(self) -> str:
         return f"{self.codemod.name()}-{self.number}"
+
+
+def describe(conflict: Conflict) -> str:
+    """Every field of a conflict that is set, with places for stacks: what its codemods can go by."""
+    lines = [f"{conflict.kind} ({conflict.severity}), pattern {conflict.pattern!r}", f"  {conflict.message}"]
+    for number, label in enumerate(conflict.labels):
+        primary = " (primary: conflict.at)" if number == conflict.primary else ""
+        lines.append(f"  labels[{number}]  {label.role}{primary}: {label.text}\n    {_places(label.stack)}")
+    for name in ("ref", "record", "write", "backward", "earlier", "event"):
+        value = getattr(conflict, name)
+        if value is not None:
+            lines.append(f"  {name}  {_short(value)}")
+            if isinstance(value, Event):
+                lines.append(f"    {_places(value.stack)}")
+    lines += [f"  also  {other.message}" for other in conflict.also]
+    return "\n".join(lines)
+
+
+def _places(stack: Stack) -> str:
+    """The frames, outermost first, with columns as libcst and the tape count them."""
+    return (
+        " > ".join(f"{Path(s.file).name}:{s.line}:{s.column} in {s.function}" for s in stack)
+        or "nowhere of yours"
+    )
+
+
+def _short(value: object) -> str:
+    """``Mutate(op='aten.add_', ...)``: of an event or a ref what is not as by default."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_short, value))})"
+    if not isinstance(value, Event | Ref):
+        return repr(value)
+    told = [
+        f for f in fields(value) if f.name not in ("time", "stack") and getattr(value, f.name) != f.default
+    ]
+    return f"{type(value).__name__}({', '.join(f'{f.name}={_short(getattr(value, f.name))}' for f in told)})"
 
 
 def of_package(package: str) -> tuple[type[Codemod], ...]:
@@ -242,3 +281,15 @@ def _why(result: Result) -> str:
         for cure in d.cures
     ]
     return "".join(said)
+
+
+def main() -> None:
+    """Print the conflicts of the scripts named on the command line."""
+    with Zygote(None) as zygote:
+        for script in map(Path, sys.argv[1:]):
+            result = one(script, zygote, Settings(repair=False, notes=True))
+            print("\n\n".join(describe(d.conflict) for d in result.diagnoses) or f"{script}: no conflict")
+
+
+if __name__ == "__main__":
+    main()

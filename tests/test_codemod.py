@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
-from by_hand import stale
+from by_hand import answers, stale
 
 from codemods.out_of_place import OutOfPlace
+from gradfix import testing
 from gradfix.codemod import NONE, Codemod, CodemodError, Effect, Proposal, codemods
 from gradfix.edit import Replace
 from gradfix.registry import unique
+from gradfix.result import Settings
 from gradfix.run import Run
 from gradfix.tape import write_tape
 
+ROOT = Path(__file__).parent.parent
 EXAMPLE = OutOfPlace.examples[0]
 
 
@@ -61,6 +66,22 @@ def test_a_folder_of_the_same_name_does_not_hide_ours(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert int(done.stdout or 0) == len(codemods()), done.stderr
+
+
+def test_the_codemod_that_contributing_prints(tmp_path: Path) -> None:
+    """It has the types that the house asks for, and cures."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    printed = re.search(r"^    from collections.*?(?=^\S)", text, re.M | re.S)
+    assert printed
+    module = tmp_path / "exp_out_of_place.py"
+    module.write_text('BEFORE = AFTER = ""\n' + dedent(printed[0]))
+    command = [sys.executable, "-m", "mypy", "--strict", str(module)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    facts: dict[str, type[Codemod]] = {}
+    exec(compile(module.read_text(), module, "exec"), facts)
+    case = stale("y = x.sigmoid()\ny.exp_()\n", "y.exp_()", op="aten.exp_")
+    assert [text for _, text in answers(facts["ExpOutOfPlace"], case)] == ["y = x.sigmoid()\ny = y.exp()\n"]
 
 
 @pytest.fixture
@@ -113,3 +134,13 @@ def test_a_file_that_was_not_recorded_is_skipped(recorded: Path, file: str, said
     done = libcst_tool(recorded, file)
     assert said in done.stderr
     assert (recorded / file).read_text() == text
+
+
+def test_what_a_conflict_holds(recorded: Path, zygote) -> None:
+    result = testing.one(recorded / "train.py", zygote, Settings(repair=False))
+    (said,) = [testing.describe(d.conflict) for d in result.diagnoses]
+    first, *lines = said.splitlines()
+    assert first == "stale-saved-tensor (error), pattern 'write'"
+    assert "    train.py:1:0 in <module> > net.py:5:0 in <module>" in lines
+    (write,) = [line for line in lines if line.startswith("  write  ")]
+    assert write.startswith("  write  Mutate(op='aten.add_', ref=Ref(storage=")

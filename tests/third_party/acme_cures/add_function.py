@@ -8,7 +8,7 @@ import libcst as cst
 
 from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Project, exchange
+from gradfix.edit import Project, exchange, parse_small
 
 
 class AddFunction(Codemod):
@@ -47,9 +47,9 @@ y.sum().backward()
         if found is None:
             return
         view, node = found
-        small = view.small_statement(node)
-        if not isinstance(small, cst.AugAssign) or not isinstance(small.operator, cst.AddAssign):
+        statement = view.small_statement(node)
+        if not isinstance(statement, cst.AugAssign) or not isinstance(statement.operator, cst.AddAssign):
             return
-        name, value = view.code(small.target), view.code(small.value)
-        new = cst.parse_statement(f"{name} = torch.add({name}, {value})").body[0]
-        yield Proposal("add with `torch.add`", NONE, {view.path: (exchange(small, new),)})
+        name, value = view.code(statement.target), view.code(statement.value)
+        new = parse_small(f"{name} = torch.add({name}, {value})")
+        yield Proposal("add with `torch.add`", NONE, {view.path: (exchange(statement, new),)})

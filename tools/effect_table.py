@@ -111,7 +111,7 @@ def overload(function: NativeFunction, info: Any) -> str:
     results = "".join(result_of(r) for r in func.returns)
     saves, node = [], ""
     if info is not None:
-        node = info.op or ""
+        node = info.op if info.op and info.derivatives else "-"
         tensors = {a.name for a in func.schema_order_arguments() if kind_of(a.type)[0] in "TL"}
         for derivative in info.derivatives:
             kept = [s.nctype.name for s in derivative.saved_inputs if str(s.nctype.name) in tensors]
@@ -187,6 +187,8 @@ def from_runs(rows: dict[str, list[str]]) -> dict[str, Seen]:
     found = {}
     for op in op_db:
         name = op.name.removeprefix("nn.functional.")
+        for space in ("linalg", "special", "fft"):
+            name = name.replace(space + ".", space + "_")
         if (
             op.variant_test_name
             or torch.float32 not in op.dtypes

@@ -54,6 +54,10 @@ def _run(
 
     tensors = [t for t in roots if isinstance(t, Tensor)]
     site = m.stack()[-1]
+    if "retain_variables" in given:
+        m.fail("TypeError", "Tensor.backward() got an unexpected keyword argument 'retain_variables'")
+    if len(tensors) < len(roots):
+        blur(m)
     if not tensors:
         return []
     m.reached.add(site)
@@ -89,7 +93,19 @@ def _run(
         output = node.output
         if output is not None and output.retains and output.grad is None:
             output.grad = ops.new(m, output.shape, output.dtype)
+    if any(node.vague for node in walked):
+        blur(m)
     return walked
+
+
+def blur(m: Machine) -> None:
+    """A backward went where the text doesn't show: any parameter may have got a gradient by it."""
+    from gradfix.read.optimizers import owned
+
+    for optimizer in m.optimizers:
+        for tensor in owned(optimizer):
+            if tensor.grad is None:
+                tensor.grad = m.unknown("gradient")
 
 
 def _listed(m: Machine, value: Value) -> list[Value] | None:

@@ -15,7 +15,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-NODE_NAMES = {"linear": "AddmmBackward0", "matmul": "MmBackward0", "cross_entropy": "NllLossBackward0"}
+NODE_NAMES = {"linear": "AddmmBackward0", "matmul": "MmBackward0", "nn.cross_entropy": "NllLossBackward0"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,9 @@ def _guarded(m: Machine, frame: Frame, run: object) -> str:
         try:
             with m.inside(frame):
                 run()  # type: ignore[operator]
-        except Raised:
+        except Raised as raised:
+            if raised.failure is not None:
+                m.trace.add(raised.failure)
             return "failed"
         except (Exhausted, RecursionError):
             return "steps"

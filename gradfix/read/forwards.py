@@ -196,7 +196,8 @@ def weighted(m: Machine, name: str, module: Instance, args: list[Value]) -> Valu
         if needs or "Conv" not in name:
             for each in (source, weight):
                 if isinstance(each, Tensor):
-                    m.trace.save_own(node) if m.autocast else m.trace.save(node, each)
+                    cast = m.autocast and "Conv" in name
+                    m.trace.save_own(node) if cast else m.trace.save(node, each)
     shape = source.shape if isinstance(source, Tensor) and "Norm" in name else None
     if "Conv" in name and isinstance(source, Tensor) and source.shape is not None:
         shape = (source.shape[0], module.attrs.get("out_channels"), *(None,) * (len(source.shape) - 2))

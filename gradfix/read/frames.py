@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gradfix.read.project import Project, Unit
 from gradfix.read.trace import Exhausted, Trace
 from gradfix.read.values import Class, Instance, Tensor, Unknown, Value
-from gradfix.tape import Site, Stack
+from gradfix.tape import Failure, Site, Stack
 
 if TYPE_CHECKING:
     from gradfix.read import Budget
@@ -19,11 +19,12 @@ __all__ = ["Frame", "Machine", "Raised", "Unit"]
 
 
 class Raised(Exception):
-    """The program raises here, or stops: nothing of this path comes after it. `value` is what was raised."""
+    """The program raises here, or stops: nothing of this path comes after it. `value` is what was raised, `failure`
+    what PyTorch says."""
 
-    def __init__(self, value: Value = None) -> None:
+    def __init__(self, value: Value = None, failure: Failure | None = None) -> None:
         super().__init__()
-        self.value = value
+        self.value, self.failure = value, failure
 
 
 class Frame:
@@ -85,6 +86,11 @@ class Machine:
     def stack(self) -> Stack:
         stack = self.frame.stack()
         return self.interned.setdefault(stack, stack)
+
+    def fail(self, kind: str, message: str) -> NoReturn:
+        """The program raises here for certain, in these words."""
+        failure = Failure(self.trace.tick(), self.stack(), kind, message)
+        raise Raised(Instance(None, kind="builtins." + kind), failure)
 
     def spend(self) -> None:
         self.steps += 1

@@ -118,8 +118,12 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
 
 def escape(m: Machine, values: list[Value]) -> None:
     """Something unknown gets these: what it does with an optimizer among them can't be known."""
+    from gradfix.read.backward import blur
+
     for value in values:
-        if isinstance(value, Instance):
+        if isinstance(value, Tensor) and value.requires is not False:
+            blur(m)
+        elif isinstance(value, Instance):
             if value.extra.get("parameters") is not None and value.kind.startswith("torch.optim."):
                 value.extra["escaped"] = True
         elif isinstance(value, list | tuple):

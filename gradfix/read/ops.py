@@ -42,8 +42,11 @@ EXPANDING = {"expand", "expand_as", "broadcast_to"}
 
 def operator_(m: Machine, name: str, left: Value, right: Value) -> Value:
     """A binary operator of which one side is a tensor."""
+    if left is None or right is None:
+        kinds = ("NoneType", "Tensor") if left is None else ("Tensor", "NoneType")
+        m.fail("TypeError", f"unsupported operand type(s): {kinds[0]!r} and {kinds[1]!r}")
     if not isinstance(left, Tensor):
-        if isinstance(left, list | tuple | dict | str | None):
+        if isinstance(left, list | tuple | dict | str):
             return m.unknown("operator")
         if name == "sub":
             return apply(m, "rsub", [right, left], {})
@@ -99,7 +102,7 @@ def _bind(
         if i >= len(args):
             break
         value = args[i]
-        if argument.kind == "J" and isinstance(value, int) and len(args) > i + 1:
+        if argument.kind == "J" and isinstance(value, int | Unknown) and len(args) > i + 1:
             rest = list(args[i:])
             if all(isinstance(v, int | Unknown) for v in rest):
                 bound[argument.name] = rest
@@ -212,6 +215,7 @@ def graph(m: Machine, op: str, name: str, wanted: Iterable[Value]) -> tuple[Trut
     if not needing:
         return (None if vague or any(t.requires is None for t in inputs) else False), None, []
     node = m.trace.node(name, op, [edge(m, t) for t in needing])
+    node.vague = vague or any(t.requires is None for t in inputs)
     return True, node, needing
 
 

@@ -23,7 +23,10 @@ def initialise(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[
         parameters=groups, number=len(m.optimizers), vague=not known, fused=kwargs.get("fused") is True
     )
     m.optimizers.append(optimizer)
+    bad = next((t for t in owned(optimizer) if ops.requires(m, t) and t.node is not None), None)
     _told(m, optimizer)
+    if bad is not None and not bad.retains:
+        m.fail("ValueError", "can't optimize a non-leaf Tensor")
 
 
 def _told(m: Machine, optimizer: Instance) -> None:
@@ -88,7 +91,9 @@ def _step(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, 
     having = [t for t in found if isinstance(t.grad, Tensor)]
     without = [t for t in found if t.grad is None]
     kind = optimizer.cls.name if optimizer.cls else optimizer.kind.rpartition(".")[2]
-    m.trace.step(optimizer.extra["number"], kind, having, without, not optimizer.extra.get("fused"))
+    vague = [t for t in found if isinstance(t.grad, Unknown)]
+    counted = not optimizer.extra.get("fused")
+    m.trace.step(optimizer.extra["number"], kind, having, without, vague, counted)
     return result
 
 

@@ -134,8 +134,9 @@ class Trace:
         self.add(Optimizer(self.tick(), self._stack(), number, kind, name, refs))
 
     def step(
-        self, number: int, kind: str, having: list[Tensor], without: list[Tensor], counted: bool
-    ) -> None:
+        self, number: int, kind: str, having: list[Tensor], without: list[Tensor], vague: list[Tensor], counted: bool
+    ) -> None:  # fmt: skip
+        """`vague` may have had a gradient or not: they count as stepped, but not as written to."""
         for tensor in having:
             storage = tensor.storage
             if any(not n.freed for n in storage.saved) or (storage.saved and not counted):
@@ -143,7 +144,7 @@ class Trace:
             else:
                 storage.version += 1
                 storage.counted += counted
-        refs = tuple(self.ref(t) for t in having)
+        refs = tuple(self.ref(t) for t in having + vague)
         self.add(Step(self.tick(), self._stack(), number, refs, tuple(self.ref(t) for t in without)))
 
     def no_graph(self, root: Tensor, retain: bool, create: bool) -> None:

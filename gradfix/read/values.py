@@ -70,7 +70,7 @@ class Node:
     output: Tensor | None = None
     freed: int = 0  # time of the backward that released it
     told: bool = False
-    sure: bool = True  # False where it is only made if an unknown test goes one way
+    vague: bool = False  # a value that is not known went into it too
 
 
 @dataclass(slots=True, eq=False)

@@ -106,6 +106,8 @@ def binary(m: Machine, op: ast.operator, left: Value, right: Value) -> Value:
     name, concrete = BINARY[type(op)]
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         return ops.operator_(m, name, left, right)
+    if left is None or right is None:
+        _refused(m, left, right)
     if isinstance(left, Unknown):
         return left
     if isinstance(right, Unknown):
@@ -117,6 +119,14 @@ def binary(m: Machine, op: ast.operator, left: Value, right: Value) -> Value:
     ):
         return calls.call(m, method, [left], {})
     return python.binary(m, name, concrete, left, right)
+
+
+def _refused(m: Machine, left: Value, right: Value) -> None:
+    """None in arithmetic: ``0.1 * p.grad`` before there is a gradient."""
+    other = right if left is None else left
+    if isinstance(other, int | float):
+        kinds = [type(v).__name__ for v in (left, right)]
+        m.fail("TypeError", f"unsupported operand type(s): {kinds[0]!r} and {kinds[1]!r}")
 
 
 def _unary(m: Machine, node: ast.UnaryOp) -> Value:

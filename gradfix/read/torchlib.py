@@ -102,7 +102,7 @@ def functional(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value
     """``torch.nn.functional.name``."""
     if kwargs.get("inplace") is True and not name.endswith("_"):
         plain = {k: v for k, v in kwargs.items() if k != "inplace"}
-        if effects.overloads(name + "_"):
+        if effects.overloads(name + "_") and "dropout" not in name:
             return ops.apply(m, name + "_", args, plain, module)
         return forwards.in_place(m, name, args, plain, module)
     kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}

@@ -83,8 +83,8 @@ def _run(
     filled = m.trace.backward(edges, chosen, retain, create, accumulate)
     for leaf in filled:
         if leaf.grad is None or isinstance(leaf.grad, Unknown):
-            leaf.grad = ops.new(m, leaf.shape, leaf.dtype)
-            m.leaves.append(leaf)
+            leaf.grad = made = ops.new(m, leaf.shape, leaf.dtype)
+            made.storage.grad_of = leaf
     for root in tensors:
         if root.retains:
             root.grad = ops.new(m, root.shape, root.dtype)

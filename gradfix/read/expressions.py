@@ -485,8 +485,11 @@ def delete(m: Machine, target: ast.expr) -> None:
         python.delete_item(owner, index)
     elif isinstance(target, ast.Attribute):
         owner = evaluate(m, target.value)
+        m.frame.node = target
         if isinstance(owner, Instance):
             owner.attrs.pop(target.attr, None)
+        elif isinstance(owner, Tensor) and target.attr == "grad":
+            objects.set_attribute(m, owner, "grad", None)
     elif isinstance(target, ast.Tuple | ast.List):
         for each in target.elts:
             delete(m, each)

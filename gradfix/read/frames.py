@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gradfix.read.project import Project, Unit
 from gradfix.read.trace import Exhausted, Trace
-from gradfix.read.values import Class, Instance, Tensor, Unknown, Value
+from gradfix.read.values import Class, Instance, Unknown, Value
 from gradfix.tape import Failure, Site, Stack
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ class Machine:
         self.called: dict[int, Any] = {}
         self.interned: dict[Stack, Stack] = {}
         self.ended = ""
-        self.leaves: list[Tensor] = []
 
     def stack(self) -> Stack:
         stack = self.frame.stack()

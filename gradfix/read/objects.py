@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, layers, libraries, python, tensors
+from gradfix.read import calls, layers, libraries, optimizers, python, tensors
 from gradfix.read.frames import Frame, Machine
 from gradfix.read.project import Unit
 from gradfix.read.values import (
@@ -111,6 +111,10 @@ def _of_instance(m: Machine, value: Instance, name: str) -> Value:
                 return calls.call(m, found, [value], {})
             if found.kind == "staticmethod":
                 return found
+            if name == "step" and value.kind.startswith("torch.optim."):
+                return Native(
+                    name, lambda m, args, kwargs: optimizers.own_step(m, value, found, args, kwargs)
+                )
             return Bound(found, value.cls if found.kind == "classmethod" else value)
         if found is not MISSING and not isinstance(found, Unknown):
             return found

@@ -402,6 +402,9 @@ def write(
     names.local(m, target)
     how = target.alias if target.alias in ("data", "detach", "numpy") else "module" if module else ""
     m.trace.wrote(op, target, target.alias not in ("data", "numpy"), how, refused, module)
+    leaf = target.storage.grad_of
+    if leaf is not None and isinstance(leaf.grad, Tensor) and leaf.grad.storage is target.storage:
+        m.trace.zero([leaf]) if op == "aten.zero_" else m.trace.grad_write(leaf)
     if refused:
         return
     if m.grad and not target.alias and node is not None:

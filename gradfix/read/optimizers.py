@@ -90,10 +90,42 @@ def _step(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, 
     found = list(owned(optimizer))
     having = [t for t in found if isinstance(t.grad, Tensor)]
     without = [t for t in found if t.grad is None]
+    _emit_step(m, optimizer, found, having, without)
+    return result
+
+
+def _emit_step(
+    m: Machine, optimizer: Instance, found: list[Tensor], having: list[Tensor], without: list[Tensor]
+) -> None:
     kind = optimizer.cls.name if optimizer.cls else optimizer.kind.rpartition(".")[2]
     vague = [t for t in found if isinstance(t.grad, Unknown)]
     counted = not optimizer.extra.get("fused")
     m.trace.step(optimizer.extra["number"], kind, having, without, vague, counted)
+    optimizer.extra["stepped"] = True
+    for hook in optimizer.extra.get("hooks", ()):
+        calls.call(m, hook, [optimizer, (), {}], {})
+
+
+def own_step(
+    m: Machine, optimizer: Instance, function: Value, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """A step() of the program's own: what it writes, it writes as the optimizer."""
+    number = optimizer.extra.get("number")
+    if number is None or m.trace.stepping is not None:
+        return calls.call(m, function, [optimizer, *args], kwargs)
+    found = list(owned(optimizer))
+    having = [t for t in found if isinstance(t.grad, Tensor)]
+    optimizer.extra["stepped"] = False
+    m.trace.stepping, node = number, m.frame.node
+    try:
+        result = calls.call(m, function, [optimizer, *args], kwargs)
+    finally:
+        m.trace.stepping = None
+    m.frame.node = node
+    if not optimizer.extra["stepped"]:
+        without = [t for t in found if t not in having and t.grad is None]
+        m.trace.stepped(number, having, without, [t for t in found if t not in having and t not in without])
+    m.trace.settle()
     return result
 
 
@@ -122,8 +154,14 @@ def _init(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, 
     return None
 
 
+def _hook(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    optimizer.extra.setdefault("hooks", []).append(args[0] if args else None)
+    return m.unknown("hook")
+
+
 METHODS: dict[str, Callable[..., Value]] = {
     "__init__": _init,
+    "register_step_post_hook": _hook,
     "step": _step,
     "zero_grad": _zero_grad,
     "add_param_group": _add_group,

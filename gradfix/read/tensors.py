@@ -237,17 +237,6 @@ def _hook(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value
     return m.unknown("hook")
 
 
-def _zero_(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    owner = next((t for t in m.leaves if t.grad is tensor or _same(t.grad, tensor)), None)
-    if owner is not None:
-        m.trace.zero([owner])
-    return ops.apply(m, "zero_", [tensor], {})
-
-
-def _same(grad: Value, tensor: Tensor) -> bool:
-    return isinstance(grad, Tensor) and grad.storage is tensor.storage
-
-
 def _copy_(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return ops.apply(m, "copy_", [tensor, *args], kwargs)
 
@@ -289,7 +278,6 @@ METHODS: dict[str, Callable[..., Value]] = {
     "type_as": _to,
     "backward": _backward,
     "register_hook": _hook,
-    "zero_": _zero_,
     **dict.fromkeys(SELF, lambda m, t, args, kwargs: t),
     **dict.fromkeys(FRESH, _new),
     **dict.fromkeys(NOT_TENSORS, lambda m, t, args, kwargs: m.unknown("tensor property")),
@@ -305,8 +293,13 @@ def set_attribute(m: Machine, tensor: Tensor, name: str, value: Value) -> None:
         set_requires(m, tensor, value)
     elif name == "grad":
         tensor.grad = value
-        if value is None and tensor.leaf and tensor.requires:
-            m.trace.zero([tensor])
+        if tensor.leaf and tensor.requires:
+            if value is None:
+                m.trace.zero([tensor])
+            else:
+                m.trace.grad_write(tensor, True)
+        if isinstance(value, Tensor):
+            value.storage.grad_of = tensor
     elif name == "data" and isinstance(value, Tensor | Unknown):
         from gradfix.read import names
 

@@ -72,6 +72,8 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
         if args and isinstance(args[0], Tensor):
             method = tensors.attribute(m, args[0], name)
             return method.call(m, args[1:], kwargs) if isinstance(method, Native) else method
+    if name.startswith("_foreach_") and args:
+        return _foreach(m, name[9:], args, kwargs)
     if name in MAKERS:
         return _maker(m, name, args, kwargs)
     if name in LIKE:
@@ -112,6 +114,21 @@ def functional(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value
     if effects.overloads("nn." + name):
         return ops.apply(m, "nn." + name, args, kwargs)
     return m.unknown("functional " + name)
+
+
+def _foreach(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``torch._foreach_mul_(tensors, …)``: the op on each."""
+    tensors_ = iteration.listed(m, args[0])
+    if tensors_ is None:
+        return m.unknown("foreach")
+    others = [iteration.listed(m, a) if isinstance(a, list | tuple) else None for a in args[1:]]
+    made = []
+    for i, each in enumerate(tensors_):
+        row = [
+            a if o is None else o[i] for a, o in zip(args[1:], others, strict=True) if o is None or i < len(o)
+        ]
+        made.append(ops.apply(m, name, [each, *row], dict(kwargs)))
+    return None if name.endswith("_") else made
 
 
 # ---- tensors that are made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from gradfix.read.values import Node, Saved, Shape, Storage, Tensor
 from gradfix.tape import (
@@ -11,6 +12,7 @@ from gradfix.tape import (
     Cut,
     Free,
     GradRead,
+    GradWrite,
     Mutate,
     Optimizer,
     Record,
@@ -53,8 +55,8 @@ class Trace:
         self._time = 0
         self._nodes = 0
         self._told: list[Node] = []
-        self._looked: dict[Stack, int] = {}
-        self.look: Callable[[], None] = lambda: None
+        self.stepping: int | None = None  # the optimizer whose step() runs
+        self._held: list[Callable[[int], AnyEvent]] = []
 
     def tick(self) -> int:
         self._time += 1
@@ -110,7 +112,9 @@ class Trace:
         time = self.tick()
         threatens = any(not n.freed for n in storage.saved)
         if storage.known or refused or how or threatens:
-            ref = self.ref(tensor)
+            ref = replace(self.ref(tensor), counter=storage.counted if counted else None)
+            if optimizer is None:
+                optimizer = self.stepping
             self.add(Mutate(time, self._stack(), op, ref, counted, how, optimizer, refused, module))
 
     def cut(self, how: str, tensor: Tensor, node: Node | None) -> None:
@@ -126,8 +130,25 @@ class Trace:
         self.add(GradRead(self.tick(), self._stack(), self.ref(tensor), number))
 
     def zero(self, tensors: Iterable[Tensor], optimizer: int | None = None) -> None:
-        refs = tuple(self.ref(t) for t in tensors)
-        self.add(Zero(self.tick(), self._stack(), refs, optimizer))
+        refs, stack = tuple(self.ref(t) for t in tensors), self._stack()
+        self._emit(lambda time: Zero(time, stack, refs, optimizer))
+
+    def grad_write(self, tensor: Tensor, assigned: bool = False) -> None:
+        refs, stack = (self.ref(tensor),), self._stack()
+        self._emit(lambda time: GradWrite(time, stack, refs, assigned))
+
+    def _emit(self, make: Callable[[int], AnyEvent]) -> None:
+        """What a step does to its gradients itself comes behind it: it has used them before."""
+        if self.stepping is not None:
+            self._held.append(make)
+        else:
+            self.add(make(self.tick()))
+
+    def settle(self) -> None:
+        """The step has ended."""
+        held, self._held = self._held, []
+        for make in held:
+            self.add(make(self.tick()))
 
     def optimizer(self, number: int, kind: str, name: str, tensors: Iterable[Tensor]) -> None:
         refs = tuple(self.ref(t) for t in tensors)
@@ -144,6 +165,9 @@ class Trace:
             else:
                 storage.version += 1
                 storage.counted += counted
+        self.stepped(number, having, without, vague)
+
+    def stepped(self, number: int, having: list[Tensor], without: list[Tensor], vague: list[Tensor]) -> None:
         refs = tuple(self.ref(t) for t in having + vague)
         self.add(Step(self.tick(), self._stack(), number, refs, tuple(self.ref(t) for t in without)))
 
@@ -238,7 +262,10 @@ class Trace:
             node.op,
             node.name,
             tuple(_number(p) for p in node.parents),
-            tuple(Ref(s.storage.number, s.version, s.storage.name, s.shape, s.dtype) for s in node.saves),
+            tuple(
+                Ref(s.storage.number, s.version, s.storage.name, s.shape, s.dtype, s.counted)
+                for s in node.saves
+            ),
             ref,
         )
 

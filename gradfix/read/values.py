@@ -41,6 +41,7 @@ class Storage:
     version: int = 0
     counted: int = 0
     known: bool = False  # an event spoke of it
+    grad_of: Tensor | None = None  # the leaf whose gradient it holds
     saved: list[Node] = field(default_factory=list)
 
 

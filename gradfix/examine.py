@@ -13,8 +13,8 @@ from gradfix import suppress
 from gradfix.asked import asked
 from gradfix.detect import Conflict, detect
 from gradfix.discover import project_root
-from gradfix.read import Evidence, Reading, might_matter, read
-from gradfix.result import Cure, Diagnosis, Problem, Settings
+from gradfix.read import Reading, might_matter, read
+from gradfix.result import Cure, Diagnosis, Evidence, Problem, Settings
 from gradfix.source import Source, SourceError, check_syntax
 from gradfix.tape import Tape
 from gradfix.verdict import Verdict
@@ -42,7 +42,7 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A fault with the reading it shows in, and the texts it speaks of."""
+    """A fault with the tape it shows in, and the texts it speaks of."""
 
     conflict: Conflict
     evidence: Evidence
@@ -57,8 +57,7 @@ def examine(path: Path, settings: Settings, source: Source | None = None) -> Exa
             source = Source.read(path)
         if not matters(source.raw):
             return Examined()
-        readings = read(path, source.text, root=project_root(path))
-        _raise_unread(path, source, readings)
+        readings = read_text(path, source.text)
     except SourceError as problem:
         return Examined(problem=Problem(problem.sentence, problem.detail))
     found = findings(path, source.text, readings)
@@ -91,6 +90,17 @@ def matters(raw: bytes) -> bool:
     return might_matter(raw) or b"gradfix" in raw
 
 
+def read_text(path: Path, text: str) -> tuple[Reading, ...]:
+    """The readings of `text` as the file at `path`. Raises SourceError where nothing could be made of it."""
+    readings = read(path, text, root=project_root(path))
+    problem = next((p for r in readings for p in r.problems), None)
+    if problem is not None and not any(reading.tape.events for reading in readings):
+        check_syntax(text, str(path))
+        place = f"{path}:{problem.line}" if problem.line else str(path)
+        raise SourceError(f"{place}: {problem.text[:1].lower()}{problem.text[1:].rstrip('.')}")
+    return readings
+
+
 def findings(path: Path, text: str, readings: Iterable[Reading]) -> list[Found]:
     """Every fault of `readings` once, at its best evidence, in the order of the text."""
     known: dict[str, str] = {str(path): text}
@@ -105,25 +115,26 @@ def findings(path: Path, text: str, readings: Iterable[Reading]) -> list[Found]:
     return sorted(best.values(), key=lambda f: (order.get(f.conflict.at.file, 0), f.conflict.at.line))
 
 
-def diagnosed(found: Found, settings: Settings) -> Diagnosis:
-    """`found` with the cures that codemods propose; none of them is tried."""
+def diagnosed(found: Found, settings: Settings, reason: str = "nothing was run") -> Diagnosis:
+    """`found` with the cures that codemods propose, the field's idiom first; none of them is tried, for `reason`."""
     conflict = found.conflict
     if conflict.severity == "note" and not settings.notes:
         return Diagnosis(_bare(conflict), status="note", evidence=found.evidence)
-    return Diagnosis(_bare(conflict), tuple(_cures(found, settings)), evidence=found.evidence)
+    return Diagnosis(_bare(conflict), tuple(_cures(found, settings, reason)), evidence=found.evidence)
 
 
-def _cures(found: Found, settings: Settings) -> Iterator[Cure]:
+def _cures(found: Found, settings: Settings, reason: str) -> Iterator[Cure]:
     from gradfix import choose
     from gradfix.codemod import codemods
     from gradfix.edit import Project
 
     files = {path: text for path, text in found.texts.items() if settings.edits(path)}
     mods = [m for m in codemods() if not settings.codemods or m.name() in settings.codemods]
-    for candidate in choose.candidates(found.conflict, Project(found.tape, files), mods, lambda _: None):
+    several = choose.candidates(found.conflict, Project(found.tape, files), mods, lambda _: None)
+    for candidate in sorted(several, key=lambda c: (c.proposal.rank, c.size, c.proposal.codemod)):
         proposal = candidate.proposal
         before = {file: files[file] for file in candidate.texts}
-        untried = Verdict("untried", "nothing was run")
+        untried = Verdict("untried", reason)
         yield Cure(proposal.codemod, proposal.summary, proposal.effect, untried, before, candidate.texts)
 
 
@@ -150,13 +161,3 @@ def _met(found: Iterable[Found]) -> Iterator[Place]:
         at = each.conflict.at
         if suppress.ignores(each.texts.get(at.file, "")):
             yield at.file, at.line, each.conflict.kind
-
-
-def _raise_unread(path: Path, source: Source, readings: Iterable[Reading]) -> None:
-    """Raises SourceError where nothing could be made of the text."""
-    problem = next((p for r in readings for p in r.problems), None)
-    if problem is None or any(reading.tape.events for reading in readings):
-        return
-    check_syntax(source.text, str(path))
-    place = f"{path}:{problem.line}" if problem.line else str(path)
-    raise SourceError(f"{place}: {problem.text[:1].lower()}{problem.text[1:].rstrip('.')}")

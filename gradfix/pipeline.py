@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gradfix.result import Result, Settings
+from gradfix.result import Problem, Result, Settings
+from gradfix.run import InterpreterError
 from gradfix.run.zygote import Zygote
 
 
@@ -23,12 +24,26 @@ def fix(
 
     `text` is served in the entry's place (an unsaved buffer). `say` hears what is being done, for a progress line.
     `zygote` is one that is warm already; without it one is started for this call.
-    Raises gradfix.run.InterpreterError where the interpreter can't be used.
+    A tape or a traceback is read, and nothing is run. So is the text where the interpreter can't be used; without cures
+    to look for, that raises gradfix.run.InterpreterError.
     """
     entry = entry.resolve()
+    if settings.tape is not None or settings.traceback:
+        from gradfix import unproved
+
+        yield (unproved.from_text if settings.traceback else unproved.from_tape)(entry, settings, text)
+        return
     if zygote is None:
-        with Zygote(settings.python, sandbox=settings.sandbox or "auto") as own:
-            yield from fix(entry, settings, text, say, own)
+        try:
+            with Zygote(settings.python, sandbox=settings.sandbox or "auto") as own:
+                yield from fix(entry, settings, text, say, own)
+        except InterpreterError as problem:
+            if not settings.repair:
+                raise
+            from gradfix import unproved
+
+            why = Problem(str(problem), getattr(problem, "detail", ""))
+            yield unproved.from_text(entry, settings, text, why)
         return
     # torch is being imported in the zygote now: import libcst and parse meanwhile
     from gradfix.repair import repair

@@ -8,21 +8,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gradfix import choose, ending, suppress, wording
+from gradfix import choose, ending, suppress, unproved, wording
 from gradfix.asked import asked
 from gradfix.codemod import codemods
-from gradfix.detect import detect
 from gradfix.discover import project_root
 from gradfix.edit import Project
 from gradfix.prove import Baseline, Prover, Verdict
 from gradfix.result import Cure, Diagnosis, Problem, Result, Settings
 from gradfix.run import Run
 from gradfix.run.zygote import Zygote
-from gradfix.source import Source, SourceError
-from gradfix.tape import Tape, TapeError, read_tape, relocated
+from gradfix.source import Source, SourceError, readable
 from gradfix.verdict import Status
 
 
@@ -52,11 +50,9 @@ def repair(
         seed=settings.seed,
     )
     prover = Prover(zygote, template)
-    if settings.tape is not None:
-        return _from_tape(entry, settings, script, None if served or source is None else source.sha256)
     say("recording a run")
     baseline = prover.baseline(overlay)
-    texts = readable(baseline.tape, root, {str(entry): script})
+    texts = readable(baseline.tape.sources, root, {str(entry): script})
     files = {path: text for path, text in texts.items() if settings.edits(path)}
     if not settings.repair:
         return _result(entry, settings, baseline, texts, (), _Kept((baseline, texts)), started)
@@ -74,58 +70,32 @@ def repair(
         done.append(round_)
         states.append((last, now.files))
     kept = _kept(prover, done, states, settings.accepted(raised(baseline)))
-    return _result(entry, settings, baseline, texts, done, kept, started)
+    result = _result(entry, settings, baseline, texts, done, kept, started)
+    if result.problem is None or result.diagnoses:
+        return result
+    return _read_instead(result, settings, script)
+
+
+def _read_instead(ran: Result, settings: Settings, script: str) -> Result:
+    """What the text shows of a script whose run came to nothing."""
+    assert ran.problem is not None
+    shown = unproved.from_text(ran.entry, settings, script, ran.problem)
+    if not shown.diagnoses:
+        return ran
+    return replace(
+        shown,
+        failure=ran.failure,
+        wall=ran.wall,
+        seconds=ran.seconds,
+        lines=(*ran.lines, *shown.lines),
+        minor=ran.minor,
+        output=ran.output,
+    )
 
 
 def raised(first: Baseline) -> bool:
     """Whether plain PyTorch fails on the script as it is."""
     return first.failure is not None
-
-
-def readable(tape: Tape, root: Path, known: Mapping[str, str]) -> dict[str, str]:
-    """The texts of the files the run executed that are the user's: inside the project, readable, and the very bytes
-    that ran."""
-    files = dict(known)
-    for path, digest in tape.sources.items():
-        if path in files or not Path(path).is_relative_to(root):
-            continue
-        try:
-            source = Source.read(Path(path))
-        except SourceError:
-            continue
-        if not digest or source.sha256 == digest:
-            files[path] = source.text
-    return files
-
-
-def _from_tape(entry: Path, settings: Settings, script: str, digest: str | None) -> Result:
-    """Faults of a run made elsewhere; cures are proposed, and untried, since the run can't be repeated here."""
-    assert settings.tape is not None
-    try:
-        tape = relocated(read_tape(settings.tape), entry)
-    except TapeError as problem:
-        return Result(entry, problem=Problem(str(problem)))
-    except OSError as problem:
-        return Result(entry, problem=Problem(f"{settings.tape} can't be read: {problem.strerror}"))
-    if digest is not None and tape.sources.get(str(entry), digest) != digest:
-        sentence = f"{entry.name} is not the file that {settings.tape} was recorded from: record it again"
-        return Result(entry, problem=Problem(sentence))
-    texts = readable(tape, project_root(entry), {str(entry): script})
-    files = {path: text for path, text in texts.items() if settings.edits(path)}
-    project = Project(tape, files)
-    untried = Verdict("untried", "made from a tape; run it here without --tape to prove it")
-    mods = [m for m in codemods() if not settings.codemods or m.name() in settings.codemods]
-    diagnoses = []
-    for conflict in detect(tape):
-        if not asked(conflict, settings, texts):
-            continue
-        cures = (
-            _cure(candidate, untried, files)
-            for candidate in choose.candidates(conflict, project, mods, lambda _: None)
-        )
-        hidden = conflict.severity == "note" and not settings.notes
-        diagnoses.append(Diagnosis(conflict, () if hidden else tuple(cures), "note" if hidden else "left"))
-    return Result(entry, tuple(diagnoses), sources=texts, ended="tape")
 
 
 def _cure(candidate: choose.Candidate, verdict: Verdict, before: Mapping[str, str]) -> Cure:

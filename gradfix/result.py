@@ -12,6 +12,8 @@ from gradfix.run.walls import Sandbox
 from gradfix.tape import Failure
 from gradfix.verdict import HELD, Effect, Status, Verdict
 
+Evidence = Literal["recorded", "certain", "likely", "traceback"]
+
 
 @dataclass(frozen=True, slots=True)
 class Exempt:
@@ -39,6 +41,7 @@ class Settings:
     seed: int = 0
     sandbox: Sandbox | None = None  # None: auto, and strict for code that nobody named
     tape: Path | None = None
+    traceback: str = ""  # what PyTorch said elsewhere
     repair: bool = True  # False: `gradfix run`, find and report only
     within: tuple[
         Path, ...
@@ -81,7 +84,7 @@ class Diagnosis:
     cures: tuple[Cure, ...] = ()
     status: Literal["cured", "left", "note"] = "left"
     sources: Mapping[str, str] = field(default_factory=dict)
-    evidence: Literal["recorded", "certain", "likely", "traceback"] = "recorded"
+    evidence: Evidence = "recorded"
 
 
 @dataclass(frozen=True, slots=True)

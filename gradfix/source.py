@@ -148,6 +148,22 @@ def check_syntax(text: str, name: str) -> None:
         raise SourceError(f"{name}: {problem}") from None
 
 
+def readable(sources: Mapping[str, str], root: Path, known: Mapping[str, str]) -> dict[str, str]:
+    """The texts of the files a run executed (`sources`, with their digests) that are the user's: inside the project,
+    readable, and the very bytes that ran. `known` are texts that need not be read."""
+    files = dict(known)
+    for path, digest in sources.items():
+        if path in files or not Path(path).is_relative_to(root):
+            continue
+        try:
+            source = Source.read(Path(path))
+        except SourceError:
+            continue
+        if not digest or source.sha256 == digest:
+            files[path] = source.text
+    return files
+
+
 def write(changes: Mapping[str, tuple[str, str]]) -> None:
     """Write new texts, all of them or none: `changes` maps a path to (text as it was read, new text).
 

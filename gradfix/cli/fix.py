@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,10 +23,12 @@ from gradfix.cli.options import (
     Timeout,
     Verbose,
     configuration,
+    fail,
     kinds,
     known,
     show_settings,
 )
+from gradfix.verdict import HELD
 
 FIX = (
     "[bold]Examples[/bold]\n\n"
@@ -34,6 +37,7 @@ FIX = (
     "  gradfix fix train.py -- --data toy         what follows -- goes to the script\n\n"
     "  gradfix fix train.py --select freed-graph  one kind of fault only\n\n"
     "  gradfix fix train.py --tape run.tape       a run recorded where the data is\n\n"
+    "  gradfix fix train.py --traceback err.txt   an error from where it ran\n\n"
     "  gradfix fix - --stdin-filename x.py <x.py  a buffer; --write gives it back"
 )
 RUN = (
@@ -75,6 +79,14 @@ def fix(
     ] = None,
     tape: Annotated[
         Path | None, typer.Option("--tape", metavar="FILE", help="Read a recorded run; run nothing.")
+    ] = None,
+    traceback: Annotated[
+        Path | None,
+        typer.Option(
+            "--traceback",
+            metavar="FILE",
+            help="What PyTorch said elsewhere (- for standard input); run nothing.",
+        ),
     ] = None,
     entry: Annotated[
         list[str] | None,
@@ -126,6 +138,7 @@ def fix(
         seed=seed,
         sandbox=sandbox,
         tape=tape,
+        traceback=_traceback(traceback),
     )
     entries = Entries(paths or [], entry or [], prove, stdin_filename)
     action: Literal["write", "diff"] = "write" if write else "diff"
@@ -178,4 +191,17 @@ def _codemods(given: list[str] | None) -> tuple[str, ...]:
 
 
 def _verdicts(given: list[str] | None) -> tuple[str, ...]:
-    return known("verdict", given, ["proved", "preserved", "intended", "untried"])
+    named = known("verdict", given, [*HELD, "untried"])
+    # who takes what nobody tried takes what was proved
+    return tuple(dict.fromkeys((*HELD, *named))) if "untried" in named else named
+
+
+def _traceback(file: Path | None) -> str:
+    if file is None:
+        return ""
+    try:
+        raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as problem:
+        fail(f"{file}: can't be read ({(problem.strerror or str(problem)).lower()})")
+    text = raw.decode("utf-8", "replace")
+    return text if text.strip() else fail(f"--traceback {file}: there is nothing in it")

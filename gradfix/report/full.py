@@ -263,7 +263,7 @@ def _cures(diagnosis: Diagnosis, view: View, lead: str) -> Iterator[Text | Line]
         if held_back and view.verbose:
             changes = {path: (first.before[path], text) for path, text in first.after.items()}
             yield from diff_lines(changes, view)
-    few = cures if view.verbose else cures[:OTHERS]
+    few = cures if view.verbose else cures[: 1 if view.action == "check" else OTHERS]
     for cure in few:
         words = "or" if cure.verdict.status in HELD else "tried"
         yield from _cure(f"{lead}{'help' if cure.verdict.status == 'untried' else words}: ", cure, view)
@@ -287,7 +287,7 @@ def _cure(lead: str, cure: Cure, view: View) -> Iterator[Text]:
     for line in lines[1:]:
         yield Text(indent + line)
     said = [f"After this, {_sentence(cure.effect.words)}"] if cure.effect.words else []
-    if verdict.reason:
+    if verdict.reason and view.action != "check":
         said.append(f"{'reason' if verdict.status == 'untried' else 'measured'}: {verdict.reason}")
     if view.verbose:
         said += [f"{name}: {value}" for name, value in _numbers(verdict.measured)]

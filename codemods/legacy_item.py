@@ -14,7 +14,18 @@ from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import body_of
 
 OLD = Effect("restored", "the number is read as today's PyTorch has it")
-OUT = frozenset(("cpu", "detach", "numpy"))
+OUT = frozenset(("cpu", "detach", "numpy", "tolist"))
+MAYBE = (
+    cst.If,
+    cst.IfExp,
+    cst.BooleanOperation,
+    cst.For,
+    cst.While,
+    cst.Try,
+    cst.CompFor,
+    cst.FunctionDef,
+    cst.Lambda,
+)
 
 
 class LegacyItem(Codemod):
@@ -68,22 +79,32 @@ for x in torch.randn(3, 4, 3):
         exact = [n for n in failing if n is node] or failing
         if not exact:
             return
-        codes = {view.code(n) for n in exact}
-        alike = [
+        reads = [
             n
             for n in descendants(body_of(view, node))
-            if isinstance(n, cst.Subscript)
-            and _first(n)
-            and view.code(n) in codes
-            and _same_scope(view, n, node)
+            if isinstance(n, cst.Subscript) and _first(n) and view.function(n) is view.function(node)
         ]
-        edits: list[Edit] = [Replace(n, _number) for n in alike]
-        said = ", ".join(f"`{view.code(_plain(n))}`" for n in exact[:2])
-        yield Proposal(f"read the number of {said} with `.item()`", OLD, {view.path: tuple(edits)})
+        # the pass that failed would have come to these next, and they are read in the same way
+        ways, sure = {_way(view, n) for n in exact}, _maybe(view, node)
+        next_ones = [n for n in reads if _way(view, n) in ways and _maybe(view, n) <= sure]
+        for rank, some in enumerate((next_ones, exact)):
+            codes = {view.code(n): view.code(_plain(n)) for n in (*exact, *some)}
+            edits: list[Edit] = [Replace(n, _number) for n in reads if view.code(n) in codes]
+            tensors = list(dict.fromkeys(codes.values()))
+            said = (
+                ", ".join(f"`{name}`" for name in tensors) if len(tensors) < 4 else f"{len(tensors)} tensors"
+            )
+            yield Proposal(f"read the number of {said} with `.item()`", OLD, {view.path: tuple(edits)}, rank)
 
 
-def _same_scope(view: View, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-    return view.function(one) is view.function(other)
+def _way(view: View, node: cst.Subscript) -> str:
+    """How the number leaves its tensor: ``.data[0]``."""
+    return view.code(node).removeprefix(view.code(_plain(node)))
+
+
+def _maybe(view: View, node: cst.CSTNode) -> set[cst.CSTNode]:
+    """What around a node decides whether it runs."""
+    return {x for x in view.ancestors(node) if isinstance(x, MAYBE)}
 
 
 def _first(node: cst.Subscript) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +10,10 @@ import pytest
 from gradfix.prove import Baseline, Prover, Verdict
 from gradfix.prove.compare import Measured, difference, likeness, read
 from gradfix.prove.effects import own_loss, period
-from gradfix.run import Run
+from gradfix.prove.prover import Refusal
+from gradfix.run import Outcome, Run
 from gradfix.run.zygote import Zygote
+from gradfix.tape import Tape
 from gradfix.verdict import Effect, EffectKind
 
 HEAD = """\
@@ -626,3 +628,28 @@ def test_zero_gradients_prove_nothing():
 def test_likeness_of_a_run_with_itself():
     run = _measured(("b", 0), ("s", 0))
     assert likeness(run, run)[0].equal
+
+
+def test_a_sketched_cosine_is_at_most_one():
+    import struct
+    from binascii import b2a_base64
+
+    sketch = b2a_base64(struct.pack("2f", 1.1, 0.2)).decode()
+    run = read([{"m": "s", "o": 0, "g": [[1.0, 1.0, "cs", sketch]], "c": [], "rng": []}])
+    other = b2a_base64(struct.pack("2f", 1.1, 0.21)).decode()
+    near = read([{"m": "s", "o": 0, "g": [[1.0, 1.0, "cs", other]], "c": [], "rng": []}])
+    assert 0.99 < likeness(near, run)[0].cosine <= 1
+
+
+def test_runs_that_the_clock_stopped_are_compared_as_far_as_both_came(bench):
+    step = {"m": "s", "o": 0, "g": [[1.0, 1.0, "f4", "AACAPw=="]], "c": [], "rng": []}
+    cut = Outcome("timeout", Tape(()), (step,) * 3, None, "", "", 1.0, "")
+
+    class Twice(Prover):
+        def _imposed(self, baseline, impose):
+            return replace(baseline.outcome, measurement=(step,) * 2)
+
+    prover = Twice(bench.zygote, Run(Path("x.py"), Path("."), Path(".")))
+    prover._is_deterministic(Baseline({}, cut, cut, ()))
+    with pytest.raises(Refusal, match="not deterministic"):
+        prover._is_deterministic(Baseline({}, replace(cut, ended="steps"), cut, ()))

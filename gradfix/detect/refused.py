@@ -10,7 +10,7 @@ from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
 from gradfix.graph import Graph
-from gradfix.tape import Backward, Cut, Failure, GradRead, Mutate, Optimizer, Record, Stack
+from gradfix.tape import Backward, Cut, Failure, GradRead, Mutate, Optimizer, Record, Site, Stack
 
 NO_GRAPH = "does not require grad"
 
@@ -35,6 +35,13 @@ REMOVED = (
     ("AttributeError", r"module 'torch\.nn\.init' has no attribute '\w+'"),
     ("AttributeError", r"module 'torch\.autograd' has no attribute '\w+'"),
     ("ImportError", r"from 'torch\.autograd"),
+)
+
+# what reading the first number of a tensor without dimensions raises once it has left torch: .numpy()[0], .tolist()[0]
+UNDIMENSIONED = (
+    ("IndexError", "array is 0-dimensional"),
+    ("IndexError", "invalid index to scalar variable"),
+    ("TypeError", "object is not subscriptable"),
 )
 
 
@@ -216,15 +223,41 @@ def _failure(graph: Graph, event: Failure, found: Findings) -> Conflict | None:
             default=None,
         )
         return _parameter(record.output.name if record and record.output else "", record, event)
-    for kind, words in REMOVED:
-        if event.type.rpartition(".")[2] == kind and re.search(words, event.message):
-            return make(
-                "legacy-api",
-                "removed",
-                f"this API is gone from current PyTorch: {event.message.splitlines()[0]}",
-                [("read", event.stack, "removed from PyTorch")],
-                "read",
-                severity="error",
-                event=event,
-            )
-    return None
+    what = _removed(graph, event)
+    if not what:
+        return None
+    return make(
+        "legacy-api",
+        "removed",
+        what,
+        [("read", event.stack, "removed from PyTorch")],
+        "read",
+        severity="error",
+        event=event,
+    )
+
+
+def _removed(graph: Graph, event: Failure) -> str:
+    """How a failure shows that PyTorch gave up what the script was written for, or ""."""
+    kind, said = event.type.rpartition(".")[2], event.message.split("\n")[0]
+    if any(kind == k and re.search(words, event.message) for k, words in REMOVED):
+        return f"this API is gone from current PyTorch: {said}"
+    if any(kind == k and words in said for k, words in UNDIMENSIONED) and _left_undimensioned(graph, event):
+        return f"this tensor has no dimensions since PyTorch 0.4, so its number has no index: {said}"
+    return ""
+
+
+def _left_undimensioned(graph: Graph, event: Failure) -> bool:
+    """Whether a tensor without dimensions left torch in the very expression that failed."""
+    here = event.at
+    return here is not None and any(
+        isinstance(e, Cut) and e.at is not None and not e.ref.shape and _inside(e.at, here)
+        for e in graph.tape.events
+    )
+
+
+def _inside(one: Site, other: Site) -> bool:
+    return one.file == other.file and (
+        (other.line, other.column) <= (one.line, one.column)
+        and (one.end_line, one.end_column) <= (other.end_line, other.end_column)
+    )

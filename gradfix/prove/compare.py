@@ -43,10 +43,14 @@ class Vector:
         return math.isfinite(self.norm) and math.isfinite(self.sum)
 
     def dot(self, other: Vector) -> float:
-        """The inner product; of sketches an unbiased estimate."""
+        """The inner product; of sketches an estimate, which the norms bound."""
         if len(self.elements) != len(other.elements):
             return math.nan
-        return math.fsum(map(mul, self.elements, other.elements))
+        found = math.fsum(map(mul, self.elements, other.elements))
+        if self.kind != "cs" or not found:
+            return found
+        sketched = math.hypot(*self.elements) * math.hypot(*other.elements)
+        return found * (self.norm * other.norm / sketched)
 
     def distance(self, other: Vector) -> float:
         if self.data == other.data and self.kind == other.kind:

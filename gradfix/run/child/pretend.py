@@ -5,6 +5,7 @@ Standard library and torch only.
 
 from __future__ import annotations
 
+import dis
 import os
 import random
 import sys
@@ -148,29 +149,68 @@ def retain_gradients() -> None:
 
 
 def restore_old_calls() -> None:
-    """PyTorch 0.x took: loss.data[0], backward(retain_variables=), clip_grad_norm, Variable(volatile=)."""
+    """PyTorch 0.x took: loss.data[0], loss.data.numpy()[0], backward(retain_variables=), clip_grad_norm,
+    Variable(volatile=), and Variable was the type of what has a graph."""
     getitem, backward = torch.Tensor.__getitem__, torch.Tensor.backward
+    numpy, tolist = torch.Tensor.numpy, torch.Tensor.tolist
 
     def old_getitem(self: Any, index: Any) -> Any:
         if self.dim() == 0 and type(index) is int and index == 0:
             return self
         return getitem(self, index)
 
+    def old_numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        array = numpy(self, *args, **kwargs)
+        return array.reshape(1) if not self.dim() and _indexes_next(sys._getframe(1)) else array
+
+    def old_tolist(self: Any) -> Any:
+        found = tolist(self)
+        return [found] if not self.dim() and _indexes_next(sys._getframe(1)) else found
+
     def old_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "retain_variables" in kwargs:
             kwargs["retain_graph"] = kwargs.pop("retain_variables")
         return backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
 
-    def variable(data: Any, requires_grad: bool = False, volatile: bool = False) -> Any:
-        if volatile:
-            return data.detach()
-        return data.requires_grad_(True) if requires_grad else data
-
     torch.Tensor.__getitem__ = old_getitem  # type: ignore
+    torch.Tensor.numpy = old_numpy  # type: ignore
+    torch.Tensor.tolist = old_tolist  # type: ignore
     torch.Tensor.backward = old_backward  # type: ignore
     if not hasattr(torch.nn.utils, "clip_grad_norm"):
         torch.nn.utils.clip_grad_norm = torch.nn.utils.clip_grad_norm_
-    torch.autograd.Variable = variable  # type: ignore
+    torch.autograd.Variable = _Variable  # type: ignore
+
+
+def _indexes_next(frame: Any) -> bool:
+    """Whether what the call in `frame` gives is indexed with 0 right away."""
+    after = [
+        i for i in dis.get_instructions(frame.f_code) if i.offset > frame.f_lasti and i.opname != "CACHE"
+    ]
+    return (
+        len(after) > 1
+        and after[0].argval == 0
+        and (after[1].opname == "BINARY_SUBSCR" or after[1].argrepr == "[]")
+    )
+
+
+class _WasVariable(type):
+    """``type(h) == Variable`` held for every tensor with a graph."""
+
+    def __eq__(cls, other: object) -> bool:
+        return other is torch.Tensor or other is _Variable
+
+    def __hash__(cls) -> int:
+        return hash(torch.Tensor)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, torch.Tensor)
+
+
+class _Variable(metaclass=_WasVariable):
+    def __new__(cls, data: Any, requires_grad: bool = False, volatile: bool = False) -> Any:
+        if volatile:
+            return data.detach()
+        return data.requires_grad_(True) if requires_grad else data
 
 
 def foreign(filename: str) -> bool:

@@ -392,6 +392,22 @@ def test_an_alias_that_was_saved_itself_has_the_counter_that_moves(record: Recor
     assert "modified by an inplace operation" in of(tape, Backward)[0].refused
 
 
+@pytest.mark.parametrize(
+    "late", ["column.mul_(column)", "column.mul_(factor); factor.add_(1)", "column.exp_(); x += 1"]
+)
+def test_what_a_write_into_a_view_saved_is_its_nodes(record: Recorded, late: str) -> None:
+    tape = record(f"""
+        import torch
+        w, factor = torch.ones(2, 3, requires_grad=True), torch.ones(2)
+        x = w * 2
+        column = x[:, 0]
+        {late}
+        x.sum().backward()
+    """)
+    assert "modified by an inplace operation" in of(tape, Backward)[0].refused
+    assert [(c.kind, c.at.line) for c in detect(tape)] == [("stale-saved-tensor", 6)]
+
+
 def test_no_graph(record: Recorded) -> None:
     tape = record("""
         import torch

@@ -59,6 +59,12 @@ class Calls:
         """The number behind those of the nodes that were made last."""
         return self._calls[-1][0] if self._calls else 0
 
+    def nodes_of(self, node: int) -> Iterable[int]:
+        """All nodes that the call made which made `node`: what a CopySlices saved was saved by the function it runs,
+        made before it."""
+        call = self.of(node)
+        return range(self._starts[bisect_right(self._starts, node) - 1], call[0]) if call else (node,)
+
     def of(self, node: int) -> tuple[int, Any, Key, int] | None:
         at = bisect_right(self._starts, node) - 1
         if at < 0 or self._calls[at][0] <= node:
@@ -227,7 +233,8 @@ class Recorder:
                 continue
             emitted.add(number)
             saved = []
-            for reference in by_node.get(number, ()):
+            saving = self.calls.nodes_of(number) if _writes_view(node) else (number,)
+            for reference in (each for n in saving for each in by_node.get(n, ())):
                 entry = reference()
                 if entry is None or (tensor := entry.tensor) is GONE:
                     continue
@@ -340,10 +347,15 @@ class Recorder:
 _SAVED: dict[Any, list[str]] = {}  # names of a node class's saved tensors
 
 
+def _writes_view(node: Any) -> bool:
+    """Whether it is the node of an in-place write into a view, which the view's base has from then on."""
+    return type(node).__name__ == "CopySlices"
+
+
 def _saves_numbers(node: Any) -> bool:
     """Whether a node without entries has something to free all the same: the number in ``x * 3`` passes no hook,
     nor does the function that a write into a view (CopySlices) keeps."""
-    if type(node).__name__ == "CopySlices":
+    if _writes_view(node):
         return True
     kind = type(node)
     names = _SAVED.get(kind)

@@ -41,6 +41,11 @@ def calls(v: View, method: str) -> list[cst.Call]:
         ("for p in ps:\n    p.mul_(a)", {"ps", "p.mul_", "a"}, {"p"}),
         ("with ctx() as c:\n    y = c", {"ctx", "c"}, {"c", "y"}),
         ("def f(a):\n    return a + b", {"b"}, {"f"}),
+        ("def f(a=b):\n    global c\n    c = a\n    d.append(c)", {"b", "c", "d.append"}, {"f"}),
+        ("class A(B):\n    c = 1\n    def f(self):\n        return c", {"B", "c"}, {"A"}),
+        ("y = [w for a in xs if (w := f(a))]", {"w", "xs", "f"}, {"y", "w"}),
+        ("from torch import nn as n", set(), {"n"}),
+        ("y: int", set(), set()),
     ],
 )
 def test_names(source, reads, writes):

@@ -14,6 +14,7 @@ from typing import Literal
 import libcst as cst
 
 from gradfix.edit import Statement, View
+from gradfix.rewrite import statements
 
 Scope = cst.Module | cst.FunctionDef
 Use = Literal["read", "bound"]
@@ -32,33 +33,31 @@ SHARED_ATTRIBUTES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
 
 def dotted(node: cst.CSTNode) -> str:
     """``self.h`` for a name or a chain of attributes of one, "" for anything else."""
-    if isinstance(node, cst.Name):
-        return node.value
-    if isinstance(node, cst.Attribute):
-        base = dotted(node.value)
-        return f"{base}.{node.attr.value}" if base else ""
-    return ""
+    return statements.dotted(node) or ""
 
 
 def reads(node: cst.CSTNode) -> frozenset[str]:
     """Every dotted name `node` may read, prefixes included (``self.h.sum()`` reads ``self``, ``self.h``)."""
-    found = _Names()
-    node.visit(found)
-    return frozenset(found.read)
+    found = statements.names(node)
+    return frozenset(_prefixes(found.reads)) | {
+        p for name in found.binds for p in _prefixes([name]) if p != name
+    }
+
+
+def _prefixes(names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        parts = name.split(".")
+        yield from (".".join(parts[: i + 1]) for i in range(len(parts)))
 
 
 def binds(node: cst.CSTNode) -> frozenset[str]:
     """Every dotted name `node` may bind: assignment, for, with, import, def, class, except, walrus, del."""
-    found = _Names()
-    node.visit(found)
-    return frozenset(found.bound)
+    return statements.names(node).binds
 
 
 def target_names(target: cst.BaseExpression) -> frozenset[str]:
     """The dotted names that an assignment's or a for loop's target binds."""
-    found = _Names()
-    found.bind(target)
-    return frozenset(found.bound)
+    return statements.assigned(target).binds
 
 
 def later(view: View, node: cst.CSTNode) -> Iterator[Sequence[cst.CSTNode]]:
@@ -193,156 +192,11 @@ def declared(function: cst.FunctionDef) -> frozenset[str]:
 def locals_of(function: cst.FunctionDef) -> frozenset[str]:
     """Names local to `function`: its parameters and what it binds, less what it declares global or
     nonlocal."""
-    found = _Names(nested=False)
-    function.body.visit(found)
-    return (frozenset(parameters(function)) | frozenset(found.bound)) - declared(function)
+    return (frozenset(parameters(function)) | binds(function.body)) - declared(function)
 
 
 def _read_by_inner(function: cst.FunctionDef, name: str) -> bool:
     return any(name in reads(f) and name not in locals_of(f) for f in functions(function.body))
-
-
-class _Names(cst.CSTVisitor):
-    """Collects reads and bindings of dotted names; what an inner function binds for itself is not counted."""
-
-    def __init__(self, nested: bool = True) -> None:
-        super().__init__()
-        self.nested = nested
-        self.read: set[str] = set()
-        self.bound: set[str] = set()
-
-    def _read(self, node: cst.CSTNode) -> None:
-        parts = dotted(node).split(".")
-        self.read.update(".".join(parts[: i + 1]) for i in range(len(parts)))
-
-    def bind(self, target: cst.CSTNode) -> None:
-        if isinstance(target, cst.Tuple | cst.List):
-            for element in target.elements:
-                self.bind(element.value)
-        elif isinstance(target, cst.StarredElement):
-            self.bind(target.value)
-        elif name := dotted(target):
-            self.bound.add(name)
-            if isinstance(target, cst.Attribute):
-                self._read(target.value)
-        else:
-            target.visit(self)  # an item write reads its container
-
-    def visit_Name(self, node: cst.Name) -> None:
-        self.read.add(node.value)
-
-    def visit_Attribute(self, node: cst.Attribute) -> bool:
-        if dotted(node):
-            self._read(node)
-            return False
-        node.value.visit(self)
-        return False
-
-    def visit_Assign(self, node: cst.Assign) -> bool:
-        node.value.visit(self)
-        for target in node.targets:
-            self.bind(target.target)
-        return False
-
-    def visit_AnnAssign(self, node: cst.AnnAssign) -> bool:
-        if node.value is not None:
-            node.value.visit(self)
-            self.bind(node.target)
-        return False
-
-    def visit_AugAssign(self, node: cst.AugAssign) -> bool:
-        node.value.visit(self)
-        node.target.visit(self)
-        if name := dotted(node.target):
-            self.bound.add(name)
-        return False
-
-    def visit_NamedExpr(self, node: cst.NamedExpr) -> bool:
-        node.value.visit(self)
-        self.bind(node.target)
-        return False
-
-    def visit_For(self, node: cst.For) -> bool:
-        node.iter.visit(self)
-        self.bind(node.target)
-        node.body.visit(self)
-        if node.orelse:
-            node.orelse.visit(self)
-        return False
-
-    def _comprehension(self, node: cst.BaseComp) -> bool:
-        """What a comprehension reads, its own variables left out."""
-        inner, own = _Names(), set[str]()
-        part: cst.CompFor | None = node.for_in
-        while part is not None:
-            for child in (part.iter, *part.ifs):
-                child.visit(inner)
-            own |= target_names(part.target)
-            part = part.inner_for_in
-        results = (node.key, node.value) if isinstance(node, cst.DictComp) else (node.elt,)  # type: ignore[attr-defined]
-        for result in results:
-            result.visit(inner)
-        self.read.update(n for n in inner.read if n.partition(".")[0] not in own)
-        self.bound.update(inner.bound)
-        return False
-
-    def visit_ListComp(self, node: cst.ListComp) -> bool:
-        return self._comprehension(node)
-
-    def visit_SetComp(self, node: cst.SetComp) -> bool:
-        return self._comprehension(node)
-
-    def visit_GeneratorExp(self, node: cst.GeneratorExp) -> bool:
-        return self._comprehension(node)
-
-    def visit_DictComp(self, node: cst.DictComp) -> bool:
-        return self._comprehension(node)
-
-    def visit_AsName(self, node: cst.AsName) -> bool:
-        self.bind(node.name)
-        return False
-
-    def visit_ImportAlias(self, node: cst.ImportAlias) -> bool:
-        self.bound.add(node.evaluated_alias or node.evaluated_name.partition(".")[0])
-        return False
-
-    def visit_Del(self, node: cst.Del) -> bool:
-        self.bind(node.target)
-        return False
-
-    def visit_Arg(self, node: cst.Arg) -> bool:
-        node.value.visit(self)
-        return False  # a keyword is no name
-
-    def visit_Param(self, node: cst.Param) -> bool:
-        if node.default is not None:
-            node.default.visit(self)
-        return False
-
-    def visit_Global(self, node: cst.Global) -> bool:
-        return False
-
-    def visit_Nonlocal(self, node: cst.Nonlocal) -> bool:
-        return False
-
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
-        self.bound.add(node.name.value)
-        if self.nested:
-            inner = _Names()
-            for part in (node.params, *node.decorators, node.body):
-                part.visit(inner)
-            own = locals_of(node)
-            self.read.update(n for n in inner.read if n.partition(".")[0] not in own)
-        return False
-
-    def visit_ClassDef(self, node: cst.ClassDef) -> bool:
-        self.bound.add(node.name.value)
-        if self.nested:
-            inner = _Names()
-            for part in (*node.bases, *node.decorators, node.body):
-                part.visit(inner)
-            self.read.update(inner.read)
-        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,15 +33,21 @@ MUTATORS = frozenset(
         "setdefault",
     )
 )
-COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The dotted names that a piece of source reads and writes."""
+    """The dotted names that a piece of source reads, as it says them; that it binds; and that it changes in place (an
+    item write, a method that mutates)."""
 
     reads: frozenset[str] = frozenset()
-    writes: frozenset[str] = frozenset()
+    binds: frozenset[str] = frozenset()
+    changes: frozenset[str] = frozenset()
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """The names it binds or changes."""
+        return self.binds | self.changes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,17 +72,21 @@ class Unit:
 def names(node: cst.CSTNode) -> Names:
     """What `node` reads and writes where it stands (a nested function reads its free names when it is
     defined)."""
-    reads: set[str] = set()
-    writes: set[str] = set()
-    _collect(node, reads, writes)
-    return Names(frozenset(reads), frozenset(writes))
+    found = _Found()
+    found.collect(node)
+    return found.names()
+
+
+def assigned(target: cst.CSTNode) -> Names:
+    """What assigning to `target` reads and writes."""
+    found = _Found()
+    found.store(target)
+    return found.names()
 
 
 def stored(target: cst.CSTNode) -> frozenset[str]:
     """The names that assigning to `target` writes."""
-    writes: set[str] = set()
-    _store(target, set(), writes)
-    return frozenset(writes)
+    return assigned(target).writes
 
 
 def touches(some: Iterable[str], others: Iterable[str]) -> bool:
@@ -95,68 +105,125 @@ def dotted(node: cst.CSTNode) -> str | None:
     return None
 
 
-def _collect(node: cst.CSTNode, reads: set[str], writes: set[str]) -> None:
-    name = dotted(node)
-    if name is not None:
-        reads.add(name)
-    elif isinstance(node, (cst.Assign, cst.AnnAssign, cst.AugAssign, cst.NamedExpr)):
-        if node.value is not None:
-            _collect(node.value, reads, writes)
+class _Found:
+    """Collects names as it walks."""
+
+    def __init__(self) -> None:
+        self.reads: set[str] = set()
+        self.binds: set[str] = set()
+        self.changes: set[str] = set()
+
+    def names(self) -> Names:
+        return Names(frozenset(self.reads), frozenset(self.binds), frozenset(self.changes))
+
+    def collect(self, node: cst.CSTNode) -> None:
+        name = dotted(node)
+        if name is not None:
+            self.reads.add(name)
+        elif isinstance(node, (cst.Assign, cst.AnnAssign, cst.AugAssign, cst.NamedExpr)):
+            self._assignment(node)
+        elif isinstance(node, (cst.FunctionDef, cst.ClassDef)):
+            self._definition(node)
+        elif isinstance(node, cst.Lambda):
+            self._defaults(node)
+            self._inner(names(node.body), _parameters(node))
+        elif isinstance(node, cst.BaseComp):
+            self._comprehension(node)
+        elif isinstance(node, (cst.For, cst.CompFor)):
+            for child in node.children:
+                if child is node.target:
+                    self.store(node.target)
+                else:
+                    self.collect(child)
+        elif isinstance(node, cst.AsName):
+            self.store(node.name)
+        elif isinstance(node, cst.Del):
+            self.store(node.target)
+        elif isinstance(node, (cst.Import, cst.ImportFrom)):
+            self._import(node)
+        elif isinstance(node, (cst.Arg, cst.Attribute)):
+            self.collect(node.value)
+        elif isinstance(node, cst.Call):
+            self._call(node)
+        elif not isinstance(node, (cst.Global, cst.Nonlocal)):
+            for child in node.children:
+                self.collect(child)
+
+    def store(self, target: cst.CSTNode) -> None:
+        name = dotted(target)
+        if name is not None:
+            self.binds.add(name)
+        elif isinstance(target, cst.Subscript):
+            inner = dotted(target.value)
+            if inner:
+                self.changes.add(inner)
+            self.collect(target)
+        elif isinstance(target, cst.Attribute):
+            self.collect(target.value)
+        else:
+            for child in target.children:
+                self.store(child)
+
+    def _comprehension(self, node: cst.BaseComp) -> None:
+        inner, own = _Found(), set[str]()
+        for child in node.children:
+            inner.collect(child)
+        part: cst.CompFor | None = node.for_in
+        while part is not None:
+            own |= assigned(part.target).binds
+            part = part.inner_for_in
+        self._inner(inner.names(), own)
+        self.binds |= inner.binds - own  # by a walrus
+        self.changes.update(c for c in inner.changes if c.partition(".")[0] not in own)
+
+    def _assignment(self, node: cst.Assign | cst.AnnAssign | cst.AugAssign | cst.NamedExpr) -> None:
+        if node.value is None:
+            return  # an annotation alone
+        self.collect(node.value)
         targets = [t.target for t in node.targets] if isinstance(node, cst.Assign) else [node.target]
         for target in targets:
-            _store(target, reads, writes)
+            self.store(target)
             if isinstance(node, cst.AugAssign):
-                _collect(target, reads, writes)
-    elif isinstance(node, (cst.FunctionDef, cst.ClassDef)):
-        inner = Names()
-        for part in (node.body, *node.decorators):
-            found = names(part)
-            inner = Names(inner.reads | found.reads, inner.writes | found.writes)
-        own = {w for w in inner.writes if "." not in w} | (
-            _parameters(node) if isinstance(node, cst.FunctionDef) else set()
-        )
-        reads |= {r for r in inner.reads if r.split(".")[0] not in own}
-        writes.add(node.name.value)
-    elif isinstance(node, cst.Lambda):
-        found = names(node.body)
-        reads |= {r for r in found.reads if r.split(".")[0] not in _parameters(node)}
-    elif isinstance(node, COMPREHENSIONS):
-        inner_reads: set[str] = set()
-        bound: set[str] = set()
-        for child in node.children:
-            _collect(child, inner_reads, bound)
-        local = {w for w in bound if "." not in w}
-        reads |= {r for r in inner_reads if r.split(".")[0] not in local}
-    elif isinstance(node, (cst.For, cst.CompFor)):
-        for child in node.children:
-            if child is node.target:
-                _store(node.target, reads, writes)
-            else:
-                _collect(child, reads, writes)
-    elif isinstance(node, cst.AsName):
-        _store(node.name, reads, writes)
-    elif isinstance(node, cst.Del):
-        _store(node.target, reads, writes)
-    elif isinstance(node, (cst.Import, cst.ImportFrom)):
-        if not isinstance(node.names, cst.ImportStar):
-            for alias in node.names:
-                bound_as = alias.asname.name if alias.asname else alias.name
-                writes.add((dotted(bound_as) or "").split(".")[0])
-    elif isinstance(node, (cst.Arg, cst.Attribute)):
-        _collect(node.value, reads, writes)
-    elif isinstance(node, cst.Call):
+                self.collect(target)
+
+    def _definition(self, node: cst.FunctionDef | cst.ClassDef) -> None:
+        self.binds.add(node.name.value)
+        for decorator in node.decorators:
+            self.collect(decorator)
+        body = names(node.body)
+        if isinstance(node, cst.FunctionDef):
+            self._defaults(node)
+            own = {b for b in body.binds if "." not in b} - _declared(node.body)
+            self._inner(body, own | _parameters(node))
+        else:
+            for base in node.bases:
+                self.collect(base)
+            self._inner(body, set())  # its methods do not see what its body binds
+
+    def _inner(self, found: Names, own: set[str]) -> None:
+        """What a scope of its own reads of this one."""
+        self.reads.update(r for r in found.reads if r.partition(".")[0] not in own)
+
+    def _defaults(self, node: cst.FunctionDef | cst.Lambda) -> None:
+        for parameter in _every_parameter(node):
+            if parameter.default is not None:
+                self.collect(parameter.default)
+
+    def _import(self, node: cst.Import | cst.ImportFrom) -> None:
+        for alias in () if isinstance(node.names, cst.ImportStar) else node.names:
+            bound_as = alias.asname.name if alias.asname else alias.name
+            self.binds.add((dotted(bound_as) or "").split(".")[0])
+
+    def _call(self, node: cst.Call) -> None:
         receiver = dotted(node.func.value) if isinstance(node.func, cst.Attribute) else None
         if isinstance(node.func, cst.Attribute) and receiver is not None:
-            reads.add(f"{receiver}.{node.func.attr.value}")
+            self.reads.add(f"{receiver}.{node.func.attr.value}")
             if mutates(node.func.attr.value):
-                writes.add(receiver)
+                self.changes.add(receiver)
         else:
-            _collect(node.func, reads, writes)
+            self.collect(node.func)
         for arg in node.args:
-            _collect(arg, reads, writes)
-    else:
-        for child in node.children:
-            _collect(child, reads, writes)
+            self.collect(arg)
 
 
 def mutates(method: str) -> bool:
@@ -164,26 +231,23 @@ def mutates(method: str) -> bool:
     return method in MUTATORS or (method.endswith("_") and not method.startswith("_") and method != "_")
 
 
-def _store(target: cst.CSTNode, reads: set[str], writes: set[str]) -> None:
-    name = dotted(target)
-    if name is not None:
-        writes.add(name)
-    elif isinstance(target, cst.Subscript):
-        inner = dotted(target.value)
-        if inner:
-            writes.add(inner)
-        _collect(target, reads, writes)
-    elif isinstance(target, cst.Attribute):
-        _collect(target.value, reads, writes)
-    else:
-        for child in target.children:
-            _store(child, reads, writes)
+def _every_parameter(function: cst.FunctionDef | cst.Lambda) -> list[cst.Param]:
+    p = function.params
+    every = [*p.posonly_params, *p.params, *p.kwonly_params, p.star_arg, p.star_kwarg]
+    return [x for x in every if isinstance(x, cst.Param)]
 
 
 def _parameters(function: cst.FunctionDef | cst.Lambda) -> set[str]:
-    p = function.params
-    every = [*p.params, *p.kwonly_params, *p.posonly_params, p.star_arg, p.star_kwarg]
-    return {x.name.value for x in every if isinstance(x, cst.Param)}
+    return {x.name.value for x in _every_parameter(function)}
+
+
+def _declared(body: cst.CSTNode) -> frozenset[str]:
+    """Names declared global or nonlocal in `body`, functions inside left out."""
+    if isinstance(body, cst.Global | cst.Nonlocal):
+        return frozenset(x.name.value for x in body.names)
+    if isinstance(body, cst.BaseExpression | cst.FunctionDef | cst.ClassDef):
+        return frozenset()
+    return frozenset[str]().union(*map(_declared, body.children))
 
 
 def parameters(function: cst.FunctionDef) -> tuple[str, ...]:

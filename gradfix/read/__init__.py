@@ -46,6 +46,7 @@ class Budget:
     steps: int = 200_000  # syntax nodes evaluated by one entry
     events: int = 20_000  # graph nodes and events of one entry
     depth: int = 60  # calls of the user's functions inside one another
+    entries: int = 64  # functions that are entered because nothing reached them
     passes: int = 3  # times through a loop whose end is not known, or far
 
 
@@ -104,18 +105,7 @@ def read(
     total = entries.backward_sites(unit)
     found = []
     for walk in entries.walk(path, unit, root, budget):
-        m = walk.m
-        found.append(
-            Reading(
-                walk.entry,
-                walk.tape(str(path)),
-                frozenset(m.trace.likely),
-                frozenset(m.reached),
-                total,
-                (),
-                tuple(m.asked.items()),
-            )
-        )
+        found.append(Reading(walk.entry, walk.tape, walk.likely, walk.reached, total, unknowns=walk.unknowns))
     return tuple(found)
 
 

@@ -129,6 +129,7 @@ def call(m: Machine, called: Value, args: list[Value], kwargs: dict[str, Value])
         return objects.called(m, called, args, kwargs)
     if isinstance(called, python.Method):
         return python.call_method(m, called, args, kwargs)
+    m.blurs += 1
     libraries.escape(m, [*args, *kwargs.values()])
     if isinstance(called, Unknown):
         return called

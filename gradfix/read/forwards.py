@@ -195,7 +195,9 @@ def weighted(m: Machine, name: str, module: Instance, args: list[Value]) -> Valu
         needs = [t for t in needing if t is not bias]
         if needs or "Conv" not in name:
             for each in (source, weight):
-                if isinstance(each, Tensor):
+                if isinstance(each, Unknown):
+                    m.trace.save_own(node)
+                elif isinstance(each, Tensor):
                     cast = m.autocast and "Conv" in name
                     m.trace.save_own(node) if cast else m.trace.save(node, each)
     shape = source.shape if isinstance(source, Tensor) and "Norm" in name else None

@@ -71,6 +71,7 @@ class Machine:
         self.grad = True
         self.inference = False
         self.autocast = False
+        self.blurs = 0  # backwards that may have filled any gradient
         self.doubts = 0  # unknown tests that stand around what runs
         self.trace = Trace(self.stack, lambda: self.doubts == 0, budget.events)
         self.decisions: dict[str, bool] = {}
@@ -80,7 +81,21 @@ class Machine:
         self.entered: set[int] = set()  # ids of function nodes that ran
         self.called: dict[int, Any] = {}
         self.interned: dict[Stack, Stack] = {}
-        self.ended = ""
+
+    def begin(self) -> None:
+        """Another entry: a tape of its own, with the optimizers that are there already, and nobody's gradient."""
+        self.trace = self.trace.following()
+        self.blurs = 0
+        self.steps, self.doubts, self.grad, self.inference, self.autocast = 0, 0, True, False, False
+        self.decisions.clear()
+        self.reached.clear()
+        self.asked.clear()
+        self.frames.clear()
+        for optimizer in self.optimizers:
+            optimizer.extra["blurs"] = 0
+            for group in optimizer.extra.get("parameters", ()):
+                for tensor in group["params"]:
+                    tensor.grad = None
 
     def stack(self) -> Stack:
         stack = self.frame.stack()

@@ -112,18 +112,15 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
 
         raise Raised(EXIT)
     if top not in stdlib.HARMLESS:
+        m.blurs += 1
         escape(m, [*args, *kwargs.values()])
     return m.unknown("call " + path)
 
 
 def escape(m: Machine, values: list[Value]) -> None:
     """Something unknown gets these: what it does with an optimizer among them can't be known."""
-    from gradfix.read.backward import blur
-
     for value in values:
-        if isinstance(value, Tensor) and value.requires is not False:
-            blur(m)
-        elif isinstance(value, Instance):
+        if isinstance(value, Instance):
             if value.extra.get("parameters") is not None and value.kind.startswith("torch.optim."):
                 value.extra["escaped"] = True
         elif isinstance(value, list | tuple):

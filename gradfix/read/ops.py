@@ -246,6 +246,8 @@ def keep(
                     m.trace.save(node, tensor)
             if isinstance(value, int | float | complex):
                 node.bare = True
+            elif isinstance(value, Unknown):
+                m.trace.save_own(node)  # a tensor, whichever
         elif name in overload.names:
             later.append(name)
         else:

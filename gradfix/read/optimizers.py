@@ -99,6 +99,8 @@ def _emit_step(
 ) -> None:
     kind = optimizer.cls.name if optimizer.cls else optimizer.kind.rpartition(".")[2]
     vague = [t for t in found if isinstance(t.grad, Unknown)]
+    if m.blurs > optimizer.extra.get("blurs", 0):
+        vague, without = vague + without, []
     counted = not optimizer.extra.get("fused")
     m.trace.step(optimizer.extra["number"], kind, having, without, vague, counted)
     optimizer.extra["stepped"] = True
@@ -123,8 +125,9 @@ def own_step(
         m.trace.stepping = None
     m.frame.node = node
     if not optimizer.extra["stepped"]:
-        without = [t for t in found if t not in having and t.grad is None]
-        m.trace.stepped(number, having, without, [t for t in found if t not in having and t not in without])
+        rest = [t for t in found if t not in having]
+        known = m.blurs <= optimizer.extra.get("blurs", 0) and all(t.grad is None for t in rest)
+        m.trace.stepped(number, having, rest if known else [], [] if known else rest)
     m.trace.settle()
     return result
 
@@ -137,6 +140,7 @@ def _zero_grad(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[
     for each in found:
         if not keep or each.grad is None:
             each.grad = None
+    optimizer.extra["blurs"] = m.blurs
     m.trace.zero(found, optimizer.extra["number"])
     return None
 

@@ -104,7 +104,7 @@ def _grad(m: Machine, tensor: Tensor) -> Value:
         names.local(m, tensor)
         m.trace.grad_read(tensor, node)
         return None
-    if tensor.grad is None and tensor.requires is None:
+    if tensor.grad is None and (tensor.requires is None or m.blurs):
         return m.unknown("grad")
     return tensor.grad
 

@@ -53,14 +53,23 @@ class Trace:
         self.likely: set[int] = set()
         self.storages: list[Storage] = []
         self._time = 0
+        self._end = most
         self._nodes = 0
         self._told: list[Node] = []
         self.stepping: int | None = None  # the optimizer whose step() runs
         self._held: list[Callable[[int], AnyEvent]] = []
 
+    def following(self) -> Trace:
+        """An empty tape that goes on counting, and knows the optimizers."""
+        other = Trace(self._stack, self._sure, self._most)
+        other.storages, other._time, other._nodes = self.storages, self._time, self._nodes
+        other._end = self._time + self._most
+        other.events += [e for e in self.events if isinstance(e, Optimizer)]
+        return other
+
     def tick(self) -> int:
         self._time += 1
-        if self._time > self._most:
+        if self._time > self._end:
             raise Exhausted
         return self._time
 

@@ -1,0 +1,189 @@
+"""The symbolic run: what it enters, what it leaves unknown, and that no text upsets it."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from gradfix.detect import detect
+from gradfix.read import Budget, Reading, origins, read
+
+HEAD = "import torch\nfrom torch import nn\n"
+
+
+def readings(tmp_path: Path, text: str, **siblings: str) -> tuple[Reading, ...]:
+    for name, sibling in siblings.items():
+        (tmp_path / f"{name}.py").write_text(HEAD + textwrap.dedent(sibling), encoding="utf-8")
+    path = tmp_path / "train.py"
+    return read(path, HEAD + textwrap.dedent(text))
+
+
+def found(tmp_path: Path, text: str, **siblings: str) -> list[tuple[str, str, int]]:
+    """(entry, kind, line of the text) of everything above a note."""
+    return [
+        (reading.entry, c.kind, c.at.line - 2)
+        for reading in readings(tmp_path, text, **siblings)
+        for c in detect(reading.tape)
+        if c.severity != "note"
+    ]
+
+
+def test_a_function_that_nothing_calls_is_entered(tmp_path):
+    text = """\
+    def train(data, epochs):
+        net = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        hidden = torch.zeros(1)
+        for x in data:
+            hidden = net(x) + hidden
+            optimizer.zero_grad()
+            hidden.sum().backward()
+            optimizer.step()
+    """
+    assert found(tmp_path, text) == [("train", "freed-graph", 8)]
+
+
+def test_callers_are_entered_before_what_they_call(tmp_path):
+    text = """\
+    def step(loss):
+        loss.backward()
+
+    def train(data):
+        w = torch.ones(2, requires_grad=True)
+        y = w.exp()
+        y += 1
+        step(y.sum())
+    """
+    assert found(tmp_path, text) == [("train", "stale-saved-tensor", 7)]
+
+
+def test_a_forward_alone_shows_what_it_overwrites(tmp_path):
+    text = """\
+    class Net(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.inner = nn.Linear(width, width)
+
+        def forward(self, x):
+            x = torch.sigmoid(self.inner(x))
+            x += 1
+            return x
+    """
+    assert found(tmp_path, text) == [("Net.forward", "stale-saved-tensor", 8)]
+
+
+def test_an_addition_needs_nothing_that_is_overwritten(tmp_path):
+    text = """\
+    w = torch.ones(2, requires_grad=True)
+    y = w + 1
+    y += 1
+    y.sum().backward()
+    """
+    assert found(tmp_path, text) == []
+
+
+def test_a_sibling_is_read_as_it_is_imported(tmp_path):
+    text = """\
+    import nets
+    from nets import make
+    net, optimizer = make()
+    for _ in range(3):
+        out = net(torch.ones(1, 2))
+        out.exp_()
+        nets.finish(out.log(), optimizer)
+    """
+    sibling = """\
+    def make():
+        net = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+        return net, torch.optim.Adam(net.parameters())
+
+    def finish(out, optimizer):
+        optimizer.zero_grad()
+        out.sum().backward()
+        optimizer.step()
+    """
+    assert found(tmp_path, text, nets=sibling) == [("__main__", "stale-saved-tensor", 6)]
+
+
+def test_nothing_is_said_of_gradients_that_may_come_from_elsewhere(tmp_path):
+    text = """\
+    import engine
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        with torch.no_grad():
+            before = net(torch.ones(2))
+        loss = engine.loss(net, before)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    """
+    assert found(tmp_path, text) == []
+
+
+def test_what_an_unknown_test_guards_is_likely(tmp_path):
+    text = """\
+    import flags
+    w = torch.ones(2, requires_grad=True)
+    y = w.exp()
+    if flags.shift:
+        y += 1
+    y.sum().backward()
+    """
+    (reading,) = readings(tmp_path, text)
+    (conflict,) = detect(reading.tape)
+    assert reading.evidence(conflict) == "likely"
+    (certain,) = readings(tmp_path, text.replace("flags.shift", "True"))
+    (conflict,) = detect(certain.tape)
+    assert certain.evidence(conflict) == "certain"
+
+
+def test_columns_are_code_points(tmp_path):
+    text = 'w = torch.ones(2, requires_grad=True)\nä = w.exp(); ä += 1  # ü\nä.sum().backward(); "ö"\n'
+    (reading,) = readings(tmp_path, text)
+    (conflict,) = detect(reading.tape)
+    assert (conflict.at.column, conflict.at.end_column) == (13, 19)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 1\0",
+        "def f(:\n",
+        "(" * 3000 + ")" * 3000,
+        "x = " + "-" * 3000 + "1\n",
+        "x = " + "+".join(["1"] * 8000) + "\n",
+        "".join(" " * i + "if x:\n" for i in range(99)) + " " * 99 + "pass\n",
+        "def f(): return f()\nf()\n",
+        "def f(x): return [f(x), f(x)]\nf(1)\n",
+        "while True: pass\n",
+        "x = [0]\nwhile True: x += x\n",
+        "x = 2\nwhile True: x = x ** x\n",
+        "x = 'a' * 10 ** 9\n",
+        "for i in range(10 ** 9): pass\n",
+        "class A(A): pass\nclass B(A, B): pass\nB().x.y[0](*1, **2)\n",
+        "match [1]:\n    case [*_]: pass\n",
+        "\ufefftype X = int\n",
+        "lambda: (yield)\n",
+        "x = {}; x[x] = x; x |= x\n",
+        "a, *b, c = 1\n",
+    ],
+    ids=lambda t: repr(t[:20]),
+)
+def test_no_text_upsets_it(tmp_path, text):
+    for reading in read(tmp_path / "odd.py", text, budget=Budget(steps=20_000)):
+        assert detect(reading.tape) == ()
+
+
+def test_what_cannot_be_parsed_is_said_in_a_sentence(tmp_path):
+    (reading,) = read(tmp_path / "odd.py", "x = 1\ndef f(:\n")
+    (problem,) = reading.problems
+    assert problem.line == 2
+    assert problem.text.endswith(".")
+
+
+def test_unknowns_are_ranked_by_where_they_came_from(tmp_path):
+    ranked = origins(readings(tmp_path, "import a, b\na.x(); a.x(); b.y()\n"))
+    assert ranked[:2] == [("call a.x", 2), ("call b.y", 1)]

@@ -113,12 +113,12 @@ class Source:
                 text = notebook.edit(NEWLINE.sub("\n", old), text)
             except notebook.NotebookError as problem:
                 raise SourceError(f"{self.path}: {problem}; nothing was written") from None
-        restored = _restore(old, text)
+        laid = restored(old, text)
         try:
-            body = restored.encode(self.encoding)
+            body = laid.encode(self.encoding)
         except UnicodeEncodeError as problem:
-            line = len(split_lines(restored[: problem.start]))
-            what = f"{restored[problem.start]!r}, which {self.encoding} does not have"
+            line = len(split_lines(laid[: problem.start]))
+            what = f"{laid[problem.start]!r}, which {self.encoding} does not have"
             raise SourceError(
                 f"{self.path}:{line}: the new text holds {what}; the file is as it was"
             ) from None
@@ -230,7 +230,7 @@ def _body(raw: bytes) -> bytes:
     return raw.removeprefix(codecs.BOM_UTF8)
 
 
-def _restore(old: str, new: str) -> str:
+def restored(old: str, new: str) -> str:
     """`new` (``\\n`` endings) with the endings and form feeds of those lines of `old` that are still
     there."""
     was = _with_endings(old)

@@ -164,7 +164,8 @@ class Work:
     def _view(self, entries: Sequence[Path]) -> View:
         terminal = self.terminal
         paths = Paths.of(entries)
-        return View(paths, terminal.out.width, terminal.glyphs, self.verbose, self.action, self.diff)
+        out, piped = terminal.out, not terminal.out.is_terminal
+        return View(paths, out.width, terminal.glyphs, self.verbose, self.action, self.diff, piped)
 
 
 def _written(result: Result) -> Result:

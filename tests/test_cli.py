@@ -467,7 +467,7 @@ def test_a_partial_repair_is_shown_and_not_applied(project, capsys):
     out, _ = capsys.readouterr()
     said = " ".join(out.split())
     assert "cure, not applied: out-of-place (proved): out of place: `h = h + 1`" in said
-    assert "+    h = h + 1" in out.splitlines()
+    assert "│ +    h = h + 1" in out.splitlines()
     assert said.endswith(
         "1 of 2 faults has a proved cure; 1 has none, so nothing is applied: a script that still fails is no repair."
     )
@@ -483,3 +483,51 @@ def test_standard_input_gives_the_new_text_and_edits_nothing_else(project):
     assert done.returncode == 1
     assert "+++ b/lib/train.py" in done.stdout
     assert list(project.rglob("*.py")) == []
+
+
+BROKEN = """import torch
+
+net = torch.nn.Linear(3, 3)
+for i in range(2):
+\th = torch.sigmoid(net(torch.randn(4, 3)))  # a\ttab, é
+\th *= 2
+\th.sum().backward()
+"""
+LONG = "# " + "long " * 60 + "\n"
+
+
+@pytest.mark.parametrize("tool", ["patch -p0", "patch -p1", "git apply -"])
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("tabs.py", (LONG + BROKEN).encode()),
+        ("crlf.py", BROKEN.replace("\n", "\r\n").encode()),
+        ("no_final_newline.py", BROKEN.rstrip().encode()),
+        ("form_feed.py", BROKEN.replace("*= 2", "*= 2  # \f").replace("net =", "\f\nnet =").encode()),
+        ("latin.py", b"# coding: latin-1\n" + BROKEN.encode("latin-1")),
+        ("marked.py", b"\xef\xbb\xbf" + BROKEN.encode()),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_a_piped_report_is_a_patch_of_the_bytes(tmp_path, monkeypatch, capfdbinary, zygote, name, raw, tool):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(raw)
+    (result,) = pipeline.fix(Path(name), Settings(), zygote=zygote)
+    monkeypatch.setattr(pipeline, "fix", lambda *_, **__: iter([result]))
+    assert gradfix("fix", name) == 1
+    report, _ = capfdbinary.readouterr()
+    assert gradfix("fix", "--write", name) == 0
+    written = Path(name).read_bytes()
+    assert written != raw
+    Path(name).write_bytes(raw)
+    subprocess.run(tool.split(), input=report, check=True, capture_output=True)
+    assert Path(name).read_bytes() == written
+
+
+def test_a_piped_patch_of_a_file_elsewhere_is_from_the_root(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pipeline, "fix", Pipeline())
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "gan.py").write_text(made.GAN)
+    gradfix("fix", "../gan.py")
+    assert f"--- a{os.path.realpath(tmp_path)}/gan.py\n" in capsys.readouterr().out

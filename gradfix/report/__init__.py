@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class View:
     """How a report is wanted: names of files, width and glyphs of the output, and what is done with the new
-    text (`action`: ``diff`` shows it, ``write`` has written it, ``run`` asked for none)."""
+    text (`action`: ``diff`` shows it, ``write`` has written it, ``run`` asked for none). Where nobody looks on
+    (`piped`) a diff is one of the files' bytes."""
 
     paths: Paths
     width: int = 80
@@ -23,6 +24,7 @@ class View:
     verbose: int = 0
     action: str = "diff"
     diff: bool = True
+    piped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,13 @@ class Line:
 
     text: str
     style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A line of bytes for another program, whatever the output's encoding."""
+
+    data: bytes
 
 
 def faults(result: Result) -> list[Diagnosis]:

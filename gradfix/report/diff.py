@@ -1,30 +1,64 @@
-"""Unified diffs that patch and git apply can read."""
+"""Unified diffs: of the texts, for people, and of the files' bytes, for patch and git apply."""
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterator, Mapping
 
 from gradfix.report.places import Paths
+from gradfix.source import Source, SourceError
 
 
 def unified(files: Mapping[str, tuple[str, str]], paths: Paths) -> Iterator[str]:
     """The lines of a unified diff of (old, new) texts by path, without their line ends."""
     for path, (old, new) in sorted(files.items()):
-        name = paths.show(path).lstrip("/")
-        before, after = old.split("\n"), new.split("\n")
-        # a text that ends in a newline has an empty last element; one that doesn't gets the sign git gives it
-        sign = ("\\ No newline at end of file",)
-        lines = difflib.unified_diff(_ended(before), _ended(after), f"a/{name}", f"b/{name}", lineterm="")
-        for line in lines:
-            if line.endswith("\0"):
-                yield line[:-1]
-                yield from sign
-            else:
-                yield line
+        name = _name(path, paths)
+        yield from (f"--- a/{name}", f"+++ b/{name}")
+        yield from _hunks(old, new)
 
 
-def _ended(lines: list[str]) -> list[str]:
-    """Lines of a text; the last one, where no newline ends it, marked with a null so that it differs from
+def patch(files: Mapping[str, tuple[str, str]], paths: Paths) -> Iterator[bytes]:
+    """The same of the files as they lie on the disk and as they would be written: encoding, line ends and all. A file
+    of the working directory is found by ``patch -p0`` too, which takes the names as they are."""
+    for path, (old, new) in sorted(files.items()):
+        name = _name(path, paths)
+        end = "\t" if " " in name else ""  # else patch takes what follows a blank for a date
+        first = f"a/{name}" if "/" in name else name
+        yield from (x.encode() for x in (f"--- {first}{end}", f"+++ b/{name}{end}"))
+        before, after = _bytes(path, old, new)
+        for line in _hunks(before.decode("latin-1"), after.decode("latin-1")):  # any bytes there and back
+            yield line.encode("latin-1")
+
+
+def _hunks(old: str, new: str) -> Iterator[str]:
+    lines = difflib.unified_diff(_lines(old), _lines(new), lineterm="")
+    for line in [*lines][2:]:
+        if line.endswith("\0"):
+            yield from (line[:-1], "\\ No newline at end of file")  # as git says it
+        else:
+            yield line
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a text; the last one, where no newline ends it, marked with a null so that it differs from
     an ended one."""
+    lines = text.split("\n")
     return lines[:-1] if lines[-1] == "" else [*lines[:-1], lines[-1] + "\0"]
+
+
+def _bytes(path: str, old: str, new: str) -> tuple[bytes, bytes]:
+    """The file as it is and as it would be written; in UTF-8 where the text is not a file's (any more)."""
+    try:
+        source = Source.read(path)
+        if source.text == old:
+            return source.raw, source.encode(new)
+    except SourceError:
+        pass
+    return old.encode("utf-8", "surrogatepass"), new.encode("utf-8", "surrogatepass")
+
+
+def _name(path: str, paths: Paths) -> str:
+    """The file as a patch names it: from the working directory, else from the root (``patch -d / -p1``)."""
+    name = os.path.normpath(paths.show(path))
+    return os.path.realpath(paths.cwd / path).lstrip("/") if name.startswith((os.sep, os.pardir)) else name

@@ -15,8 +15,8 @@ from rich.text import Text
 from gradfix.explain import why
 from gradfix.messages import recognise
 from gradfix.notebook import locate
-from gradfix.report import Line, View, faults, shown
-from gradfix.report.diff import unified
+from gradfix.report import Line, Raw, View, faults, shown
+from gradfix.report.diff import patch, unified
 from gradfix.report.layout import fold, safe, wording
 from gradfix.report.places import Place, callers, led_back, message, place
 from gradfix.report.places import shown as written
@@ -46,7 +46,7 @@ PLACES = 5  # consequences that are listed by place
 OTHERS = 4  # cures that were not applied and are shown without -v
 
 
-def render(result: Result, view: View) -> Iterator[Text | Line]:
+def render(result: Result, view: View) -> Iterator[Text | Line | Raw]:
     """Everything there is to say of one result but the closing line."""
     told: set[str] = set()
     for diagnosis in shown(result):
@@ -134,14 +134,19 @@ def _held_back(result: Result, verbose: bool) -> str:
     )
 
 
-def diff_lines(files: Mapping[str, tuple[str, str]], view: View) -> Iterator[Line]:
-    """The unified diff of `files`, styled."""
+def diff_lines(files: Mapping[str, tuple[str, str]], view: View) -> Iterator[Line | Raw]:
+    """The unified diff of `files`: styled, or for a program to read."""
+    if view.piped:
+        yield from map(Raw, patch(files, view.paths))
+        return
     styles = {"+": "green", "-": "red", "@": "cyan"}
     for line in unified(files, view.paths):
         yield Line(line, "bold" if line.startswith(("+++", "---")) else styles.get(line[:1], ""))
 
 
-def _diagnosis(diagnosis: Diagnosis, result: Result, view: View, explain: bool) -> Iterator[Text | Line]:
+def _diagnosis(
+    diagnosis: Diagnosis, result: Result, view: View, explain: bool
+) -> Iterator[Text | Line | Raw]:
     conflict = diagnosis.conflict
     style = SEVERITY[conflict.severity]
     head = f"{conflict.severity}[{conflict.kind}]: "
@@ -203,7 +208,7 @@ def _span(p: Place, text: str, style: str, primary: bool) -> tuple[Place, Span]:
 
 def _sentences(
     diagnosis: Diagnosis, result: Result, view: View, lead: str, explain: bool
-) -> Iterator[Text | Line]:
+) -> Iterator[Text | Line | Raw]:
     conflict = diagnosis.conflict
     words = _pytorch(diagnosis)
     if words:
@@ -246,7 +251,7 @@ def _pytorch(diagnosis: Diagnosis) -> str:
     return words if sizes == sorted(map(str, conflict.ref.shape)) else ""
 
 
-def _cures(diagnosis: Diagnosis, view: View, lead: str) -> Iterator[Text | Line]:
+def _cures(diagnosis: Diagnosis, view: View, lead: str) -> Iterator[Text | Line | Raw]:
     # variants that differ in their text only, and measured alike, are shown once: the first
     alike = {(c.codemod, c.summary, c.verdict.status, c.verdict.reason): c for c in reversed(diagnosis.cures)}
     cures = list(alike.values())[::-1]
@@ -262,7 +267,7 @@ def _cures(diagnosis: Diagnosis, view: View, lead: str) -> Iterator[Text | Line]
         yield from _cure(f"{lead}{words}", first, view)
         if held_back and view.verbose:
             changes = {path: (first.before[path], text) for path, text in first.after.items()}
-            yield from diff_lines(changes, view)
+            yield from (Line(f"{view.glyphs.bar} {line}") for line in unified(changes, view.paths))
     few = cures if view.verbose else cures[: 1 if view.action == "check" else OTHERS]
     for cure in few:
         words = "or" if cure.verdict.status in HELD else "tried"

@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, TextIO
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, TextIO, cast
 
-from gradfix.report import Line
+from gradfix.report import Line, Raw
 from gradfix.report.layout import Glyphs, glyphs_for, safe
 
 if TYPE_CHECKING:
@@ -44,13 +45,15 @@ class Terminal:
     def glyphs(self) -> Glyphs:
         return glyphs_for(getattr(sys.stdout, "encoding", None) or "ascii")
 
-    def show(self, lines: Iterable[Text | Line], to: Console | None = None) -> None:
+    def show(self, lines: Iterable[Text | Line | Raw], to: Console | None = None) -> None:
         """Write a report."""
         console = to or self.out
         for line in lines:
-            if isinstance(line, Line):
-                # Text would expand tabs, and a diff must keep them; a terminal must not be steered by a
-                # source file
+            if isinstance(line, Raw):
+                console.file.flush()
+                cast(TextIOWrapper, console.file).buffer.write(line.data + b"\n")
+            elif isinstance(line, Line):
+                # a terminal must not be steered by a source file
                 text = safe(line.text) if console.is_terminal else line.text
                 console.out(text, style=line.style or None, highlight=False)
             else:

@@ -89,7 +89,7 @@ for _ in range(2):
         if conflict.kind == "mixed-gradient":
             yield from _restricted(conflict, project)
             return
-        found = _together(project, conflict.backward)
+        found = _together(project, conflict.backward, conflict.event)
         if found is not None:
             yield from found
 
@@ -142,10 +142,7 @@ def _unlisted(node: cst.BaseExpression) -> cst.BaseExpression:
 
 def _group(project: Project, backward: Backward) -> tuple[Backward, ...]:
     """The backwards of the same pass that share nodes with `backward`, or with one that does."""
-    graph = project.graph
-    since = max((b.time for b in same_place(graph, backward) if b.time < backward.time), default=-1)
-    until = pass_end(graph, backward)
-    window = [b for b in project.tape.events if isinstance(b, Backward) and since < b.time < until]
+    window = _pass(project, backward)
     nodes = {n for n in backward.nodes if n >= 0}
     chosen: list[Backward] = []
     while True:
@@ -154,6 +151,20 @@ def _group(project: Project, backward: Backward) -> tuple[Backward, ...]:
             return tuple(sorted(chosen, key=lambda b: b.time))
         chosen += more
         nodes |= {n for b in more for n in b.nodes if n >= 0}
+
+
+def _pass(project: Project, backward: Backward) -> list[Backward]:
+    """Every backward of the same pass."""
+    graph = project.graph
+    since = max((b.time for b in same_place(graph, backward) if b.time < backward.time), default=-1)
+    until = pass_end(graph, backward)
+    return [b for b in project.tape.events if isinstance(b, Backward) and since < b.time < until]
+
+
+def _stepped(project: Project, backward: Backward, step: Step) -> list[Backward]:
+    """The backwards of the same pass whose gradient `step` uses."""
+    graph = project.graph
+    return [b for b in _pass(project, backward) if b.time < step.time and step.optimizer in graph.serves(b)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +176,12 @@ class _Placed:
     index: int
 
 
-def _together(project: Project, backward: Backward) -> Iterator[Proposal] | None:
+def _together(project: Project, backward: Backward, culprit: object) -> Iterator[Proposal] | None:
     """All backwards first, then all steps."""
     group = _group(project, backward)
+    if isinstance(culprit, Step):  # its own loss may share no graph with the one that it comes too early for
+        both = {b.time: b for b in (*group, *_stepped(project, backward, culprit))}
+        group = tuple(b for _, b in sorted(both.items()))
     if len({b.stack for b in group}) != len(group) or len(group) < 2:
         return None
     first, last = group[0], group[-1]
@@ -313,6 +327,18 @@ def _guarded(view: View, block: cst.CSTNode, node: cst.CSTNode) -> _Guarded | No
     return _Guarded(unit, around.test)
 
 
+def _shared(one: Backward, other: Backward) -> bool:
+    return any(n >= 0 for n in set(one.nodes) & set(other.nodes))
+
+
+def _keeps_to_itself(project: Project, backward: Backward) -> bool:
+    """Whether a backward fills no gradients but those its own optimizers step with."""
+    graph = project.graph
+    own = {r.storage for k in graph.serves(backward) for r in graph.optimizers[k].refs}
+    others = {r.storage for k, e in graph.optimizers.items() for r in e.refs} - own
+    return not any(graph.reaches(n) & others for n in backward.nodes if n >= 0)
+
+
 def _proposal(
     project: Project,
     view: View,
@@ -332,6 +358,10 @@ def _proposal(
     for n, p in enumerate(placed):
         inputs = _inputs(project, p.event, view, p.call, [x.event for x in placed])
         put = {} if inputs is None or says(p.call, "inputs") else {"inputs": inputs}
+        if not any(_shared(p.event, x.event) for x in placed if x is not p):
+            if not _keeps_to_itself(project, p.event):
+                restricted.append(with_arguments(p.call, put))
+            continue
         if inputs is None:
             return
         if n == len(placed) - 1:

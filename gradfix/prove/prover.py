@@ -346,7 +346,7 @@ class Prover:
         now = read(run.result().measurement) if run is not None else after.measured
         if cut_short:
             now = head(now, before)
-        elif after.broken_off:
+        if after.broken_off:
             before = head(before, now)
         if attempt.terms.gains:
             now = aligned(now, _kept(baseline.names, words.Names.of(after.recorded.tape or Tape(()))))
@@ -376,7 +376,7 @@ class Prover:
         unit = "step" if baseline.oracle.steps else "backward"
         over = f"over {passes} {unit}{'s' * (passes != 1)}"
         if cut_short:
-            if after.measured.passes <= passes:
+            if after.measured.passes <= passes and not after.broken_off:
                 return Verdict("rejected", f"gets no further than before ({passes} {unit}s)", measured)
             reason = f"equal as far as the script could run before ({over.removeprefix('over ')})"
             return Verdict("intended", reason + rest, measured)

@@ -10,7 +10,7 @@ from typing import Any
 from gradfix.read import calls, iteration, objects, ops, python, tensors
 from gradfix.read.frames import Frame, Machine
 from gradfix.read.truth import truth
-from gradfix.read.values import Function, Generator, Instance, Lib, Tensor, Unknown, Value
+from gradfix.read.values import Function, Generator, Instance, Later, Lib, Tensor, Unknown, Value
 
 BINARY: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Add: ("add", operator.add),
@@ -55,14 +55,22 @@ def _name(m: Machine, node: ast.Name) -> Value:
     frame: Frame | None = m.frame
     while frame is not None:
         if name in frame.names and frame.declared.get(name) is None:
-            return frame.names[name]
+            return settled(frame.names, name)
         frame = frame.parent
     names = m.frame.unit.names
     if name in names:
-        return names[name]
+        return settled(names, name)
     if name in python.BUILTINS:
         return Lib("builtins." + name)
     return m.unknown("name " + name)
+
+
+def settled(names: dict[str, Value], name: str) -> Value:
+    """A variable's value; what was only imported so far is read now."""
+    value = names[name]
+    if isinstance(value, Later):
+        names[name] = value = value.find()
+    return value
 
 
 def _attribute(m: Machine, node: ast.Attribute) -> Value:

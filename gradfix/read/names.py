@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradfix.read.frames import Frame, Machine
-from gradfix.read.values import Class, Function, Instance, Lib, ModuleValue, Tensor, Unknown, Value
+from gradfix.read.values import Class, Function, Instance, Later, Lib, ModuleValue, Tensor, Unknown, Value
 
 _MOST_ITEMS = 64
 _DEEPEST = 3
 _LOOKS = 4
+_DULL = (ModuleValue, Class, Lib, Function, Later, Unknown, int, str)
 
 
 def look(m: Machine, again: bool = False) -> None:
@@ -51,9 +52,7 @@ def owner(m: Machine, thing: Instance) -> str:
 
 def _variables(frame: Frame) -> Iterator[tuple[str, Value]]:
     for name, value in list(frame.names.items()):
-        if not name.startswith("__") and not isinstance(
-            value, ModuleValue | Class | Lib | Function | Unknown | int | str
-        ):
+        if not name.startswith("__") and not isinstance(value, _DULL):
             yield name, value
 
 

@@ -48,7 +48,9 @@ def attribute(m: Machine, value: Value, name: str) -> Value:
         return libraries.attribute(m, value, name)
     if isinstance(value, ModuleValue):
         if name in value.unit.names:
-            return value.unit.names[name]
+            from gradfix.read.expressions import settled
+
+            return settled(value.unit.names, name)
         inner = m.project.find(name, value.unit, 1)
         if inner is not None:
             from gradfix.read.statements import load

@@ -12,6 +12,20 @@ from gradfix.read.values import Value
 from gradfix.tape import Site
 
 LONGEST = 4_000_000  # characters of a file that is read
+MOST_READ = 3_000_000  # characters of siblings that one program is read with
+LIBRARIES = {
+    "torch",
+    "numpy",
+    "scipy",
+    "torchvision",
+    "pandas",
+    "sklearn",
+    "matplotlib",
+    "typing",
+    "math",
+    "os",
+    "sys",
+}
 
 
 class Unit:
@@ -87,6 +101,8 @@ class Project:
         self._root = root
         self.units: dict[str, Unit] = {}
         self._missing: set[str] = set()
+        self._there: dict[str, bool] = {}
+        self._read = 0
 
     def find(self, name: str, importer: Unit, level: int = 0) -> Unit | None:
         """The module that `importer` (with `level` leading dots) calls `name`; None where it isn't the program's."""
@@ -95,7 +111,7 @@ class Project:
             for _ in range(level - 1):
                 folder = folder.parent
             return self._at(folder, name)
-        if name in self._missing:
+        if name in self._missing or name.partition(".")[0] in LIBRARIES:
             return None
         for folder in self._folders:
             found = self._at(folder, name)
@@ -104,13 +120,20 @@ class Project:
         self._missing.add(name)
         return None
 
-    def package(self, name: str, importer: Unit, level: int = 0) -> bool:
-        """Whether `name` is a folder of the program's without an ``__init__.py``."""
-        folder = Path(importer.path).parent
-        for _ in range(max(level - 1, 0)):
-            folder = folder.parent
-        parts = [p for p in name.split(".") if p]
-        return any(f.joinpath(*parts).is_dir() for f in ((folder,) if level else self._folders))
+    def has(self, name: str, importer: Unit, level: int = 0) -> bool:
+        """Whether `find` would look into a file or a package: cheaper, since nothing is read."""
+        if level:
+            return True
+        if name.partition(".")[0] in LIBRARIES:
+            return False
+        found = self._there.get(name)
+        if found is None:
+            parts = name.split(".")
+            found = self._there[name] = any(
+                f.joinpath(*parts[:-1], parts[-1] + ".py").is_file() or f.joinpath(*parts).is_dir()
+                for f in self._folders
+            )
+        return found
 
     def _at(self, folder: Path, name: str) -> Unit | None:
         target = folder.joinpath(*[p for p in name.split(".") if p]) if name else folder
@@ -129,6 +152,9 @@ class Project:
                     self._missing.add(key)
                     continue
                 text = path.read_text(encoding="utf-8")
+                self._read += len(text)
+                if self._read > MOST_READ:
+                    return None
                 self.units[key] = parsed(key, text, name or target.name)
                 return self.units[key]
             except (OSError, ValueError, Unreadable):

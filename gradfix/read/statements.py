@@ -6,10 +6,10 @@ import ast
 from collections.abc import Callable
 
 from gradfix.read import calls, iteration, libraries, objects
-from gradfix.read.expressions import assign, augmented, delete, evaluate
+from gradfix.read.expressions import assign, augmented, delete, evaluate, settled
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.truth import truth
-from gradfix.read.values import Class, Lib, ModuleValue, Unknown, Value
+from gradfix.read.values import Class, Later, Lib, ModuleValue, Unknown, Value
 
 Left = str | None  # "break", "continue", "return" or None: went on to its end
 _ENDS = (ast.Raise, ast.Return, ast.Break, ast.Continue)
@@ -201,48 +201,48 @@ def _class(m: Machine, node: ast.ClassDef) -> Left:
 
 
 def _import(m: Machine, node: ast.Import) -> Left:
+    unit = m.frame.unit
     for alias in node.names:
         first = alias.name.split(".")[0]
-        unit = m.project.find(alias.name if alias.asname else first, m.frame.unit)
-        if unit is not None:
-            value: Value = ModuleValue(load(m, unit))
-            if (
-                not alias.asname
-                and alias.name != first
-                and (inner := m.project.find(alias.name, m.frame.unit))
-            ):
-                load(m, inner)
-        else:
-            value = Lib(alias.name if alias.asname else first)
+        name = alias.name if alias.asname else first
+        value: Value = Lib(name)
+        if m.project.has(name, unit):
+            value = Later(lambda name=name: _module(m, name, unit, 0))  # type: ignore[misc]
         calls.store(m, alias.asname or first, value)
     return None
 
 
 def _import_from(m: Machine, node: ast.ImportFrom) -> Left:
-    name = node.module or ""
-    unit = m.project.find(name, m.frame.unit, node.level)
-    if unit is not None:
-        load(m, unit)
+    module, unit, level = node.module or "", m.frame.unit, node.level
+    own = m.project.has(module, unit, level)
     for alias in node.names:
         if alias.name == "*":
-            if unit is not None:
-                for each, value in list(unit.names.items()):
-                    if not each.startswith("_"):
-                        calls.store(m, each, value)
+            found = m.project.find(module, unit, level) if own else None
+            for each, value in list(load(m, found).names.items()) if found is not None else ():
+                if not each.startswith("_"):
+                    calls.store(m, each, value)
             continue
-        found: Value
-        if unit is not None and alias.name in unit.names:
-            found = unit.names[alias.name]
-        elif inner := m.project.find(
-            f"{name}.{alias.name}" if name else alias.name, m.frame.unit, node.level
-        ):
-            found = ModuleValue(load(m, inner))
-        elif unit is not None or node.level:
-            found = m.unknown(f"import {name}.{alias.name}")
-        else:
-            found = Lib(f"{name}.{alias.name}")
-        calls.store(m, alias.asname or alias.name, found)
+        value = Lib(f"{module}.{alias.name}")
+        if own:
+            value = Later(lambda name=alias.name: _member(m, module, name, unit, level))  # type: ignore[misc]
+        calls.store(m, alias.asname or alias.name, value)
     return None
+
+
+def _module(m: Machine, name: str, importer: objects.Unit, level: int) -> Value:
+    unit = m.project.find(name, importer, level)
+    return ModuleValue(load(m, unit)) if unit is not None else m.unknown("import " + name)
+
+
+def _member(m: Machine, module: str, name: str, importer: objects.Unit, level: int) -> Value:
+    """``from module import name``: something of the module's, or a module below it."""
+    unit = m.project.find(module, importer, level)
+    if unit is not None and name in load(m, unit).names:
+        return settled(unit.names, name)
+    inner = m.project.find(f"{module}.{name}" if module else name, importer, level)
+    if inner is not None:
+        return ModuleValue(load(m, inner))
+    return m.unknown(f"import {module}.{name}")
 
 
 def load(m: Machine, unit: objects.Unit) -> objects.Unit:

@@ -189,6 +189,13 @@ class Lazy:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Later:
+    """An imported name of a sibling's that nobody has asked for yet: the file is read when somebody does."""
+
+    find: Callable[[], Value]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ModuleValue:
     """A module of the program."""
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gradfix.detect import detect
-from gradfix.read import Budget, Reading, origins, read
+from gradfix.read import Budget, Reading, might_matter, origins, read
+from gradfix.testing import fixtures
 
 HEAD = "import torch\nfrom torch import nn\n"
 
@@ -187,3 +188,14 @@ def test_what_cannot_be_parsed_is_said_in_a_sentence(tmp_path):
 def test_unknowns_are_ranked_by_where_they_came_from(tmp_path):
     ranked = origins(readings(tmp_path, "import a, b\na.x(); a.x(); b.y()\n"))
     assert ranked[:2] == [("call a.x", 2), ("call b.y", 1)]
+
+
+@pytest.mark.parametrize("fixture", fixtures(Path(__file__).parent.parent / "fixtures"), ids=str)
+def test_no_program_with_a_fault_is_skipped(fixture):
+    assert might_matter(fixture.before.read_bytes()) or not fixture.marks
+
+
+def test_what_cannot_matter_is_skipped():
+    assert not might_matter(b"import os\nx = [1]\nx[0] += 1\n")
+    assert not might_matter(b"import torch\n\ndef size(x):\n    return x.size(0)\n")
+    assert might_matter(b"import torch\n\ndef shift(x):\n    return x.exp_()\n")

@@ -12,12 +12,13 @@ at the same places. Imports the standard library and `gradfix.tape`: neither tor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from gradfix.read import entries
+from gradfix.read import effects, entries
 from gradfix.tape import Event, Site, Tape
 
 Evidence = Literal["certain", "likely"]
@@ -110,8 +111,27 @@ def read(
 
 
 def might_matter(raw: bytes) -> bool:
-    """Whether a file of these bytes could show a fault: a quick test that never says no to one that does."""
-    return b"backward" in raw or b"autograd" in raw or b"forward" in raw
+    """Whether a file of these bytes could show a fault: a quick test that never says no to one that does.
+
+    A fault needs a backward; or a write (an in-place op of the effect table, ``+=``, an item or ``.data`` that is
+    assigned to, ``inplace=``, ``max_norm=``) beside what may require grad; or an optimizer.
+    """
+    if _GRADIENTS.search(raw) or (len(raw) < SHORT and _ENTRY.search(raw)):
+        return True
+    return bool(_NEEDING.search(raw)) and (bool(_WRITES.search(raw)) or _in_place(raw))
+
+
+SHORT = 2_000  # bytes of a script that only calls what its siblings hold
+_ENTRY = re.compile(rb"\b(?:main|train|run|fit|learn)\w*\(")
+_GRADIENTS = re.compile(rb"\bbackward\b|\bautograd\b|\boptim\b|\.grad\b")
+_NEEDING = re.compile(rb"\bforward\b|requires_grad|\bParameter\b|\btorch\b")
+_WRITES = re.compile(rb"[-+*/%@&|^]=|\]\s*=[^=]|\binplace\b|\bmax_norm\b|\.data\b|\bout\s*=|\bsetattr\b")
+_CALLED = re.compile(rb"\b(\w+_)\s*\(")
+
+
+def _in_place(raw: bytes) -> bool:
+    known = effects.table()
+    return any(name.decode("utf-8", "replace") in known for name in set(_CALLED.findall(raw)))
 
 
 def origins(readings: Iterable[Reading]) -> list[tuple[str, int]]:

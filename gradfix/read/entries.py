@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Unreadable", "Walk", "backward_sites", "parsed", "walk"]
 
 BACKWARDS = {"backward", "grad"}
+CALLS = re.compile(r"(\w+)\s*\(")
 CALLERS = 2  # levels of callers that are entered instead of a function itself
 
 RECURSION = 12_000  # Python frames: a call of the program's takes some fifteen
@@ -111,7 +113,7 @@ def unreached(m: Machine, unit: Unit) -> Iterator[tuple[str, Callable[[], object
     """(name, what enters it) of the functions with a backward and of the forwards, callers first; what an entry
     before reached is left out."""
     found = list(_functions(unit.tree.body, ""))
-    wanted = _leading(found)
+    wanted = _leading(unit, found)
     for path, node, owner in wanted:
         if id(node) in m.entered:
             continue
@@ -137,28 +139,24 @@ def _functions(body: list[ast.stmt], owner: str) -> Iterator[Found]:
             yield from _functions(node.body, "")
 
 
-def _leading(found: list[Found]) -> list[Found]:
+def _leading(unit: Unit, found: list[Found]) -> list[Found]:
     """Those that hold a backward, and those that call these, the outermost callers first."""
-    calling = {id(node): _called(node) for _, node, _ in found}
+    if "backward" not in unit.text and "grad(" not in unit.text:
+        return []
+    lines = unit.text.split("\n")
+    calling = {
+        id(node): set(CALLS.findall("\n".join(lines[node.lineno : node.end_lineno]))) for _, node, _ in found
+    }
     level = {id(node): 0 for _, node, _ in found if calling[id(node)] & BACKWARDS}
     names = {node.name for _, node, _ in found if id(node) in level}
     for depth in range(1, CALLERS + 1):
         more = [node for _, node, _ in found if calling[id(node)] & names and node.name != "forward"]
         for node in more:
-            if not calling[id(node)] & {node.name}:
+            if node.name not in calling[id(node)]:
                 level[id(node)] = max(level.get(id(node), 0), depth)
         names = {node.name for node in more}
     chosen = [f for f in found if id(f[1]) in level]
     return sorted(chosen, key=lambda f: -level[id(f[1])])
-
-
-def _called(function: ast.FunctionDef) -> set[str]:
-    names = set()
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call):
-            called = node.func
-            names.add(called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", ""))
-    return names
 
 
 def _enter_function(m: Machine, function: Value) -> None:
@@ -232,6 +230,8 @@ def _tensors(value: Value, depth: int) -> list[Tensor]:
 
 def backward_sites(unit: Unit) -> frozenset[Site]:
     """The places at which the file calls a backward."""
+    if "backward" not in unit.text:
+        return frozenset()
     found = set()
 
     def visit(body: list[ast.stmt], qualname: str, within: ast.AST | None = None) -> None:

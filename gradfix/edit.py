@@ -242,7 +242,7 @@ class Project:
 
     tape: Tape
     files: Mapping[str, str]
-    _views: dict[str, View] = field(default_factory=dict, repr=False)
+    _views: dict[str, View | None] = field(default_factory=dict, repr=False)
 
     @cached_property
     def graph(self) -> Graph:
@@ -250,9 +250,13 @@ class Project:
         return Graph(self.tape)
 
     def view(self, path: str) -> View | None:
-        """The parsed file, or None where it is not the user's to edit."""
+        """The parsed file, or None where it is not the user's to edit, or is nothing libcst can parse: of a later
+        Python, or nested too deeply."""
         if path not in self._views and path in self.files:
-            self._views[path] = View(path, self.files[path])
+            try:
+                self._views[path] = View(path, self.files[path])
+            except (cst.ParserSyntaxError, RecursionError):
+                self._views[path] = None
         return self._views.get(path)
 
     def node(self, site: Site) -> tuple[View, cst.CSTNode] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from gradfix import suppress
@@ -19,6 +20,10 @@ from gradfix.source import Source, SourceError, check_syntax
 from gradfix.tape import Tape
 from gradfix.verdict import Verdict
 
+HELP = 4  # cures that are worked out for a report, not tried
+LONG = (
+    200_000  # characters of the files that a cure may touch: libcst takes a second for every thousand lines
+)
 Place = tuple[str, int, str]  # file, line, kind
 
 
@@ -68,7 +73,7 @@ def examine(path: Path, settings: Settings, source: Source | None = None) -> Exa
         if each.evidence == "likely" and settings.evidence == "certain":
             unsure += each.conflict.severity != "note"
         else:
-            diagnoses.append(diagnosed(each, settings))
+            diagnoses.append(diagnosed(each, settings, most=HELP))
     wrong = [c for c in suppress.complaints(str(path), source.text) if asked(c, settings, {})]
     reached = {site for reading in readings for site in reading.reached}
     problems = list(dict.fromkeys(problem.text for reading in readings for problem in reading.problems))
@@ -115,27 +120,44 @@ def findings(path: Path, text: str, readings: Iterable[Reading]) -> list[Found]:
     return sorted(best.values(), key=lambda f: (order.get(f.conflict.at.file, 0), f.conflict.at.line))
 
 
-def diagnosed(found: Found, settings: Settings, reason: str = "nothing was run") -> Diagnosis:
-    """`found` with the cures that codemods propose, the field's idiom first; none of them is tried, for `reason`."""
+def diagnosed(
+    found: Found, settings: Settings, reason: str = "nothing was run", most: int | None = None
+) -> Diagnosis:
+    """`found` with the cures that codemods propose (the first `most` of them), the field's idiom first; none of them
+    is tried, for `reason`."""
     conflict = found.conflict
     if conflict.severity == "note" and not settings.notes:
         return Diagnosis(_bare(conflict), status="note", evidence=found.evidence)
-    return Diagnosis(_bare(conflict), tuple(_cures(found, settings, reason)), evidence=found.evidence)
+    if not settings.repair or _long(found):
+        return Diagnosis(_bare(conflict), evidence=found.evidence)
+    several = islice(_cures(found, settings, reason), most)
+    cures = [cure for _, cure in sorted(several, key=lambda each: each[0])]
+    return Diagnosis(_bare(conflict), tuple(cures), evidence=found.evidence)
 
 
-def _cures(found: Found, settings: Settings, reason: str) -> Iterator[Cure]:
+def _cures(found: Found, settings: Settings, reason: str) -> Iterator[tuple[tuple[int, int, str], Cure]]:
+    """Every proposal that holds together, with what orders them."""
     from gradfix import choose
     from gradfix.codemod import codemods
     from gradfix.edit import Project
 
     files = {path: text for path, text in found.texts.items() if settings.edits(path)}
     mods = [m for m in codemods() if not settings.codemods or m.name() in settings.codemods]
-    several = choose.candidates(found.conflict, Project(found.tape, files), mods, lambda _: None)
-    for candidate in sorted(several, key=lambda c: (c.proposal.rank, c.size, c.proposal.codemod)):
+    for candidate in choose.candidates(found.conflict, Project(found.tape, files), mods, lambda _: None):
         proposal = candidate.proposal
         before = {file: files[file] for file in candidate.texts}
         untried = Verdict("untried", reason)
-        yield Cure(proposal.codemod, proposal.summary, proposal.effect, untried, before, candidate.texts)
+        order = (proposal.rank, candidate.size, proposal.codemod)
+        yield (
+            order,
+            Cure(proposal.codemod, proposal.summary, proposal.effect, untried, before, candidate.texts),
+        )
+
+
+def _long(found: Found) -> bool:
+    """Whether the files it is about are too long to be rewritten while somebody waits."""
+    files = {site.file for label in found.conflict.labels for site in label.stack}
+    return sum(len(found.texts.get(file, "")) for file in files) > LONG
 
 
 def _bare(conflict: Conflict) -> Conflict:

@@ -96,8 +96,11 @@ def check(
 
     if statistics and output_format == "json":
         fail("--statistics is for people; the JSON report holds every diagnostic to count")
+    # cures are for those who see them: looking for some takes longer than all the rest
+    helped = output_format != "concise" and not statistics
+    more = {"notes": notes, "evidence": evidence, "repair": helped}
     given = {"select": kinds(select), "ignore": kinds(ignore), "exclude": tuple(exclude or ())}
-    projects = Projects(tuple(config or ()), isolated, given, {"notes": notes, "evidence": evidence})
+    projects = Projects(tuple(config or ()), isolated, given, more)
     asked = Asked(
         tuple(paths or ["."]),
         stdin_filename,

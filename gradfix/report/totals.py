@@ -38,9 +38,9 @@ def closing(results: Sequence[Result], paths: Paths) -> str:
     hidden = sum(d.status == "note" for r in results for d in r.diagnoses)
     if hidden:
         parts.append(f"{_count(hidden, 'note')} not shown: --notes shows {_them(hidden)}.")
-    curable = [r for r in results if any(d.cures for d in shown(r))]
-    if curable:
-        name = shlex.quote(paths.show(str(curable[0].entry))) if len(curable) == 1 else "SCRIPT"
+    faulty = [r for r in results if faults(r)]
+    if faulty:
+        name = shlex.quote(paths.show(str(faulty[0].entry))) if len(faulty) == 1 else "SCRIPT"
         parts.append(f"To try cures and prove them: gradfix fix {name}")
     return " ".join(parts)
 

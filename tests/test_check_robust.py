@@ -1,0 +1,165 @@
+"""check on what nobody meant it for: at worst one clear sentence for a file, and the others are checked."""
+
+import json
+import random
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from gradfix import cli
+from gradfix.examine import examine
+from gradfix.result import Settings
+from gradfix.source import Source, SourceError
+
+FAULT = """\
+import torch
+model = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    optimizer.zero_grad()
+    h = model(torch.randn(4, 3)).exp()
+    h += 1
+    h.sum().backward()
+    optimizer.step()
+"""
+DEEP = 2000
+BAD = {
+    "nulls": b"backward\0\0\n",
+    "nulls_in_a_string": b"x = 'a\0b'  # backward\n",
+    "not_utf8": b"# backward\nx = '\xff\xfe'\n",
+    "no_such_encoding": b"# -*- coding: klingon -*-\nbackward\n",
+    "no_python": b"this is prose about backward(\n",
+    "python_2": b"print 'backward'\n",
+    "half_a_string": b"x = '''backward\n",
+    "nested_parentheses": b"x = " + b"(" * DEEP + b"backward" + b")" * DEEP + b"\n",
+    "nested_lists": b"x = " + b"[" * DEEP + b"]" * DEEP + b"  # backward\n",
+}
+ODD = {  # that is Python, and must be no problem
+    "newer": b"def f[T](x: T) -> T:\n    return x.backward()\ntype A[B] = list[B]\n",
+    "nested_calls": b"x = " + b"f(" * 90 + b"backward" + b")" * 90 + b"\n",
+    "nested_attributes": b"backward" + b".a" * DEEP + b"\n",
+    "nested_operators": b"x = backward" + b" + 1" * DEEP + b"\n",
+    "nested_minus": b"x = " + b"-" * DEEP + b"backward\n",
+    "nested_else": b"".join(
+        b"%sif x:\n%s pass\n%selse:\n" % (b" " * n, b" " * n, b" " * n) for n in range(90)
+    )
+    + b" " * 90
+    + b"backward()\n",
+    "nested_elif": b"if x == 0:\n    backward()\n"
+    + b"".join(b"elif x == %d:\n    pass\n" % n for n in range(DEEP)),
+    "empty": b"",
+    "only_a_comment": b"# backward",
+    "bom": b"\xef\xbb\xbfbackward = 1\n",
+    "form_feed": b"backward = 1\n\x0c\ny = 2\n",
+    "carriage_returns": b"backward = 1\ry = 2\r",
+    "surrogates": b"x = '\\ud800'  # backward\n",
+    "itself": b"import itself\nfrom itself import *\nitself.backward()\n",
+    "recursion": b"def backward(x):\n    return backward(backward(x))\nbackward(1)\n",
+    "endless": b"while True:\n    backward()\n",
+    "million": b"x = [backward(i) for i in range(10 ** 9)]\nfor i in range(10 ** 12):\n    x.backward()\n",
+    "big_numbers": b"x = 9 ** 9 ** 9 ** 9\ny = 'a' * 10 ** 12\nz = [0] * 10 ** 12\nbackward = 1 << 10 ** 12\n",
+    "bases": b"class A(A): pass\nclass B(C): pass\nclass C(B): pass\nB().backward()\n",
+    "metaclass": b"class M(type):\n    def __call__(c): return c()\nclass A(metaclass=M): pass\nA().backward()\n",
+    "properties": b"class A:\n    def __getattr__(s, n): return getattr(s, n)\nA().backward()\n",
+    "strange_names": "𝔟ackward = 1\nñ.backward()\n".encode(),
+}
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["check", "--output-format", "concise", "-j", "1", *words])
+        out, err = capsys.readouterr()
+        return caught.value.code, out, err
+
+    return call
+
+
+def test_bad_files_are_one_sentence_each_and_the_others_are_checked(check, tmp_path):
+    for name, raw in {**BAD, **ODD, "a_training": FAULT.encode(), "z_training": FAULT.encode()}.items():
+        (tmp_path / f"{name}.py").write_bytes(raw)
+    code, out, err = check("-q")
+    assert code == 2
+    assert {"a_training.py", "z_training.py"} == {line.split(":")[0] for line in out.splitlines()}
+    said = [
+        line.split()[1].split(":")[0].removesuffix(".py")
+        for line in err.splitlines()
+        if line[:8] == "gradfix:"
+    ]
+    assert sorted(said) == sorted({*said}), "one sentence a file"
+    assert set(said) - {"newer"} == set(BAD)  # Python of a later version may be read by a later one
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("deep", [" + 1" * DEEP, ".a" * DEEP], ids=["operators", "attributes"])
+def test_a_fault_in_a_file_that_is_nested_too_deeply_for_libcst(check, tmp_path, deep):
+    (tmp_path / "train.py").write_text(f"{FAULT}x = h{deep}\n")
+    code, out, err = check("-q", "--output-format", "full")
+    assert (code, err) == (1, "")
+    assert out.startswith("error[stale-saved-tensor]")
+
+
+def test_fifty_thousand_lines(check, tmp_path):
+    lines = [f"x{n} = {n}" for n in range(50_000)]
+    (tmp_path / "long.py").write_text("\n".join(lines) + "\n" + FAULT)
+    code, out, _ = check("-q", "--output-format", "full")  # which would look for cures
+    assert code == 1
+    assert "long.py:50007:5" in out
+
+
+def test_an_unreadable_file_and_a_loop_of_links(check, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(FAULT)
+    (tmp_path / "secret.py").write_text(FAULT)
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    read = Path.read_bytes
+
+    def refused(path: Path) -> bytes:
+        if path.name == "secret.py":
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    code, out, err = check("-q", ".", "loop.py")
+    assert (code, len(out.splitlines())) == (2, 1)
+    assert err.splitlines() == [
+        "gradfix: secret.py: can't be read (permission denied)",
+        "gradfix: loop.py: is not a regular file",
+    ]
+
+
+def test_a_notebook(check, tmp_path):
+    cells = [{"cell_type": "code", "source": text} for text in FAULT.split("for")]
+    cells[1]["source"] = "for" + cells[1]["source"]
+    (tmp_path / "train.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}))
+    code, out, _ = check("-q")
+    assert (code, out.split(" stale")[0]) == (1, "train.ipynb:cell 1:4:5:")
+
+
+def standard_library() -> list[Path]:
+    return sorted(Path(sysconfig.get_path("stdlib"), "test").rglob("*.py"))
+
+
+def _survives(files: list[Path]) -> None:
+    for file in files:
+        try:
+            source = Source.read(file)
+        except SourceError:
+            continue
+        # whatever the gate thinks of it
+        examined = examine(file, Settings(evidence="likely"), Source(file, b"backward", source.text))
+        assert examined.problem is None or "\n" not in examined.problem.message, file
+
+
+@pytest.mark.skipif(not standard_library(), reason="this Python comes without its tests")
+def test_a_sample_of_the_standard_librarys_tests():
+    _survives(random.Random(sys.hexversion).sample(standard_library(), 12))
+
+
+@pytest.mark.soak
+def test_all_of_the_standard_librarys_tests():
+    _survives(standard_library())

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
+from gradfix.graph import Crossing
 from gradfix.rewrite.boundary import detach, gather, rebinding, shape_of
 from gradfix.rewrite.calls import backward_call, drop_retain
 from gradfix.rewrite.carried import Carried, carried, entries, made_outside, stored_elements
 from gradfix.rewrite.rerun import reads_of
 from gradfix.rewrite.statements import (
-    block_of,
     dotted,
     line_of,
-    names,
     put_after,
     put_before,
     touches,
-    unit_in,
     units,
 )
+from gradfix.rewrite.windows import window_ends
 from gradfix.verdict import Effect
 
 ROUND = Effect("cut-round", "no gradient flows into an earlier pass; the values carried over stay the same")
@@ -89,8 +88,8 @@ for x in torch.randn(3, 4, 3):
             return
         call = backward_call(project, conflict.backward)
         drop = (call[0], [drop_retain(call[1])]) if call else None
-        found = carried(project, edges)
-        ways = (*_windows(found, call), *_ways(project, found, edges))
+        found = carried(project, edges, backward)
+        ways = (*_ways(project, found, edges), *window_ends(project, found, edges, backward))
         for rank, (summary, parts) in enumerate(ways):
             yield Proposal(summary, ROUND, gather(*parts, *([drop] if drop else [])), rank)
         for view, append, element in stored_elements(project, (e.producer for e in edges)):
@@ -107,39 +106,11 @@ for x in torch.randn(3, 4, 3):
 Part = tuple[View, list[Edit]]
 
 
-def _windows(
-    found: tuple[Carried, ...], call: tuple[View, cst.Call] | None
+def _ways(
+    project: Project, found: tuple[Carried, ...], edges: Sequence[Crossing]
 ) -> Iterator[tuple[str, list[Part]]]:
-    """``if (t + 1) % k == 0: …``: the loop differentiates only at the end of a window of passes, and the state
-    is detached there, all its names together."""
-    if call is None:
-        return
-    view, node = call
-    block, loop = block_of(view, node), view.loop(node)
-    if block is None or loop is None or block is loop.body:
-        return
-    group = [i for i in found if i.view is view and i.body is loop.body and "." not in i.name]
-    bound = names(block).writes
-    group = [i for i in group if i.name not in bound]  # bound anew there: it starts afresh
-    group = [i for i in group if i.direct] or group
-    body = units(block)
-    here = unit_in(view, block, node)
-    if not group or here is None:
-        return
-    steps = [u for u in body[here:] if ".step(" in view.code(u.node)]
-    for shape in ("tensor", "tuple"):
-        lines = [line_of(rebinding(i.name, shape)) for i in group]
-        said = ", ".join(f"`{i.name}`" for i in group)
-        yield (
-            f"detach {said} at the end of each window",
-            [(view, [put_after((steps or [body[here]])[-1], *lines)])],
-        )
-
-
-def _ways(project: Project, found: tuple[Carried, ...], edges: object) -> Iterator[tuple[str, list[Part]]]:
     """The names of one body that hold what the earlier pass made, in each way that fits; then all that it hands on,
     then each name alone where there are several."""
-    assert isinstance(edges, tuple)
     consumers = [e.consumer for e in edges]
     bodies: dict[int, list[Carried]] = {}
     for item in found:

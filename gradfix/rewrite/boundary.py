@@ -291,20 +291,20 @@ def operands(node: cst.CSTNode) -> Iterator[cst.BaseExpression]:
         yield node.expression
 
 
-SHAPES = ("tensor", "tuple", "list", "dict")
+SHAPES = {
+    "tuple": "tuple(s.detach() for s in _)",
+    "list": "[s.detach() for s in _]",
+    "list of tuples": "[tuple(s.detach() for s in t) for t in _]",
+    "dict": "{k: s.detach() for k, s in _.items()}",
+}
 
 
 def detached(node: cst.BaseExpression, shape: str = "tensor") -> cst.BaseExpression:
-    """`node` with every tensor in it cut from its graph."""
+    """`node` with every tensor in it cut from its graph. `shape` is "tensor", one of SHAPES, or the name of a named
+    tuple's class."""
     if shape == "tensor":
         return cst.Call(cst.Attribute(parenthesized(node), cst.Name("detach")))
-    each = cst.parse_expression(
-        {
-            "tuple": "tuple(s.detach() for s in _)",
-            "list": "[s.detach() for s in _]",
-            "dict": "{k: s.detach() for k, s in _.items()}",
-        }[shape]
-    )
+    each = cst.parse_expression(SHAPES.get(shape, f"{shape}(*(s.detach() for s in _))"))
     filled = each.visit(_Fill(parenthesized(node)))
     assert isinstance(filled, cst.BaseExpression)
     return filled
@@ -345,23 +345,28 @@ def gather(*parts: tuple[View, Iterable[Edit | None]]) -> dict[str, tuple[Edit, 
 
 
 def shape_of(view: View, node: cst.CSTNode, project: Project | None = None) -> str:
-    """What kind of container the source says an expression is: one of SHAPES, "tensor" where it does not
-    say."""
+    """What kind of container the source says an expression is (see `detached`), "tensor" where it does not say."""
     if isinstance(node, (cst.List, cst.ListComp)):
         return "list"
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
+        return "list" if isinstance(node.left, cst.List) else "tensor"
     if isinstance(node, (cst.Dict, cst.DictComp)):
         return "dict"
     if isinstance(node, cst.Tuple):
         return "tuple"
     if isinstance(node, cst.Call) and dotted(node.func) in ("tuple", "list", "dict"):
         return str(dotted(node.func))
+    if isinstance(node, cst.Call) and _is_named_tuple(view, dotted(node.func) or ""):
+        return str(dotted(node.func))
     if isinstance(node, cst.Call):
         called = (dotted(node.func) or "").rpartition(".")[2]
         for other in [view, *(filter(None, map(project.view, project.files)) if project else ())]:
             for function in functions(other, called):
                 returned = [r.value for r in returns(function) if r.value is not None]
-                if returned and not isinstance(returned[0], cst.Call):
-                    shape = shape_of(other, returned[0])
+                made = returned[0] if returned else None
+                plain = not isinstance(made, cst.Call) or _is_named_tuple(other, dotted(made.func) or "")
+                if made is not None and plain:
+                    shape = shape_of(other, made)
                     if shape != "tensor":
                         return shape
         return "tensor"
@@ -378,6 +383,18 @@ def shape_of(view: View, node: cst.CSTNode, project: Project | None = None) -> s
     return "tensor"
 
 
+def _is_named_tuple(view: View, name: str) -> bool:
+    """Whether the file makes a class of that name from collections.namedtuple or typing.NamedTuple."""
+    for node in view.parents if name else ():
+        if isinstance(node, cst.Assign) and isinstance(node.value, cst.Call):
+            made = (dotted(node.value.func) or "").endswith("namedtuple")
+            if made and any(dotted(t.target) == name for t in node.targets):
+                return True
+        if isinstance(node, cst.ClassDef) and node.name.value == name:
+            return any((dotted(b.value) or "").endswith("NamedTuple") for b in node.bases)
+    return False
+
+
 def functions(view: View, name: str) -> tuple[cst.FunctionDef, ...]:
     """The functions and methods of that name."""
     return tuple(n for n in view.parents if isinstance(n, cst.FunctionDef) and n.name.value == name)
@@ -385,4 +402,5 @@ def functions(view: View, name: str) -> tuple[cst.FunctionDef, ...]:
 
 def returns(function: cst.FunctionDef) -> tuple[cst.Return, ...]:
     """A function's own return statements, in order."""
-    return tuple(u.node for u in walk(function.body) if isinstance(u.node, cst.Return))
+    own = function.body.body if isinstance(function.body, cst.SimpleStatementSuite) else ()
+    return tuple(n for n in (*own, *(u.node for u in walk(function.body))) if isinstance(n, cst.Return))

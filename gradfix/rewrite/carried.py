@@ -43,6 +43,9 @@ def made_outside(project: Project, record: Record, backward: Backward) -> bool:
     loop = needed[0].loop(needed[1]) if needed else None
     if made and needed and loop is not None:
         return made[0] is not needed[0] or loop not in list(made[0].ancestors(made[1]))
+    # of a function that a loop calls both are inside that loop
+    if any(view.loop(node) is not None for view, node in project.frames(backward.stack[: max(depth, 0)])):
+        return False
     return record.time < min(b.time for b in same_place(project.graph, backward))
 
 
@@ -50,7 +53,8 @@ def made_outside(project: Project, record: Record, backward: Backward) -> bool:
 class Carried:
     """`name` is read by `reader` before the body binds it anew: it holds the value of the pass before.
     `stores` are the body's statements that bind it; `body` is a loop's, or a function's for an attribute
-    or a global name. `direct`: one of them runs what made the value that enters this pass."""
+    or a global name. `direct`: one of them runs what made the value that enters this pass. `depth` is the frame of
+    `stack` that the body belongs to."""
 
     name: str
     view: View
@@ -58,6 +62,8 @@ class Carried:
     reader: Unit
     stores: tuple[Unit, ...]
     direct: bool
+    stack: Stack
+    depth: int
 
     @property
     def in_loop(self) -> bool:
@@ -95,6 +101,8 @@ class Carried:
         known = next((s for s in said if s != "tensor"), None)
         if known and any(isinstance(v, cst.Call) for v in values):
             return (known, "tensor")  # another class's method of that name may be the one that is called
+        if known == "list" and "LSTMCell" in self.view.text:
+            return ("list", "list of tuples")
         if known:
             return (known,)
         if self._unpacked():
@@ -116,25 +124,36 @@ class Carried:
         return kind in self.view.text and any(touches(self.reader.reads, {self.name}) for _ in (0,))
 
 
-def carried(project: Project, edges: Sequence[Crossing]) -> tuple[Carried, ...]:
+def carried(project: Project, edges: Sequence[Crossing], backward: Backward) -> tuple[Carried, ...]:
     """The names through which `edges` lead from an earlier pass to this one, outermost frame first."""
     found: dict[tuple[str, str, int], Carried] = {}
     for edge in edges:
-        for view, body, node in _bodies(project, edge.consumer.stack):
-            for item in _names_of(project, view, body, node, edge.producer.stack):
+        stack = edge.consumer.stack
+        for depth, view, body, node in _bodies(project, stack, backward.stack):
+            for item in _names_of(project, view, body, node, edge.producer.stack, stack, depth):
                 found.setdefault((view.path, item.name, id(body)), item)
     return tuple(found.values())
 
 
-def _bodies(project: Project, stack: Stack) -> Iterator[tuple[View, cst.CSTNode, cst.CSTNode]]:
-    """Loops and functions around the frames of a stack, outermost first."""
-    for view, node in project.frames(stack):
+def _bodies(
+    project: Project, stack: Stack, needed: Stack
+) -> Iterator[tuple[int, View, cst.CSTNode, cst.CSTNode]]:
+    """(frame, view, body, the frame's node) of the functions around the frames of a stack and of the loops whose
+    passes hold a backward, `needed`, too; outermost first."""
+    meets = meeting(stack, needed)
+    last = frame(project, needed, meets)
+    for depth in range(len(stack)):
+        found = frame(project, stack, depth)
+        if found is None:
+            continue
+        view, node = found
         loops = [x for x in _own_ancestors(view, node) if isinstance(x, (cst.For, cst.While))]
         for loop in reversed(loops):
-            yield view, loop.body, node
+            if depth < meets or (depth == meets and last and loop in list(view.ancestors(last[1]))):
+                yield depth, view, loop.body, node
         function = view.function(node)
         if isinstance(function, cst.FunctionDef):
-            yield view, function.body, node
+            yield depth, view, function.body, node
 
 
 def _own_ancestors(view: View, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -145,7 +164,13 @@ def _own_ancestors(view: View, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def _names_of(
-    project: Project, view: View, body: cst.CSTNode, node: cst.CSTNode, producer: Stack
+    project: Project,
+    view: View,
+    body: cst.CSTNode,
+    node: cst.CSTNode,
+    producer: Stack,
+    stack: Stack,
+    depth: int,
 ) -> Iterator[Carried]:
     """Names that `body` reads before it binds them, binds, and that lead to `node`."""
     is_loop = isinstance(view.parents.get(body), (cst.For, cst.While))
@@ -180,7 +205,7 @@ def _names_of(
                     not all(isinstance(s.node, cst.AugAssign) and _counts(s.node) for s in stores)
                     or not stores
                 ):
-                    yield Carried(name, view, body, unit, stores, name in made)
+                    yield Carried(name, view, body, unit, stores, name in made, stack, depth)
                     seen.add(name)
         seen |= {w for w in unit.writes if not isinstance(unit.node, cst.BaseCompoundStatement)}
 

@@ -218,7 +218,7 @@ class _Found:
         receiver = dotted(node.func.value) if isinstance(node.func, cst.Attribute) else None
         if isinstance(node.func, cst.Attribute) and receiver is not None:
             self.reads.add(f"{receiver}.{node.func.attr.value}")
-            if mutates(node.func.attr.value):
+            if mutates(node.func.attr.value) and receiver not in ("self", "cls"):  # (a method of its own)
                 self.changes.add(receiver)
         else:
             self.collect(node.func)

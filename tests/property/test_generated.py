@@ -1,0 +1,166 @@
+"""Properties of generated training programs: what is reported, what a repair computes, what is left alone.
+
+The default tier is a derandomized sample; ``-m soak`` draws thousands anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import judge
+import odd
+import plain
+import pytest
+import reference
+import strategies
+from hypothesis import HealthCheck, assume, given, note, settings
+from language import Program
+
+from gradfix.pipeline import fix
+from gradfix.result import Result, Settings
+from gradfix.run.zygote import Zygote
+
+STEPS = 100  # no generated program has as many: none is cut short
+
+common = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+sample = settings(common, derandomize=True)
+soak = settings(common, max_examples=3000, print_blob=True)
+
+Fix = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def repaired(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Fix:
+    """fix() of a text as it stands on the disk."""
+    script = tmp_path_factory.mktemp("generated") / "train.py"
+
+    def run(text: str, repair: bool = True) -> Result:
+        script.write_bytes(text.encode())
+        (result,) = fix(script, Settings(steps=STEPS, repair=repair, timeout=60.0), zygote=zygote)
+        assert result.problem is None, result.problem
+        return result
+
+    return run
+
+
+# ---- what is reported
+
+
+def reported_if_and_only_if_wrong(program: Program, repaired: Fix) -> None:
+    fault = judge.fault(program)
+    reported = {d.conflict.kind for d in repaired(program.text(), repair=False).diagnoses} & judge.KINDS
+    note(f"PyTorch and the exact gradients say {fault or 'sound'}, reported: {sorted(reported)}")
+    if fault == "differs":
+        assert reported
+    else:
+        assert fault in reported if fault else not reported
+
+
+@settings(sample, max_examples=50)
+@given(program=strategies.any_program())
+def test_faults_are_reported_if_and_only_if_they_are_there(program, repaired):
+    reported_if_and_only_if_wrong(program, repaired)
+
+
+@pytest.mark.soak
+@soak
+@given(program=strategies.any_program())
+def test_faults_are_reported_soak(program, repaired):
+    reported_if_and_only_if_wrong(program, repaired)
+
+
+# ---- what a repair computes
+
+
+def repairs_are_exact(program: Program, repaired: Fix) -> None:
+    assume(judge.fault(program))
+    result = repaired(program.text())
+    assume(result.files)
+    ((_, text),) = result.files.values()
+    note(text)
+    effects = {d.cures[0].effect.kind for d in result.diagnoses if d.status == "cured"} - {"none"}
+    note(f"declared: {sorted(effects)}; {result.verdict}")
+    ran = plain.run(text, program.parameters)
+    assert ran.error is None
+    assert _explained(program, text, ran, effects)
+    again = repaired(text)
+    assert not again.files, "a second run makes it\n" + next(iter(again.files.values()))[1]
+
+
+def _explained(program: Program, text: str, ran: plain.Ran, effects: set[str]) -> bool:
+    """Whether what the repaired text computes is what the program means, under the one effect declared."""
+    try:
+        if not effects:
+            return any(judge.alike(ran, reference.meaning(program, through=x)) for x in (False, True))
+        if effects == {"cut-round"}:
+            return any(judge.alike(ran, reference.meaning(program, cut=x)) for x in ("loop", "step"))
+        if effects == {"later-parameters"}:
+            frozen = plain.run(text.replace("lr=0.1", "lr=0.0"), program.parameters)
+            return judge.alike(frozen, reference.meaning(program, still=True))
+    except reference.NoOracle:
+        return True
+    return True  # what these effects impose is not said here
+
+
+@settings(sample, max_examples=5)
+@given(program=strategies.any_program())
+def test_repaired_programs_compute_what_was_written(program, repaired):
+    repairs_are_exact(program, repaired)
+
+
+@pytest.mark.soak
+@soak
+@given(program=strategies.any_program())
+def test_repaired_programs_compute_what_was_written_soak(program, repaired):
+    repairs_are_exact(program, repaired)
+
+
+# ---- what is left alone
+
+
+def sound_programs_stay(drawn: tuple[str, str], repaired: Fix) -> None:
+    _, text = drawn
+    result = repaired(text)
+    said = [d.conflict.message for d in result.diagnoses if d.conflict.severity != "note"]
+    assert not said
+    assert not result.files
+
+
+@settings(sample, max_examples=8)
+@given(drawn=strategies.sound().flatmap(lambda p: odd.oddly(p.text())))
+def test_sound_programs_stay_as_they_are(drawn, repaired):
+    sound_programs_stay(drawn, repaired)
+
+
+@pytest.mark.soak
+@soak
+@given(drawn=strategies.sound().flatmap(lambda p: odd.oddly(p.text())))
+def test_sound_programs_stay_soak(drawn, repaired):
+    sound_programs_stay(drawn, repaired)
+
+
+def formatting_is_kept(drawn: tuple[str, str], repaired: Fix) -> None:
+    assume(plain.run(drawn[0], ()).kind in judge.KINDS)
+    result = repaired(drawn[1])
+    assume(result.files)
+    ((before, after),) = result.files.values()
+    note(before)
+    note(after)
+    assert not odd.comments(before) - odd.comments(after)
+    assert not odd.disturbed(before, after)
+    assert odd.one_ending(after)
+    assert before.startswith("\ufeff") == after.startswith("\ufeff")
+    assert not repaired(after).files
+
+
+@settings(sample, max_examples=4)
+@given(drawn=strategies.any_program().flatmap(lambda p: odd.oddly(p.text())))
+def test_formatting_outside_the_change_is_kept(drawn, repaired):
+    formatting_is_kept(drawn, repaired)
+
+
+@pytest.mark.soak
+@soak
+@given(drawn=strategies.any_program().flatmap(lambda p: odd.oddly(p.text())))
+def test_formatting_is_kept_soak(drawn, repaired):
+    formatting_is_kept(drawn, repaired)

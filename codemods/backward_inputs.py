@@ -10,7 +10,7 @@ import libcst as cst
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
-from gradfix.rewrite.behind import along, harmless
+from gradfix.rewrite.behind import DRIVES, along, calls, harmless
 from gradfix.rewrite.boundary import frame, gather, meeting, pass_end, same_place
 from gradfix.rewrite.calls import backward_call, parameters_of, says, with_arguments
 from gradfix.rewrite.statements import (
@@ -267,26 +267,18 @@ def _behind(
     for g in moving:
         inner = units(block_of(view, g.unit.node) or cst.Module([])) if g.test is not None else ()
         rest = inner[[u.node for u in inner].index(g.unit.node) + 1 :] if inner else ()
-        if any(not _fixed(u.node) and not harmless(u.node, bound) for u in rest):
+        if any(not calls(u.node, DRIVES) and not harmless(u.node, bound) for u in rest):
             return None
     first, last = min(at.values()), max(p.index for p in placed)
     alone = {at[id(g)] for g in moving if g.test is None}
-    fixed = {p.index for p in placed} | {n for n, u in enumerate(body) if n not in alone and _fixed(u.node)}
+    fixed = {p.index for p in placed} | {
+        n for n, u in enumerate(body) if n not in alone and calls(u.node, DRIVES)
+    }
     others = along(body, first, last, alone, fixed, bound)
     if others is None:
         return None
     several = [(at[id(g)], g) for g in moving] + [(n, _Guarded(body[n])) for n in others]
     return tuple(g for _, g in sorted(several, key=lambda item: item[0]))
-
-
-def _fixed(node: cst.CSTNode) -> bool:
-    """Whether a statement is the call of a backward or clears gradients."""
-    call = node.value if isinstance(node, cst.Expr) else None
-    return (
-        isinstance(call, cst.Call)
-        and isinstance(call.func, cst.Attribute)
-        and call.func.attr.value in ("backward", "zero_grad")
-    )
 
 
 def _before(body: Sequence[Unit], placed: Sequence[_Placed]) -> frozenset[str]:

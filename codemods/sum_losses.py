@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -16,6 +17,7 @@ from gradfix.rewrite.statements import Unit, common_block, dotted, take_away, un
 from gradfix.tape import Backward, Step, Zero
 from gradfix.verdict import NONE, Effect
 
+GRADIENTS = re.compile(r"(?<!no_)(?<!enable_)grad")
 TWICE = Effect("changes-value", "the gradient is counted once instead of twice")
 
 
@@ -98,6 +100,8 @@ def _summed(view: View, first: cst.Call, second: cst.Call) -> Iterator[Proposal]
     body = units(block)
     if not (_plain(body[one], first) and _plain(body[two], second)):
         return
+    if any(GRADIENTS.search(view.code(u.node)) for u in body[one + 1 : two]):
+        return  # looks at the gradients of the first loss
     left, right = loss_of(first), loss_of(second)
     if view.code(left) == view.code(right):
         kept = gather((view, [retain(first)]))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
+from gradfix.rewrite.behind import DRIVES, calls, harmless
 from gradfix.rewrite.liveness import binds
 from gradfix.rewrite.statements import (
+    Unit,
     common_block,
     lifted,
     names,
     put_after,
     put_before,
+    stored,
     take_away,
     touches,
     unit_in,
@@ -24,6 +27,8 @@ from gradfix.rewrite.statements import (
 from gradfix.rewrite.tensors import is_leaf
 from gradfix.tape import Site, Stack, Step
 from gradfix.wording import briefly
+
+TRAINS = (*DRIVES, "step", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update")
 
 
 class WriteAfterStep(Codemod):
@@ -142,12 +147,22 @@ def _moved(view: View, writing: cst.CSTNode, goal: cst.CSTNode, after: bool) -> 
         return ()
     passed = every[i + 1 : j + 1] if after else every[j:i]
     moved = every[i]
+    if after and not all(_unmoved(view, u, every) for u in passed):
+        return ()  # a metric, another loss: it sees the written weights
     own = moved.writes - _written_in_place(moved.node)
     for unit in passed:
         if touches(moved.reads, unit.writes & binds(unit.node)) or touches(own, unit.reads | unit.writes):
             return ()
     put = put_after(every[j], lifted(moved)) if after else put_before(every[j], lifted(moved))
     return (*take_away(moved, view), put)
+
+
+def _unmoved(view: View, passed: Unit, body: Sequence[Unit]) -> bool:
+    """Whether a statement does the same whether the weights are written before it or behind it."""
+    loop = view.loop(passed.node)
+    bound = {w for u in body for w in u.writes if "." not in w}
+    bound |= stored(loop.target) if isinstance(loop, cst.For) else set()
+    return calls(passed.node, TRAINS) or harmless(passed.node, bound)
 
 
 def _written_in_place(node: cst.CSTNode) -> frozenset[str]:

@@ -12,6 +12,7 @@ from gradfix.rewrite.statements import Unit, dotted, names, touches
 LEAVES = (cst.Continue, cst.Break, cst.Return, cst.Raise, cst.Yield)
 # calls that read the tensors they are given, and neither parameters nor anything else of the program's
 PLAIN = frozenset(("print", "len", "float", "int", "str", "round", "abs", "min", "max", "range"))
+DRIVES = ("backward", "zero_grad")
 METHODS = frozenset(
     ("append", "item", "detach", "tolist", "cpu", "float", "mean", "sum", "format", "numpy", "join")
 )
@@ -54,14 +55,24 @@ def along(
 def harmless(node: cst.CSTNode, bound: Collection[str]) -> bool:
     """Whether a statement only looks at values of its own pass (a loss that is printed or kept in a list): `bound` are
     the names that the pass binds."""
-    calls = _calls(node)
+    inner = _calls(node)
     kept = {
         f"{dotted(c.func.value)}.append"
-        for c in calls
+        for c in inner
         if isinstance(c.func, cst.Attribute) and c.func.attr.value == "append"
     }
     reads = names(node).reads
-    return all(map(_plain, calls)) and all(r in kept or r in PLAIN or r.split(".")[0] in bound for r in reads)
+    return all(map(_plain, inner)) and all(r in kept or r in PLAIN or r.split(".")[0] in bound for r in reads)
+
+
+def calls(node: cst.CSTNode, methods: Collection[str]) -> bool:
+    """Whether a statement is no more than the call of one of these methods (or functions of a module)."""
+    call = node.value if isinstance(node, cst.Expr) else None
+    return (
+        isinstance(call, cst.Call)
+        and isinstance(call.func, cst.Attribute)
+        and call.func.attr.value in methods
+    )
 
 
 def _plain(call: cst.Call) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gradfix import wording
@@ -26,13 +26,13 @@ def problem(entry: Path, first: Baseline, faults: bool) -> Problem | None:
     """Why there is nothing to say of the script at `entry`, or None. `faults`: some were found and asked for."""
     outcome, failure = first.outcome, first.failure
     if outcome.ended in ("tampered", "killed", "memory"):
-        return Problem(f"{entry}: {outcome.detail}", _last(outcome.stderr))
+        return Problem(_with(f"{entry}: {outcome.detail}", outcome.missed), _last(outcome.stderr))
     if faults:
         return None
     if failure is not None and failure.autograd:
         return None if first.conflicts else _unexplained(entry, failure)
     if failure is not None:
-        return Problem(f"{entry} {_not_autograds(failure)}", failure.traceback)
+        return Problem(_with(f"{entry} {_not_autograds(failure)}", outcome.missed), failure.traceback)
     missed = _missed(first.tape)
     if missed:
         advice = "; call the training itself, in one process and one thread, to have it checked"
@@ -44,9 +44,8 @@ def problem(entry: Path, first: Baseline, faults: bool) -> Problem | None:
         usage = " (the script's own arguments go after --)" if "usage:" in outcome.stderr else ""
         more = advice if outcome.ended == "timeout" else usage
         why = outcome.detail.rstrip(".")
-        return Problem(
-            f"{entry}: {why}, and no backward() was reached before that{more}.", _last(outcome.stderr)
-        )
+        sentence = f"{entry}: {why}, and no backward() was reached before that{more}."
+        return Problem(_with(sentence, outcome.missed), _last(outcome.stderr))
     return None
 
 
@@ -59,6 +58,8 @@ def remarks(first: Baseline, settings: Settings, faults: bool, sources: Mapping[
         yield f"the script also {_not_autograds(failure, at)}"
     if first.outcome.ended == "timeout":
         yield from _late(first.tape, settings, sources)
+    if faults or first.outcome.ended in ("finished", "steps"):
+        yield from first.outcome.missed
     yield from (n.text for n in _notes(first.tape) if _matters(n, first))
 
 
@@ -72,6 +73,10 @@ def _missed(tape: Tape) -> list[str]:
 def minor(first: Baseline) -> Iterator[str]:
     """What the recorder noted and no fault of this run can hide behind."""
     yield from (n.text for n in _notes(first.tape) if not _matters(n, first))
+
+
+def _with(sentence: str, missed: Sequence[str]) -> str:
+    return ". ".join([sentence.rstrip("."), *missed])
 
 
 def reached_backward(tape: Tape) -> bool:

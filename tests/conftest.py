@@ -1,6 +1,13 @@
-"""One warm interpreter for the whole suite, also where gradfix was installed before it had a pytest plugin."""
+"""One warm interpreter for the whole suite, also where gradfix was installed before it had a pytest plugin; and a
+home directory of its own, which must be what it was when the suite is over, as must the fixtures."""
 
+import hashlib
 import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from gradfix.pytest_plugin import zygote
 
@@ -9,3 +16,26 @@ __all__ = ["zygote"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 collect_ignore = ["third_party"]  # test_third_party.py installs it first
+
+# Before anything is started: all that runs inherit it.
+HOME = tempfile.TemporaryDirectory(prefix="home-")
+os.environ["HOME"] = HOME.name
+Path(HOME.name, "thesis.tex").write_text("three years of work")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_arrives() -> Iterator[None]:
+    """What the whole suite's runs wrote is nowhere. Left out: caches that installers keep in a home."""
+    roots = (Path(HOME.name), Path(__file__).parent.parent / "fixtures")
+    before = _fingerprint(roots)
+    yield
+    assert _fingerprint(roots) == before
+
+
+def _fingerprint(roots: tuple[Path, ...]) -> dict[str, str]:
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for root in roots
+        for path in root.rglob("*")
+        if ".cache" not in path.parts
+    }

@@ -120,6 +120,19 @@ def test_scripts_that_nobody_named_run_behind_a_real_wall(
     assert (code, "nothing in a directory is run unasked" in " ".join(err.split())) == (2, True)
 
 
+def test_a_directory_does_not_choose_the_interpreter_that_runs_it(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "train.py").write_text(FAULTY)
+    (project / "gradfix.toml").write_text('python = "./evil"')
+    (project / "evil").write_text(f"#!/bin/sh\ntouch {project}/started\n")
+    (project / "evil").chmod(0o755)
+    code, _, err = gradfix(capsys, "fix", str(project), "--prove")
+    assert (code, "name the interpreter here (--python)" in " ".join(err.split())) == (2, True)
+    assert not (project / "started").exists()
+    assert gradfix(capsys, "fix", str(project), "--prove", "--isolated")[0] == 1
+
+
 def test_off_is_as_python_would_run_it(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,3 +143,59 @@ def test_off_is_as_python_would_run_it(
     assert "Ran behind nothing (--sandbox off)." in out
     assert (project / "mark").read_text() == "for the script"
     assert "h += 1" in (project / "train.py").read_text()
+
+
+# ---- what a person is told
+
+
+def test_the_network_is_named_where_the_script_needed_it(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "train.py").write_text(
+        "import urllib.request\nurllib.request.urlopen('http://data.example.com/x')\n" + FAULTY
+    )
+    code, _, err = gradfix(capsys, "run", str(project / "train.py"))
+    assert code == 2
+    said = " ".join(err.split())
+    assert "the script asked for the network: data.example.com:80. A run has none" in said
+
+
+def test_a_script_that_trains_otherwise_when_watched_is_not_believed(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched = "loss = (h * h).sum() * (3 if torch._C._len_torch_function_stack() else 1)"
+    (project / "train.py").write_text(FAULTY.replace("loss = (h * h).sum()", watched))
+    _, out, _ = gradfix(capsys, "fix", str(project / "train.py"), "--output-format", "json")
+    (fault,) = json.loads(out)["diagnostics"]
+    assert {cure["verdict"] for cure in fault["cures"]} == {"untried"}
+    assert all(cure["reason"].startswith("tampered: the first loss") for cure in fault["cures"])
+    assert fault["status"] == "left"
+
+
+def test_a_candidates_run_that_tampers_is_untried(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The script speaks out of turn once it finds its fault repaired."""
+    speaks = "import os\nif 'h' + ' +=' not in open(__file__).read():\n    os.write(400, b'nonsense\\n')\n"
+    (project / "train.py").write_text(FAULTY + "    pass\n")
+    text = (project / "train.py").read_text().replace("optimizer =", f"{speaks}optimizer =", 1)
+    (project / "train.py").write_text(text)
+    _, out, _ = gradfix(capsys, "fix", str(project / "train.py"), "--output-format", "json")
+    (fault,) = json.loads(out)["diagnostics"]
+    found = {cure["codemod"]: (cure["verdict"], cure["reason"]) for cure in fault["cures"]}
+    verdict, reason = found["out-of-place"]
+    assert verdict == "untried"
+    assert reason.startswith("tampered: the run's channel to gradfix carried something else")
+
+
+def test_one_bad_script_of_a_directory_costs_itself_alone(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "bad.py").write_text("import torch, os  # loss.backward()\nos.execv('/bin/true', ['true'])\n")
+    (project / "train.py").write_text(FAULTY)
+    code, out, err = gradfix(capsys, "fix", str(project), "--prove", "--output-format", "json")
+    report = json.loads(out)
+    assert code == 2
+    ended = [(Path(r["path"]).name, r["ended"]) for r in report["runs"]]
+    assert ended == [("bad.py", "tampered"), ("train.py", "steps")]
+    assert {r["wall"] for r in report["runs"]} <= {wall.name for wall in walls.WALLS if wall.real}
+    assert [c["verdict"] for c in report["changes"]] == ["proved"]
+    assert "tampered: the run ended without a word" in " ".join(err.split())

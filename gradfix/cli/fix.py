@@ -128,6 +128,12 @@ def fix(
     )
     if settings:
         return show_settings(found)
+    if prove and found.value("python") and not (python or config):
+        # it would be started before there is a wall
+        fail(
+            f"{found.file} names an interpreter, and --prove runs scripts that nobody has named: "
+            "name the interpreter here (--python), or leave the file out (--isolated)"
+        )
     from gradfix.report.terminal import Terminal
     from gradfix.work import Entries, Work
 

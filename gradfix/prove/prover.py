@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -206,7 +207,10 @@ class Prover:
 
     def _can_judge(self, baseline: Baseline) -> None:
         before = baseline.outcome
-        if before.ended in ("timeout", "killed", "memory", "tampered") and not baseline.oracle.passes:
+        _trust(before, baseline.plain)
+        if not baseline.base:
+            self._agrees(baseline)
+        if before.ended in ("timeout", "killed", "memory") and not baseline.oracle.passes:
             raise Refusal(
                 "untried", f"the script as it is could not be run to a first backward: {before.ended}"
             )
@@ -218,6 +222,17 @@ class Prover:
             raise Refusal(
                 "untried", f"{infinite} in the script as it is, and what is not finite proves nothing"
             )
+
+    def _agrees(self, baseline: Baseline) -> None:
+        """The first loss is computed before any fault can tell: a script whose losses differ behaves otherwise when
+        it is watched."""
+        seen, plain = baseline.oracle.backwards[:1], baseline.measured.backwards[:1]
+        if not seen or not plain or math.isclose(seen[0].value, plain[0].value, rel_tol=0.01, abs_tol=1e-6):
+            return
+        if math.isfinite(seen[0].value) and math.isfinite(plain[0].value):
+            self._is_deterministic(baseline)
+            said = f"{seen[0].value:.4g} in the recorded run, {plain[0].value:.4g} in the plain one"
+            raise Refusal("untried", f"tampered: the first loss of the script as it is is {said}")
 
     def _is_deterministic(self, baseline: Baseline) -> None:
         outcome, first = self._imposed(baseline, {}), baseline.oracle
@@ -242,6 +257,7 @@ class Prover:
     ) -> After:
         self._begin(baseline, {})  # the second run before, needed at the end
         plain = self._start(files).result()
+        _trust(plain)
         failed = plain.ended not in CLEAN and plain.ended != baseline.outcome.ended
         more = whole or any(
             c.severity == "error" and (c not in conflicts or c.also or c.kind == "legacy-api")
@@ -250,6 +266,7 @@ class Prover:
         if failed and not more:
             raise Refusal("rejected", _how_it_ended(plain))
         recorded = self._start(files, record=True).result()
+        _trust(recorded)
         found = detect(recorded.tape) if recorded.tape else ()
         rest = left(found, baseline.conflicts, conflicts, lines)
         if whole and rest.gone:  # some were cured, the errors among the others are said to be left
@@ -438,6 +455,13 @@ class Prover:
 
     def _imposed(self, baseline: Baseline, impose: Impose) -> Outcome:
         return self._begin(baseline, impose).result()
+
+
+def _trust(*outcomes: Outcome) -> None:
+    """Raise the refusal of a run whose word is not its own."""
+    for outcome in outcomes:
+        if outcome.ended == "tampered":
+            raise Refusal("untried", outcome.detail)
 
 
 def _kept(before: words.Names, after: words.Names) -> dict[int, list[int]]:

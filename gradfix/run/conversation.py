@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Mapping
+from secrets import token_hex
 from typing import Any
 
-from gradfix.run import Outcome, Run
+from gradfix.run import Outcome, Run, withheld
 from gradfix.run.scratch import Copy
 from gradfix.run.walls import Terms
 from gradfix.tape import Failure, Site, Tape, TapeError, parse_tape
@@ -35,6 +36,7 @@ class Conversation:
 
     def __init__(self, run: Run, terms: Terms, copy: Copy | None) -> None:
         self.run, self.terms, self.copy = run, terms, copy
+        self.tag = token_hex(8)  # only this run's own lines carry it
         self.said = bytearray()  # on the channel
         self.spoken = 0
         self.out, self.err = bytearray(), bytearray()
@@ -61,6 +63,7 @@ class Conversation:
             "fill_empty": run.fill_empty,
             "wall": self.terms.wall.name,
             "strict": self.terms.strict,
+            "tag": self.tag,
         }
         if self.copy is not None:
             request = {**self.copy.inward(request), "scratch": str(self.copy.folder)}
@@ -83,7 +86,7 @@ class Conversation:
         if self.copy is not None:
             self.said = self.copy.outward_json(self.said)
             self.out, self.err = self.copy.outward(self.out), self.copy.outward(self.err)
-        speech = _Speech(self.said)
+        speech = _Speech(self.said, self.tag)
         if speech.refused:
             raise Refused(speech.refused)
         self.needs_dynamo = bool(speech.end and speech.end.get("dynamo"))
@@ -99,6 +102,7 @@ class Conversation:
             wall=self.terms.wall.name,
             detail=detail,
             status=status if speech.end is None else speech.end.get("status"),
+            missed=tuple(withheld.missed(self.terms.wall, speech.failure, speech.hosts, self.run.file_size)),
         )
 
     def _ending(self, status: int | None, why: str, speech: _Speech) -> tuple[str, str]:
@@ -111,7 +115,10 @@ class Conversation:
         if why == "processes":
             return "killed", "the run had started hundreds of processes and was ended."
         if speech.nonsense:
-            return "tampered", f"the run's channel to gradfix carried something else ({speech.nonsense})."
+            return (
+                "tampered",
+                f"tampered: the run's channel to gradfix carried something else ({speech.nonsense}).",
+            )
         if why == "timeout":
             return "timeout", f"the run was not over after {self.run.timeout:g} s."
         if end is not None and end["how"] == "timeout":
@@ -128,7 +135,7 @@ class Conversation:
             return "killed", f"the run was killed by exception 0x{status:08X}."
         return (
             "tampered",
-            "the run ended without a word: it closed gradfix's channel or replaced its own process.",
+            "tampered: the run ended without a word: it closed gradfix's channel or replaced its own process.",
         )
 
     def _killed(self, number: int) -> tuple[str, str]:
@@ -142,7 +149,9 @@ class Conversation:
 class _Speech:
     """What the channel carried, sorted by whose word it is."""
 
-    def __init__(self, data: bytearray) -> None:
+    def __init__(self, data: bytearray, tag: str) -> None:
+        self.tag = tag.encode()
+        self.hosts: list[str] = []
         self.measurement: list[Mapping[str, Any]] = []
         self.failure: Failure | None = None
         self.end: Mapping[str, Any] | None = None
@@ -154,16 +163,18 @@ class _Speech:
         for raw in bytes(data).split(b"\n")[:-1]:  # the last piece is empty, or a line that broke off
             try:
                 self._line(raw, lines)
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 self.nonsense = self.nonsense or repr(raw[:60])
         if lines:
             try:
                 self.tape = parse_tape(lines)
-            except TapeError as problem:
+            except (TapeError, RecursionError) as problem:
                 self.nonsense = self.nonsense or f"a tape {problem}"
 
     def _line(self, raw: bytes, tape: list[str]) -> None:
-        kind, text = raw[:1], raw[1:].decode("ascii")
+        kind, tag, text = raw[:1], raw[1 : 1 + len(self.tag)], raw[1 + len(self.tag) :].decode("ascii")
+        if tag != self.tag or self.end is not None:
+            raise ValueError(raw)
         if kind == b"t":
             tape.append(text + "\n")
         elif kind == b"m":
@@ -176,12 +187,14 @@ class _Speech:
     def _executor(self, word: Mapping[str, Any]) -> None:
         what = word["x"]
         if what == "end":
-            self.end = self.end or word
+            self.end = word
         elif what == "memory":
             self.memory = str(word["detail"])
         elif what == "failure":
             stack = tuple(Site(*site) for site in word["stack"])
             self.failure = Failure(0, stack, str(word["type"]), str(word["message"]), str(word["traceback"]))
+        elif what == "missed":
+            self.hosts.append(str(word["detail"]))
         elif what == "refused":
             self.refused = str(word["why"])
         elif what == "trouble":
@@ -205,9 +218,15 @@ def _resident_limit(memory: int | None) -> int | None:
     """Bytes that all processes of the run together may hold."""
     if memory is not None:
         return memory + (256 << 20)  # what a forked torch holds by itself
+    free = free_memory()
+    return int(free * SHARE) if free else None
+
+
+def free_memory() -> int:
+    """Bytes that could be had now; 0 where the system does not tell."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             free = next(line for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
-        return None
-    return int(int(free.split()[1]) * 1024 * SHARE)
+        return 0
+    return int(free.split()[1]) * 1024

@@ -93,7 +93,7 @@ class ForkedRun(Conversation):
 
     def _has_said_goodbye(self) -> bool:
         """The executor's last line is in: only the process itself has yet to be taken down."""
-        return self.said.endswith(b"\n") and self.said.rfind(b'x{"x":"end"', -1000) >= 0
+        return self.said.endswith(b"\n") and self.said.rfind(f'x{self.tag}{{"x":"end"'.encode(), -1000) >= 0
 
     def _empty(self, streams: Mapping[int, bytearray]) -> None:
         """What was written before the goodbye and has not been read yet."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from gradfix.run import InterpreterError, Outcome, Run, secrets, walls
 from gradfix.run.cold import ColdRun, kill_tree
-from gradfix.run.conversation import Gone, Refused
+from gradfix.run.conversation import Gone, Refused, free_memory
 from gradfix.run.forked import ForkedRun
 from gradfix.run.scratch import Copy
 from gradfix.run.walls import BUBBLEWRAP, NONE, Terms, Wall
@@ -229,7 +229,7 @@ class Zygote:
         with theirs:
             fd = theirs.fileno()
             try:
-                return self._popen(["serve", str(fd), wall.name], behind, pass_fds=[fd]), ours
+                return self._popen(["serve", str(fd), wall.name, str(room())], behind, pass_fds=[fd]), ours
             except InterpreterError:
                 ours.close()
                 raise
@@ -345,6 +345,11 @@ class Zygote:
                 socket.send_fds(self._socket, [b"r"], descriptors)
             except OSError:
                 raise Gone from None
+
+
+def room() -> int:
+    """Bytes that a run in namespaces may write: they are memory."""
+    return max(free_memory() // 4, 1 << 26)
 
 
 def _no_torch(python: str, problem: str) -> str:

@@ -1,14 +1,15 @@
-"""The run's own line to the host: JSON lines, each led by a letter that says whose it is.
+"""The run's own line to the host: JSON lines, each led by a letter that says whose it is and by the run's tag.
 
-t the tape's, m the measurement's, x the executor's.
+t the tape's, m the measurement's, x the executor's. The tag keeps out what others write there: processes that
+the script has started, a script that writes to every descriptor it finds.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
+from time import monotonic  # bound here: the script may patch the module
 from typing import Any
 
 HIGH = 400  # descriptors below are what scripts dup and close by number
@@ -24,13 +25,14 @@ class Channel:
     it is lost.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, tag: str) -> None:
+        self.tag = tag
         self.fd = os.dup2(fd, HIGH, inheritable=False)
         os.close(fd)
         self.identity = _identity(self.fd)
         self.pid = os.getpid()
         self.lines: list[str] = []
-        self.flushed = time.monotonic()
+        self.flushed = monotonic()
         self.busy = False
         self.closed = False
         self.after_write: Callable[[], None] | None = None
@@ -38,9 +40,9 @@ class Channel:
     def __call__(self, obj: dict[str, Any]) -> None:
         kind = "x" if "x" in obj else "m" if "m" in obj else "t"
         self.lines.append(
-            kind + json.dumps(obj, ensure_ascii=True, separators=(",", ":"), default=_plain) + "\n"
+            kind + self.tag + json.dumps(obj, ensure_ascii=True, separators=(",", ":"), default=_plain) + "\n"
         )
-        if len(self.lines) >= _BATCH or time.monotonic() - self.flushed > _SECONDS:
+        if len(self.lines) >= _BATCH or monotonic() - self.flushed > _SECONDS:
             self.flush()
 
     def flush(self) -> None:
@@ -57,7 +59,7 @@ class Channel:
 
     def _write(self) -> None:
         lines, self.lines = self.lines, []
-        self.flushed = time.monotonic()
+        self.flushed = monotonic()
         if not lines or self.closed or os.getpid() != self.pid:
             return
         if _identity(self.fd) != self.identity:

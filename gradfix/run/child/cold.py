@@ -34,8 +34,9 @@ def main(words: list[str]) -> None:
 
 def _run(folder: str) -> None:
     append = os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0)
-    line = channel.Channel(os.open(os.path.join(folder, CHANNEL), append))
+    said = os.open(os.path.join(folder, CHANNEL), append)
     request = _take(os.path.join(folder, REQUEST))
+    line = channel.Channel(said, request["tag"])
     try:
         guard.refuse(request["wall"], request["strict"])
     except guard.NoGuard as refused:

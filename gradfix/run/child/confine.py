@@ -28,7 +28,7 @@ def confine(request: dict[str, Any], granted: bool) -> None:
     alone = not granted and _become_somebody()
     linux.keep_capabilities(FILES if alone else 0)
     _limit(request, alone or (granted and _counts_by_namespace()))
-    seccomp.install(sockets=request["wall"] in ("landlock", "audit"))
+    seccomp.install(alone=request["wall"] in ("landlock", "audit"))
     linux.die_with_parent()  # a change of user has undone it
 
 

@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import candidates, dynamo, failure
+from . import candidates, dynamo, failure, network
 from .bound import Bound
 
 PACKAGE = __package__ or "gradfix.run.child"
@@ -99,6 +99,8 @@ class _Execution:
             _zero_fresh_memory()
         if request.get("memory"):
             _bound_memory(request["memory"])
+        if request.get("wall", "none") != "none":
+            network.watch(self.emit)
         self._instrument()
         if request.get("steps"):
             Bound(request["steps"], self._steps_are_done).install()

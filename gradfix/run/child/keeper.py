@@ -28,12 +28,13 @@ DESCRIPTORS = 4  # of a run: channel, status, stdout, stderr
 
 
 class Means(NamedTuple):
-    """What this process may do: mount (or why not), `granted` by a user namespace; be process 1."""
+    """What this process may do: mount (or why not), `granted` by a user namespace; be process 1; `room` in bytes."""
 
     mounts: bool
     refused: str
     granted: bool
     is_init: bool
+    room: int
 
 
 def main(host: socket.socket, report: int, means: Means) -> NoReturn:
@@ -45,7 +46,7 @@ def main(host: socket.socket, report: int, means: Means) -> NoReturn:
     scratch, own_proc = None, None
     if means.mounts:
         try:
-            scratch = view.View()
+            scratch = view.View(means.room)
         except view.NoView as refused:
             os.write(report, b"n" + str(refused).encode())
             os._exit(0)
@@ -147,7 +148,7 @@ def _become_run(
     linux.die_with_parent()
     os.setpgid(0, 0)
     _be_first_to_go(own_proc)
-    line = channels.Channel(channel)
+    line = channels.Channel(channel, request["tag"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for fd, standard in ((out, 1), (err, 2)):
         os.dup2(fd, standard)
@@ -224,7 +225,7 @@ class _Watch:
             os.kill(self.child, signal.SIGXCPU)
         if self.killed:
             return
-        resident, processes = _usage() if self.own_proc else (0, 0)
+        resident, processes = _usage(self.own_proc is not None)
         if processes > PROCESSES:
             self._kill("processes")
         elif self.memory is not None and resident - processes * self.own > self.memory:
@@ -237,14 +238,26 @@ class _Watch:
             os.kill(self.child, signal.SIGKILL)
 
 
-def _usage() -> tuple[int, int]:
-    """Private resident bytes and number of all processes in this PID namespace."""
-    held = number = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit() and name != "1":
-            number += 1
-            held += _private(f"/proc/{name}/statm")
-    return held, number
+def _usage(own_proc: bool) -> tuple[int, int]:
+    """Private resident bytes and number of all processes of the run: of this PID namespace, or below this one."""
+    names = [n for n in os.listdir("/proc") if n.isdigit() and n != "1"] if own_proc else _below("self")
+    return sum(_private(f"/proc/{name}/statm") for name in names), len(names)
+
+
+def _below(name: str) -> list[str]:
+    """Names below /proc of a process's children, and of theirs."""
+    found: list[str] = []
+    waiting = [name]
+    while waiting and len(found) <= PROCESSES:
+        parent = waiting.pop()
+        try:
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{thread}/children") as children:
+                    waiting += (born := children.read().split())
+                    found += born
+        except OSError:  # it has just ended, or this system does not tell
+            continue
+    return found
 
 
 def _private(statm: str) -> int:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time as clock_time
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from time import monotonic  # bound here: the script may patch the module
 from typing import Any
 
 import torch
@@ -78,7 +78,7 @@ class Recorder:
     def __init__(self, emit: Callable[[dict[str, Any]], None], request: dict[str, Any]) -> None:
         self._pid = os.getpid()
         self._request = request
-        self._started = clock_time.monotonic()
+        self._started = monotonic()
         self._emitted: set = set()  # type: ignore[type-arg]
         self._counts: dict[Any, int] = {}
         self._notes: set = set()  # type: ignore[type-arg]
@@ -132,7 +132,7 @@ class Recorder:
             self._failure(exc)
         for storage in self.storages.alive():
             self.tape.rename(storage)
-        seconds = round(clock_time.monotonic() - self._started, 3)
+        seconds = round(monotonic() - self._started, 3)
         self.tape.end(self.clock.tick(), how=how, seconds=seconds)
         self.tape.flush()
 

@@ -42,6 +42,30 @@ _FORBIDDEN = {
     "keyctl": (250, 219),
     "io_uring_setup": (425, 425),  # would open sockets past this filter
 }
+# What Landlock does not hold: owner, mode, times and attributes of a file.
+_UNHELD = {
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+}
 _UNSHARE, _CLONE, _CLONE3, _SOCKET = (272, 97), (56, 220), 435, (41, 198)
 
 
@@ -53,11 +77,12 @@ def is_known() -> bool:
         return False
 
 
-def install(sockets: bool) -> None:
-    """Filter from here on, in children too. `sockets`: none but local ones either. Raises OSError."""
+def install(alone: bool) -> None:
+    """Filter from here on, in children too. Where the filter stands `alone`, without namespaces: no sockets but local
+    ones, and changes of a file's mode and the like seem to be made and are not. Raises OSError."""
     if not is_known():
         return
-    program = list(_program(os.uname().machine, sockets))
+    program = list(_program(os.uname().machine, alone))
     code = b"".join(program)
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
@@ -65,7 +90,7 @@ def install(sockets: bool) -> None:
     linux.check(linux.libc().prctl(_SET_SECCOMP, _FILTER, header, 0, 0), "seccomp")
 
 
-def _program(machine: str, sockets: bool) -> Iterator[bytes]:
+def _program(machine: str, alone: bool) -> Iterator[bytes]:
     column = list(_ARCH).index(machine)
     yield _step(_LOAD, _ARCHITECTURE)
     yield from _unless(_EQUAL, _ARCH[machine], _KILL)
@@ -80,7 +105,11 @@ def _program(machine: str, sockets: bool) -> Iterator[bytes]:
         yield _step(_LOAD, _FIRST_ARGUMENT)
         yield from _if(_ANY_BIT, linux.CLONE_NEWUSER, _ERROR | _EPERM)
         yield _step(_LOAD, _NUMBER)
-    if sockets:
+    if alone:
+        for unheld in _UNHELD.values():
+            number = unheld[column]
+            if number is not None:
+                yield from _if(_EQUAL, number, _ERROR)
         yield _step(_EQUAL, _SOCKET[column], 0, 3)
         yield _step(_LOAD, _FIRST_ARGUMENT)
         yield from _unless(_EQUAL, _AF_UNIX, _ERROR | _ENETUNREACH)

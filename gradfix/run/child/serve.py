@@ -21,11 +21,12 @@ PATIENCE = 20  # keepers that may die without a word, one after the other
 
 
 def main(words: list[str]) -> None:
-    """``serve FD WALL``: the zygote over the socket FD, in namespaces where that is the wall."""
+    """``serve FD WALL ROOM``: the zygote over the socket FD, in namespaces where that is the wall; its runs may write
+    ROOM bytes there."""
     gc.disable()  # torch's import makes no garbage worth looking for
     host = socket.socket(fileno=int(words[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    world = _World(host, namespaces=words[2:] == ["namespaces"])
+    world = _World(host, namespaces=words[2] == "namespaces")
     hello = start.prepare()
     gc.freeze()  # the collector would touch, and so copy, every page in every run
     host.sendall(json.dumps(hello).encode() + b"\n")
@@ -36,7 +37,7 @@ def main(words: list[str]) -> None:
     )  # nobody asks for the keepers' exit: they report to the host
     silent = 0
     while silent < PATIENCE:
-        word = _keep_one_waiting(host, world)
+        word = _keep_one_waiting(host, world, int(words[3]))
         if word is None:
             return
         silent = 0 if word else silent + 1
@@ -47,7 +48,7 @@ def main(words: list[str]) -> None:
             world.mounts, world.refused = False, word[1:].decode()
 
 
-def _keep_one_waiting(host: socket.socket, world: _World) -> bytes | None:
+def _keep_one_waiting(host: socket.socket, world: _World, room: int) -> bytes | None:
     """Fork a keeper, wait until it has something to do: its word, b"" if it died, None: the host is gone."""
     read, write = os.pipe()
     try:
@@ -60,7 +61,7 @@ def _keep_one_waiting(host: socket.socket, world: _World) -> bytes | None:
         try:
             os.close(read)
             world.close()
-            keeper.main(host, write, keeper.Means(world.mounts, world.refused, world.granted, is_init))
+            keeper.main(host, write, keeper.Means(world.mounts, world.refused, world.granted, is_init, room))
         finally:
             os._exit(70)
     os.close(write)

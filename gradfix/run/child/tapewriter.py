@@ -6,8 +6,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
-import time
 from collections.abc import Callable
+from time import monotonic  # bound here: the script may patch the module
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ class TapeWriter:
         self._awake = 0  # dull events that are written all the same
         self._wakes = _WAKES
         self.forgotten: Callable[[int], None] = lambda node: None
-        self._sent = time.monotonic()
+        self._sent = monotonic()
         self._sites = sites
         self._storages = storages
         self._site_numbers: dict[Any, int] = {}
@@ -128,7 +128,7 @@ class TapeWriter:
             else:
                 for record in line[0]:
                     self._emit(self._record(record, line[1].get(record[2])))
-        self._sent = time.monotonic()
+        self._sent = monotonic()
 
     def _dropped(self, records: list[Any]) -> None:
         for record in records:
@@ -137,7 +137,7 @@ class TapeWriter:
     def _hold(self, line: Any) -> None:
         self._held.append(line)
         self._size += 1
-        if self._size > _MOST or (self._size & 63 == 0 and time.monotonic() - self._sent > _SECONDS):
+        if self._size > _MOST or (self._size & 63 == 0 and monotonic() - self._sent > _SECONDS):
             self.flush()
 
     def _record(self, record: Any, output: Any) -> dict[str, Any]:

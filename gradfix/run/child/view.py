@@ -60,12 +60,14 @@ class NoView(Exception):
 
 
 class View:
-    """The view of this process and its children. Making one needs the right to mount; raises NoView.
+    """The view of this process and its children, in which they may write `room` bytes. Making one needs the right
+    to mount; raises NoView.
 
     A process in which it could not be made is unfit for a run: part of its file systems may be read-only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
+        self.room = room
         self.lower: dict[str, int] = {}  # folder -> what lies under its overlay
         try:
             linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
@@ -75,7 +77,6 @@ class View:
             lower = {target: _open(target) for target in self._usual()}
             linux.read_only("/")
             self.shared = _open(SHARED) if os.path.isdir(SHARED) else None
-            self.room = _room()
             furnish.give_devices(self.room)
             furnish.hide_services()
             self._cover(lower)
@@ -193,13 +194,6 @@ def _is_within(folder: str, other: str) -> bool:
 def _is_foreign(folder: str) -> bool:
     owner = os.stat(folder).st_uid
     return owner != os.geteuid() or owner == _NOBODY
-
-
-def _room() -> int:
-    """Bytes that the run may write, in all its folders together: they are memory."""
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        free = next((line for line in lines if line.startswith("MemAvailable:")), "MemAvailable: 0")
-    return max(int(free.split()[1]) * 1024 // 4, 1 << 26)
 
 
 def _is_ours(folder: str) -> bool:

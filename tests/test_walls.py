@@ -79,7 +79,7 @@ def test_strict_takes_a_real_wall_only(
     without(monkeypatch, "landlock")
     code, out, err = gradfix(capsys, *words)
     assert code == 2
-    assert json.loads(out)["runs"] == []
+    assert [r["wall"] for r in json.loads(out)["runs"]] in ([], [None])  # read at most
     assert "no wall that holds against hostile code" in " ".join(err.split())
 
 

@@ -179,7 +179,7 @@ def _read(item: Carried, shape: str) -> list[Edit]:
 
 def _after(item: Carried, shape: str) -> list[Edit]:
     """``state = state.detach()`` behind the last statement of the pass that needs it: where the name first
-    holds None, or a number."""
+    holds None, or a number, or is not bound yet."""
     if not item.starts_bare():
         return []
     body = units(item.body)

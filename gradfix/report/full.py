@@ -125,11 +125,12 @@ def _held_back(result: Result, verbose: bool) -> str:
     rest = len(asked) - len(able)
     verdicts = " or ".join(dict.fromkeys(d.cures[0].verdict.status for d in able))
     have = "has" if len(able) == 1 else "have"
+    article = "an" if verdicts.startswith("intended") else "a"
     none = f"; {rest} {'has' if rest == 1 else 'have'} none" if rest else ""
     more = "" if verbose else f" -v shows {'the diff' if len(able) == 1 else 'their diffs'}."
     noun = "fault" if all(d.conflict.severity != "note" for d in asked) else "finding"
     return (
-        f"{len(able)} of {_count(len(asked), noun)} {have} a {verdicts} cure{none}, so nothing is applied: "
+        f"{len(able)} of {_count(len(asked), noun)} {have} {article} {verdicts} cure{none}, so nothing is applied: "
         f"{result.held_back}.{more}"
     )
 

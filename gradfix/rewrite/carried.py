@@ -77,8 +77,25 @@ class Carried:
         return any(touches(u.reads, {self.name}) for u in every[here + 1 :])
 
     def starts_bare(self) -> bool:
-        """Whether the name first holds something that is no tensor (None, a number)."""
-        return any(self.view.code(v).strip() in NUMBERS for v in self.first_values())
+        """Whether the name first holds something that is no tensor (None, a number), or nothing at all."""
+        return self._unbound_before() or any(
+            self.view.code(v).strip() in NUMBERS for v in self.first_values()
+        )
+
+    def _unbound_before(self) -> bool:
+        """Whether only the loop itself binds the name: its first pass goes without, as a test on it says."""
+        if not self.in_loop or "." in self.name:
+            return False
+        function = self.view.function(self.body)
+        if not isinstance(function, cst.FunctionDef):
+            outer: cst.CSTNode = self.view.module
+        elif self.name in _parameters(function) | _outliving(self.view, function.body):
+            return False
+        else:
+            outer = function.body
+        inside = {id(u.node) for u in walk(self.body)}
+        bound = {w for u in walk(outer) if id(u.node) not in inside for w in u.writes} | _targets(outer)
+        return self.name not in bound
 
     def first_values(self) -> Iterator[cst.BaseExpression]:
         """What the name is bound to outside the body."""
@@ -222,6 +239,12 @@ def _exposed(unit: Unit, name: str) -> bool:
 def _targets(body: cst.CSTNode) -> set[str]:
     """Names that loops below `body` bind."""
     return {w for n in (body, *descendants(body)) if isinstance(n, cst.For) for w in stored(n.target)}
+
+
+def _parameters(function: cst.FunctionDef) -> set[str]:
+    given = function.params
+    every = [*given.posonly_params, *given.params, *given.kwonly_params, given.star_arg, given.star_kwarg]
+    return {p.name.value for p in every if isinstance(p, cst.Param)}
 
 
 def _outliving(view: View, body: cst.CSTNode) -> frozenset[str]:

@@ -108,8 +108,9 @@ for x in torch.randn(3, 4, 3):
 
 
 def _updated_by_hand(project: Project, record: Record) -> bool:
-    """Whether the script itself writes into a leaf that the node reaches."""
-    written = {e.ref.storage for e in project.tape.events if isinstance(e, Mutate) and e.optimizer is None}
+    """Whether the script itself writes into a leaf that the node reaches, later than in making it."""
+    later = (e for e in project.tape.events if isinstance(e, Mutate) and e.time > record.time)
+    written = {e.ref.storage for e in later if e.optimizer is None}
     return bool(project.graph.reaches(record.node) & written)
 
 
@@ -165,15 +166,22 @@ def _as_constant(project: Project, backward: Backward, drop: list[Part]) -> Iter
             if name in done:
                 continue
             done[name] = None
-            shape = shape_of(view, unit.node.value, project)
+            inner = made[1] if isinstance(made[1], cst.BaseExpression) else unit.node.value
+            whole = unit.node.value if not _holds(unit.node.value, inner) else inner
+            shape = shape_of(view, whole, project)
             if len(unit.node.targets) == 1 and dotted(unit.node.targets[0].target) == name:
-                parts.append((view, [detach(unit.node.value, shape)]))
+                parts.append((view, [detach(whole, shape)]))
             else:
                 parts.append((view, [put_after(unit, line_of(rebinding(name)))]))
     if parts:
         said = ", ".join(f"`{n}`" for n in done)
         rank = 0 if live else 5
         yield Proposal(f"detach {said}: a constant for every pass", ROUND, gather(*parts, *drop), rank)
+
+
+def _holds(value: cst.BaseExpression, made: cst.BaseExpression) -> bool:
+    """Whether an object is made of the value: ``target = Content(features(photo))``."""
+    return isinstance(value, cst.Call) and any(a.value is made for a in value.args)
 
 
 def _called(node: cst.CSTNode) -> set[str]:

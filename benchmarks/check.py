@@ -1,0 +1,143 @@
+"""What reading a whole tree costs, as ratios of one run: gradfix check beside a parser, a linter and TorchFix.
+
+    OMP_NUM_THREADS=1 python benchmarks/check.py [--tree FOLDER] [--torchfix PYTHON]
+
+The tree is torch's own package unless another is named. Every row is a process of its own. Seconds are the processor's
+(user and system, children included), so that a busy machine does not show; with more than one core the clock's
+stand beside. `libcst` and TorchFix see a random sample and are scaled by bytes. TorchFix runs in an environment
+of its own: one that is named, else one that is made for the occasion, if pip can get it. Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from gradfix.discover import Search
+from gradfix.examine import matters
+
+SAMPLE = 60  # files
+PARSE = """
+import ast, sys, warnings
+warnings.simplefilter("ignore")
+for path in open(sys.argv[1]).read().split("\\n"):
+    try:
+        ast.parse(open(path, "rb").read())
+    except (SyntaxError, ValueError):
+        pass
+"""
+LIBCST = """
+import sys, libcst
+for path in open(sys.argv[1]).read().split("\\n"):
+    try:
+        libcst.parse_module(open(path, "rb").read())
+    except libcst.ParserSyntaxError:
+        pass
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """`seconds` of the processor for `files`, `clock` seconds, `memory` in MiB: the largest process."""
+
+    name: str
+    files: int
+    seconds: float
+    clock: float
+    memory: float
+    scaled: bool = False
+
+
+def measured(name: str, command: Sequence[str], files: int, times: float = 1.0) -> Row:
+    """Run `command` to its end. `times` is what a sample is scaled by."""
+    started = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    clock = time.monotonic() - started
+    if os.waitstatus_to_exitcode(status) not in (0, 1, 2):
+        print(f"{name}: ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr)
+    seconds = used.ru_utime + used.ru_stime
+    return Row(name, files, seconds * times, clock * times, used.ru_maxrss / 1024, times != 1.0)
+
+
+def main() -> None:
+    """Measure and print."""
+    options = argparse.ArgumentParser()
+    torch = find_spec("torch")
+    default = Path(str(torch.origin)).parent if torch else None
+    options.add_argument("--tree", type=Path, default=default)
+    options.add_argument("--torchfix", help="a Python that has torchfix")
+    given = options.parse_args()
+    files = list(Search().below(given.tree))
+    raws = [file.read_bytes() for file in files]
+    size, read = sum(map(len, raws)), sum(map(matters, raws))
+    some = random.Random(0).sample(files, min(SAMPLE, len(files)))
+    times = size / sum(file.stat().st_size for file in some)
+    print(
+        f"{given.tree}: {len(files)} files, {size / 1e6:.1f} MB; {read} of them may show a fault and are interpreted"
+    )
+    python = sys.executable
+    with tempfile.TemporaryDirectory() as folder:
+        every, sample = Path(folder, "every"), Path(folder, "sample")
+        every.write_text("\n".join(map(str, files)))
+        sample.write_text("\n".join(map(str, some)))
+        check = [
+            python,
+            "-m",
+            "gradfix",
+            "check",
+            "--isolated",
+            "-q",
+            "--output-format",
+            "concise",
+            str(given.tree),
+        ]
+        cache = ["--cache-dir", str(Path(folder, "cache"))]
+        rows = [
+            measured("ast.parse", [python, "-c", PARSE, str(every)], len(files)),
+            measured("libcst parse", [python, "-c", LIBCST, str(sample)], len(some), times),
+            measured(
+                "ruff check",
+                [python, "-m", "ruff", "check", "--isolated", "--no-cache", str(given.tree)],
+                len(files),
+            ),
+            measured("gradfix check, one core", [*check, "--no-cache", "-j", "1"], len(files)),
+            measured("gradfix check, two cores", [*check, *cache, "-j", "2"], len(files)),
+            measured("gradfix check, warm cache", [*check, *cache, "-j", "1"], len(files)),
+        ]
+        fixer = given.torchfix or environment(Path(folder, "torchfix"))
+        if fixer:
+            command = [fixer, "-m", "torchfix", "--select", "ALL", *map(str, some)]
+            rows.append(measured("TorchFix", command, len(some), times))
+    base = rows[0].seconds
+    print(f"{'':<26}{'files':>7}{'CPU s':>9}{'x ast':>8}{'clock s':>9}{'MiB':>7}")
+    for row in rows:
+        scaled = "  (scaled)" if row.scaled else ""
+        print(
+            f"{row.name:<26}{row.files:>7}{row.seconds:>9.2f}{row.seconds / base:>8.2f}"
+            f"{row.clock:>9.2f}{row.memory:>7.0f}{scaled}"
+        )
+
+
+def environment(folder: Path) -> str:
+    """A Python with torchfix in an environment of its own; "" where there is none to be had."""
+    python = str(folder / "bin" / "python")
+    steps = ([sys.executable, "-m", "venv", str(folder)], [python, "-m", "pip", "install", "-q", "torchfix"])
+    for step in steps:
+        if subprocess.run(step, capture_output=True, check=False).returncode:
+            print("TorchFix: not to be had here", file=sys.stderr)
+            return ""
+    return python
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """check on what nobody meant it for: at worst one clear sentence for a file, and the others are checked."""
 
+import ast
 import json
 import random
 import sys
@@ -138,6 +139,21 @@ def test_a_notebook(check, tmp_path):
     (tmp_path / "train.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}))
     code, out, _ = check("-q")
     assert (code, out.split(" stale")[0]) == (1, "train.ipynb:cell 1:4:5:")
+
+
+def test_a_sibling_is_parsed_once_for_all_that_import_it(check, tmp_path, monkeypatch):
+    (tmp_path / "shared.py").write_text("import torch\nmodel = torch.nn.Linear(3, 3)\n")
+    rest = FAULT.split("\n", 2)[2]
+    for n in range(3):
+        (tmp_path / f"train{n}.py").write_text(
+            f"import torch\nfrom shared import model\n# {tmp_path} {n}\n{rest}"
+        )
+    parsed = []
+    parse = ast.parse
+    monkeypatch.setattr(ast, "parse", lambda text, *more: parsed.append(text) or parse(text, *more))
+    code, out, _ = check("-q")
+    assert (code, len(out.splitlines())) == (1, 3)
+    assert sum("Linear(3, 3)" in str(text) for text in parsed) <= 1
 
 
 def standard_library() -> list[Path]:

@@ -75,6 +75,7 @@ class Machine:
         self.doubts = 0  # unknown tests that stand around what runs
         self.trace = Trace(self.stack, lambda: self.doubts == 0, budget.events)
         self.decisions: dict[str, bool] = {}
+        self.tests: dict[int, str] = {}  # their text, by id of the node
         self.optimizers: list[Instance] = []
         self.asked: dict[str, int] = {}
         self.reached: set[Site] = set()
@@ -135,7 +136,9 @@ class Machine:
         """An unknown test: the same text is always answered alike."""
         negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
         plain = test.operand if negated else test  # type: ignore[attr-defined]
-        key = ast.unparse(plain)
+        key = self.tests.get(id(plain))
+        if key is None:  # unparsing takes longer than all else that is done about a test
+            key = self.tests[id(plain)] = ast.unparse(plain)
         answer = self.decisions.setdefault(key, not negated)
         return not answer if negated else answer
 

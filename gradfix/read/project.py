@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,39 @@ class Unreadable(Exception):
         self.text, self.line = text, line
 
 
+class _Trees:
+    """The last trees that were parsed, as many as `most` characters of source make: the files of a project import the
+    same siblings over and over. A tree is never changed."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._size = most, 0
+        self._kept: OrderedDict[str, ast.Module] = OrderedDict()
+
+    def of(self, text: str) -> ast.Module:
+        tree = self._kept.get(text)
+        if tree is not None:
+            self._kept.move_to_end(text)
+            return tree
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            tree = ast.parse(text)
+        self._kept[text] = tree
+        self._size += len(text)
+        while self._size > self._most:
+            old, _ = self._kept.popitem(last=False)
+            self._size -= len(old)
+        return tree
+
+
+_TREES = _Trees(4_000_000)  # a tree takes some 30 times the room of its text
+
+
 def parsed(path: str, text: str, name: str) -> Unit:
     """The unit of `text`. Raises Unreadable."""
     if len(text) > LONGEST:
         raise Unreadable("The file is too large to be read.")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-            tree = ast.parse(text)
+        tree = _TREES.of(text)
     except SyntaxError as problem:
         raise Unreadable(f"Not Python of this version: {problem.msg}.", problem.lineno or 0) from None
     except (ValueError, RecursionError, MemoryError, OverflowError) as problem:

@@ -148,7 +148,8 @@ class Work:
             return
         if self.terminal.quiet:
             return
-        behind, last = full.behind(results), full.closing(results, view)
+        last = full.closing(results, view)
+        behind = full.behind(results) if last else ""  # nothing to report: nothing that was seen behind a wall
         lines = [Text(line) for line in fold(behind, view.width)] if behind else []
         lines += [Text(line, style="bold") for line in fold(last, view.width)] if last else []
         filtering = self.action == "write" and stdin is not None

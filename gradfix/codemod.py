@@ -21,7 +21,8 @@ from libcst.codemod import CodemodCommand, CodemodContext, SkipFile
 from gradfix.detect import Conflict, detect
 from gradfix.edit import Edit, Project, targets
 from gradfix.registry import CodemodError, outside_here, packages, unique
-from gradfix.tape import Tape, read_tape, relocated
+from gradfix.tape import Tape, relocated
+from gradfix.tapefile import read_tape
 from gradfix.verdict import NONE, Effect, EffectKind
 from gradfix.wording import quoted
 
@@ -118,7 +119,7 @@ class Codemod(CodemodCommand):
         """The file with the first proposal for every conflict in it applied, as far as they touch different
         places.
 
-        Raises tape.TapeError where the tape can't be read, SkipFile where it speaks of no such file or of
+        Raises TapeError where the tape can't be read, SkipFile where it speaks of no such file or of
         another text.
         """
         path, tape = self._recorded()

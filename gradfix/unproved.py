@@ -14,7 +14,8 @@ from gradfix.examine import Found, diagnosed, findings, read_text
 from gradfix.messages import Finding, Frame, recognise
 from gradfix.result import Cure, Diagnosis, Problem, Result, Settings
 from gradfix.source import Source, SourceError, readable, split_lines
-from gradfix.tape import Site, TapeError, read_tape, relocated
+from gradfix.tape import Site, relocated
+from gradfix.tapefile import TapeError, read_tape
 from gradfix.verdict import Verdict
 
 ROUNDS = 12  # cures that are applied unproved, one after the other

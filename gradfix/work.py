@@ -23,7 +23,7 @@ from gradfix.run import InterpreterError
 from gradfix.run.walls import Sandbox
 from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError, refuse_read_only, write
-from gradfix.tape import TapeError, read_tape
+from gradfix.tapefile import TapeError, read_tape
 
 NOTHING, FAULTS, FAILED = 0, 1, 2
 
@@ -149,7 +149,9 @@ class Work:
         if self.terminal.quiet:
             return
         last = full.closing(results, view)
-        behind = full.behind(results) if last else ""  # nothing to report: nothing that was seen behind a wall
+        behind = (
+            full.behind(results) if last else ""
+        )  # nothing to report: nothing that was seen behind a wall
         lines = [Text(line) for line in fold(behind, view.width)] if behind else []
         lines += [Text(line, style="bold") for line in fold(last, view.width)] if last else []
         filtering = self.action == "write" and stdin is not None

@@ -18,7 +18,7 @@ from gradfix.edit import Replace
 from gradfix.registry import unique
 from gradfix.result import Settings
 from gradfix.run import Run
-from gradfix.tape import write_tape
+from gradfix.tapefile import write_tape
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = OutOfPlace.examples[0]

@@ -32,8 +32,8 @@ from gradfix.tape import (
     Step,
     Tape,
     Zero,
-    parse_tape,
 )
+from gradfix.tapefile import parse_tape
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="runs are forked")
 Recorded = Callable[..., Tape]

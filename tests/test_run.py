@@ -17,7 +17,7 @@ from runs import IGNORES_SIGNALS, MODEL, copying, processes_named, project, run,
 
 from gradfix.run import InterpreterError, Outcome, Run
 from gradfix.run.zygote import CHILD, Zygote
-from gradfix.tape import read_tape
+from gradfix.tapefile import read_tape
 
 # ---- like python script.py
 

@@ -25,14 +25,10 @@ from gradfix.tape import (
     Site,
     Step,
     Tape,
-    TapeError,
     Zero,
-    format_tape,
-    parse_tape,
-    read_tape,
     relocated,
-    write_tape,
 )
+from gradfix.tapefile import TapeError, format_tape, parse_tape, read_tape, write_tape
 
 HEADER = '{"format":"gradfix-tape","version":1}\n'
 OUTER = Site("/home/é/train.py", 3, 4, 3, 9)

@@ -43,7 +43,7 @@ def record(
     from gradfix.run import InterpreterError, Run
     from gradfix.run.zygote import Zygote
     from gradfix.source import Source, SourceError
-    from gradfix.tape import write_tape
+    from gradfix.tapefile import write_tape
 
     found = configuration([script], config, isolated, python=python, steps=steps, timeout=timeout)
     settings = found.settings()

@@ -15,7 +15,8 @@ from typing import Any
 from gradfix.run import Outcome, Run, withheld
 from gradfix.run.scratch import Copy
 from gradfix.run.walls import Terms
-from gradfix.tape import Failure, Site, Tape, TapeError, parse_tape
+from gradfix.tape import Failure, Site, Tape
+from gradfix.tapefile import TapeError, parse_tape
 
 KEPT = 64 * 1024  # bytes of stdout and of stderr
 LONGEST = 1 << 29  # bytes on the channel; a run that says more will not fit here

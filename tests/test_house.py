@@ -46,7 +46,7 @@ def shown(path: Path) -> str:
 
 @pytest.mark.parametrize("path", SOURCES, ids=shown)
 def test_no_file_outgrows_the_head(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 490
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 510
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=shown)

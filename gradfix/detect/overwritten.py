@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isinf
 
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
@@ -182,8 +183,7 @@ def _silent(hit: Hit) -> Conflict | None:
         "silent-overwrite",
         pattern,
         f"{name} is overwritten {route} before {wording.at('needed', hit.backward.stack)} needs it: no "
-        "error, and the "
-        f"gradient is {_percent(hit.backward.wrong)} off",
+        f"error, and the gradient is {_percent(hit.backward.wrong)}",
         (
             ("saved", hit.record.stack, f"{wording.shaped(ref)} saved here, version {ref.version}"),
             ("overwritten", write.stack, f"overwritten here {route}, version {write.ref.version}"),
@@ -266,6 +266,8 @@ def _unnamed(hit: Hit) -> str:
 
 
 def _percent(ratio: float) -> str:
+    if isinf(ratio):
+        return "wrong"  # nobody ran it
     if ratio >= 10:
-        return f"{ratio:.2g} times"
-    return f"{100 * ratio:.0f} %" if ratio >= 0.1 else f"{100 * ratio:.2g} %"
+        return f"{ratio:.2g} times off"
+    return f"{100 * ratio:.0f} % off" if ratio >= 0.1 else f"{100 * ratio:.2g} % off"

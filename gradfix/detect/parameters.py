@@ -153,8 +153,10 @@ def stray_optimizers(graph: Graph) -> Found:
             continue
         by_name = {r.name: r for r in homeless.values() if r.name}
         replaced = [(old, by_name[old.name]) for old in dead if old.name in by_name]
-        whole = len(dead) == len(optimizer.refs) and Counter(r.shape for r in dead) == Counter(
-            r.shape for r in homeless.values()
+        whole = (
+            all(r.shape for r in dead)
+            and len(dead) == len(optimizer.refs)
+            and Counter(r.shape for r in dead) == Counter(r.shape for r in homeless.values())
         )
         if not replaced and not whole:
             continue

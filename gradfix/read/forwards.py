@@ -153,7 +153,7 @@ def in_place(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value],
     node = None
     from gradfix.read.effects import node_of
 
-    if m.grad and known and not target.alias and not refused:
+    if m.grad and known and target.alias != "numpy" and not refused:
         _, node, _ = ops.graph(m, "aten." + name, node_of(name), [target])
     ops.write(m, target, f"aten.{name}_", known, node, refused, module)
     if node is not None:

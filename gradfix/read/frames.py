@@ -71,6 +71,7 @@ class Machine:
         self.grad = True
         self.inference = False
         self.autocast = False
+        self.escaped = False  # code that isn't known got a model or an optimizer
         self.blurs = 0  # backwards that may have filled any gradient
         self.doubts = 0  # unknown tests that stand around what runs
         self.trace = Trace(self.stack, lambda: self.doubts == 0, budget.events)
@@ -93,7 +94,7 @@ class Machine:
         self.asked.clear()
         self.frames.clear()
         for optimizer in self.optimizers:
-            optimizer.extra["blurs"] = 0
+            optimizer.extra.update(blurs=0, stepped_at=0)
             for group in optimizer.extra.get("parameters", ()):
                 for tensor in group["params"]:
                     tensor.grad = None

@@ -120,7 +120,10 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
 def escape(m: Machine, values: list[Value]) -> None:
     """Something unknown gets these: what it does with an optimizer among them can't be known."""
     for value in values:
-        if isinstance(value, Instance):
+        if isinstance(value, Function | Bound):
+            m.escaped = True
+        elif isinstance(value, Instance):
+            m.escaped = True
             if value.extra.get("parameters") is not None and value.kind.startswith("torch.optim."):
                 value.extra["escaped"] = True
         elif isinstance(value, list | tuple):

@@ -172,7 +172,7 @@ def edge(m: Machine, tensor: Tensor) -> Node | Tensor:
     """What the graph has for `tensor`: its node, or itself where it is a leaf. A view of what was written to gets a
     node of its new graph."""
     base = tensor.base
-    if base is not None and tensor.rebased != base.rebased and base.node is not None and not tensor.alias:
+    if base is not None and tensor.rebased != base.rebased and base.node is not None and tensor.alias != "numpy":
         node = m.trace.node(
             effects.node_of(tensor.origin or "as_strided"),
             "aten." + (tensor.origin or "as_strided"),
@@ -344,7 +344,7 @@ def aliased(m: Machine, source: Tensor, known: Truth, node: Node | None, origin:
     result = Tensor(
         source.storage, known, node, None, source.dtype, base, base.rebased, source.view, source.alias, origin
     )
-    if not m.grad and base.requires and not source.alias:
+    if not m.grad and base.requires and source.alias != "numpy":
         result.view = "no-grad"
     if node is not None:
         node.output = result
@@ -363,7 +363,7 @@ def _in_place(m: Machine, name: str, overload: Overload, bound: dict[str, Value]
     known = joined([requires(m, target), *(requires(m, t) for v in others for t in tensors_of(v))])
     node: Node | None = None
     later: list[str] = []
-    if m.grad and known and not target.alias and not refused:
+    if m.grad and known and target.alias != "numpy" and not refused:
         node_name = overload.node or effects.node_of(plain)
         _, node, needing = graph(m, op, node_name, [target, *others])
         if node is not None:
@@ -373,14 +373,14 @@ def _in_place(m: Machine, name: str, overload: Overload, bound: dict[str, Value]
         m.trace.save(node, target)
     if any(isinstance(v, Unknown) for v in others) and not target.requires:
         target.requires = (
-            None if target.requires is False and m.grad and not target.alias else target.requires
+            None if target.requires is False and m.grad and target.alias != "numpy" else target.requires
         )
     return target
 
 
 def refusal(m: Machine, target: Tensor, others: Sequence[Any] = ()) -> str:
     """What PyTorch says to an in-place write that it doesn't allow; "" where it does."""
-    if target.alias or not m.grad:
+    if target.alias == "numpy" or not m.grad:
         return VIEWS["expanded"] if target.view == "expanded" else ""
     base = target.base
     if base is None:
@@ -409,7 +409,7 @@ def write(
         m.trace.zero([leaf]) if op == "aten.zero_" else m.trace.grad_write(leaf)
     if refused:
         return
-    if m.grad and not target.alias and node is not None:
+    if m.grad and target.alias != "numpy" and node is not None:
         base = target.base or target
         base.node, base.requires = node, True
         base.rebased += 1
@@ -417,7 +417,7 @@ def write(
         if target is not base:
             target.node, target.requires, target.rebased = node, True, base.rebased
             target.rebased -= 1  # a view gets a node of its own when it is used next
-    elif known is None and m.grad and not target.alias:
+    elif known is None and m.grad and target.alias != "numpy":
         base = target.base or target
         if base.requires is False:
             base.requires = None

@@ -101,8 +101,12 @@ def _emit_step(
     vague = [t for t in found if isinstance(t.grad, Unknown)]
     if m.blurs > optimizer.extra.get("blurs", 0):
         vague, without = vague + without, []
+    perhaps = m.escaped and m.blurs > optimizer.extra.get("stepped_at", 0)
+    optimizer.extra["stepped_at"] = m.blurs
     counted = not optimizer.extra.get("fused")
     m.trace.step(optimizer.extra["number"], kind, having, without, vague, counted)
+    if perhaps:
+        m.trace.zero(found)  # what nobody knows may have cleared them
     optimizer.extra["stepped"] = True
     for hook in optimizer.extra.get("hooks", ()):
         calls.call(m, hook, [optimizer, (), {}], {})

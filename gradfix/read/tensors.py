@@ -400,13 +400,13 @@ def set_item(m: Machine, tensor: Tensor, index: Value, value: Value) -> None:
         refused = LEAF_VIEW
     known = ops.joined([ops.requires(m, tensor), *(ops.requires(m, t) for t in ops.tensors_of(value))])
     node = None
-    if m.grad and known and not tensor.alias and not refused:
+    if m.grad and known and tensor.alias != "numpy" and not refused:
         _, node, _ = ops.graph(m, "aten." + name, node_name, [tensor, value])
         if node is not None and advanced:
             for part in parts:
                 if isinstance(part, Tensor):
                     m.trace.save(node, part)
-    if isinstance(value, Unknown) and m.grad and not tensor.alias and known is False:
+    if isinstance(value, Unknown) and m.grad and tensor.alias != "numpy" and known is False:
         known = None
     ops.write(m, tensor, f"aten.{name}_", known, node, refused)
 

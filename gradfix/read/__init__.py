@@ -44,7 +44,8 @@ class Budget:
     """How much of a file is interpreted, counted in what is done and never by the clock: the same text gives the
     same tape on every machine."""
 
-    steps: int = 200_000  # syntax nodes evaluated by one entry
+    steps: int = 60_000  # statements and calls of all entries together
+    entry: int = 4_000  # statements and calls of an entry other than the first
     events: int = 20_000  # graph nodes and events of one entry
     depth: int = 60  # calls of the user's functions inside one another
     entries: int = 64  # functions that are entered because nothing reached them

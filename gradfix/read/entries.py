@@ -67,7 +67,7 @@ def walk(path: Path, unit: Unit, root: Path | None, budget: Budget) -> Iterator[
     left = budget.entries
     for name, run in unreached(m, unit):
         left -= 1
-        if left < 0:
+        if left < 0 or m.steps >= budget.steps:
             return
         m.begin()
         frame = Frame(unit, "<module>", (), unit.names, None)

@@ -80,6 +80,7 @@ def _attribute(m: Machine, node: ast.Attribute) -> Value:
 
 
 def _call(m: Machine, node: ast.Call) -> Value:
+    m.spend()
     called = evaluate(m, node.func)
     args: list[Value] = []
     for each in node.args:

@@ -67,7 +67,8 @@ class Machine:
         self.project, self.budget = project, budget
         self.frame: Frame = None  # type: ignore[assignment]
         self.frames: list[Frame] = []
-        self.steps = 0
+        self.steps = 0  # of all entries together
+        self.limit = budget.steps
         self.grad = True
         self.inference = False
         self.autocast = False
@@ -88,7 +89,8 @@ class Machine:
         """Another entry: a tape of its own, with the optimizers that are there already, and nobody's gradient."""
         self.trace = self.trace.following()
         self.blurs = 0
-        self.steps, self.doubts, self.grad, self.inference, self.autocast = 0, 0, True, False, False
+        self.limit = min(self.steps + self.budget.entry, self.budget.steps)
+        self.doubts, self.grad, self.inference, self.autocast = 0, True, False, False
         self.decisions.clear()
         self.reached.clear()
         self.asked.clear()
@@ -110,7 +112,7 @@ class Machine:
 
     def spend(self) -> None:
         self.steps += 1
-        if self.steps > self.budget.steps:
+        if self.steps > self.limit:
             raise Exhausted
 
     def unknown(self, origin: str) -> Unknown:

@@ -172,7 +172,12 @@ def edge(m: Machine, tensor: Tensor) -> Node | Tensor:
     """What the graph has for `tensor`: its node, or itself where it is a leaf. A view of what was written to gets a
     node of its new graph."""
     base = tensor.base
-    if base is not None and tensor.rebased != base.rebased and base.node is not None and tensor.alias != "numpy":
+    if (
+        base is not None
+        and tensor.rebased != base.rebased
+        and base.node is not None
+        and tensor.alias != "numpy"
+    ):
         node = m.trace.node(
             effects.node_of(tensor.origin or "as_strided"),
             "aten." + (tensor.origin or "as_strided"),

@@ -20,7 +20,9 @@ PROGRAMS = [
     for path in (fixture.before, fixture.after)
     if path is not None and not (path.name == "after.py" and path.with_name("after").is_dir())
 ]
-NOT_YET: dict[str, str] = {}  # program -> why its reading differs
+NOT_YET = {  # program -> why its reading differs
+    "legacy_item/list_and_array/before.py": "tolist() of a number's tensor is not known to be a number",
+}
 
 
 def told(conflicts: Iterable[Conflict]) -> set[tuple[object, ...]]:

@@ -61,6 +61,7 @@ def _run(
     if not tensors:
         return []
     m.reached.add(site)
+    m.backwards += 1
     create = given.get("create_graph") is True
     retain = given.get("retain_graph")
     if isinstance(retain, Unknown):

@@ -72,6 +72,8 @@ class Machine:
         self.grad = True
         self.inference = False
         self.autocast = False
+        self.loops = 0  # that stand around what runs
+        self.backwards = 0  # that were evaluated
         self.escaped = False  # code that isn't known got a model or an optimizer
         self.blurs = 0  # backwards that may have filled any gradient
         self.doubts = 0  # unknown tests that stand around what runs
@@ -88,7 +90,7 @@ class Machine:
     def begin(self) -> None:
         """Another entry: a tape of its own, with the optimizers that are there already, and nobody's gradient."""
         self.trace = self.trace.following()
-        self.blurs = 0
+        self.blurs, self.loops = 0, 0
         self.limit = min(self.steps + self.budget.entry, self.budget.steps)
         self.doubts, self.grad, self.inference, self.autocast = 0, True, False, False
         self.decisions.clear()

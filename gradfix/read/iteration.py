@@ -11,6 +11,7 @@ from gradfix.read.frames import Machine, Raised
 from gradfix.read.values import Generator, Instance, Lazy, Tensor, Unknown, Value
 
 SHORT = 12  # items of a container that are all gone through
+PATIENT = 24  # passes of an outermost loop in which no two backwards have come about yet
 LONG = 10_000  # items that are ever listed
 
 One = Callable[[Value], bool]  # what is done with an item; True stops
@@ -52,11 +53,24 @@ def each(m: Machine, source: Value, one: One, node: ast.AST) -> bool:
     """Do `one` for the items of `source`, as many as are gone through; whether it came to the end."""
     if isinstance(source, Generator):
         return _generated(m, source, one, node)
-    items = listed(m, source, most(m, node, _length(source)))
+    length = _length(source)
+    usual = most(m, node, length)
+    patient = length is not None and length > usual and m.loops == 0 and "backward" in m.frame.unit.text
+    items = listed(m, source, PATIENT if patient else usual)
     if items is None:
         origin = source.origin if isinstance(source, Unknown) else "item"
         return all(not one(m.unknown(origin)) for _ in range(m.budget.passes))
-    return all(not one(item) for item in items)
+    before = m.backwards
+    m.loops += 1
+    try:
+        for i, item in enumerate(items):
+            if i >= usual and m.backwards - before >= 2:
+                break  # what waits for a certain pass has come about
+            if one(item):
+                return False
+    finally:
+        m.loops -= 1
+    return True
 
 
 def _generated(m: Machine, source: Generator, one: One, node: ast.AST) -> bool:

@@ -19,7 +19,7 @@ WORDS = (
     ("a leaf Variable that requires grad", "leaf-write"),
     ("is a view and is being modified inplace", "forbidden-view-write"),
     ("is a view and its base", "forbidden-view-write"),
-    ("single memory location", "forbidden-view-write"),
+    ("more than one element of the written-to tensor", "forbidden-view-write"),
     ("A view was created in no_grad mode", "forbidden-view-write"),
 )
 

@@ -94,3 +94,19 @@ def test_a_check_that_finds_nothing_loads_nothing_heavy(words, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_known_from_before_needs_no_interpreter(tmp_path):
+    (tmp_path / "train.py").write_text(TRAINING)
+    code = (
+        "import sys\nfrom gradfix.cli import main\n"
+        "try:\n    main(['check', 'train.py'])\nexcept SystemExit as e:\n    assert e.code == 0, e.code\n"
+        "print('gradfix.read.entries' in sys.modules)\n"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    assert said == ["No faults found.\nTrue\n", "No faults found.\nFalse\n"]

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from gradfix.read import effects, entries
 from gradfix.tape import Event, Site, Tape
 
 Evidence = Literal["certain", "likely"]
@@ -100,6 +99,8 @@ def read(
     empty tape and a Problem.
     """
     budget = budget or Budget()
+    from gradfix.read import entries  # the interpreter: not for files that are skipped, or known from before
+
     try:
         unit = entries.parsed(str(path), text, "__main__")
     except entries.Unreadable as problem:
@@ -131,6 +132,8 @@ _CALLED = re.compile(rb"\b(\w+_)\s*\(")
 
 
 def _in_place(raw: bytes) -> bool:
+    from gradfix.read import effects
+
     known = effects.table()
     return any(name.decode("utf-8", "replace") in known for name in set(_CALLED.findall(raw)))
 

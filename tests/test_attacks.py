@@ -462,7 +462,9 @@ with behind(walls.{wall.name.upper()}) as zygote:
     p = Path({str(project)!r})
     zygote.run(Run(p / "script.py", p, p, record=False))
 """
-    host = subprocess.Popen([sys.executable, "-c", text], env={**os.environ, "GRADFIX_TEST": mark})
+    host = subprocess.Popen(
+        [sys.executable, "-c", text], env={**os.environ, "GRADFIX_TEST": mark, "TMPDIR": str(project.parent)}
+    )
     try:
         assert until(lambda: processes_named(mark) != [], 60)
     finally:

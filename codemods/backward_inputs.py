@@ -277,6 +277,10 @@ def _behind(
     others = along(body, first, last, alone, fixed, bound)
     if others is None:
         return None
+    for g in (g for g in moving if g.test is not None):
+        stay = (body[m] for m in range(at[id(g)] + 1, last + 1) if m not in alone and m not in others)
+        if any(touches(u.writes, g.unit.reads) for u in stay):
+            return None  # a scaler that is updated between its steps
     several = [(at[id(g)], g) for g in moving] + [(n, _Guarded(body[n])) for n in others]
     return tuple(g for _, g in sorted(several, key=lambda item: item[0]))
 

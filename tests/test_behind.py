@@ -25,6 +25,11 @@ def goes(between: str, *bound: str) -> "list[str] | None":
     return None if found is None else [module.code_for_node(body[n].node).strip() for n in found]
 
 
+def test_what_changes_the_stepper_keeps_the_step_before_it():
+    body = units(cst.parse_module("scaler.step(opt_d)\nscaler.update()\nscaler.scale(loss).backward()\n"))
+    assert along(body, 0, 2, {0}, {2}, {"loss"}) is None
+
+
 def test_reads_of_the_model_go():
     assert goes("accuracy = (D(real) > 0).float().mean()") == ["accuracy = (D(real) > 0).float().mean()"]
     assert goes("ema.update(D)\nscheduler.step()") == ["ema.update(D)", "scheduler.step()"]

@@ -513,6 +513,8 @@ def test_a_piped_report_is_a_patch_of_the_bytes(tmp_path, monkeypatch, capfdbina
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(raw)
     (result,) = pipeline.fix(Path(name), Settings(), zygote=zygote)
+    ((_, new),) = result.files.values()
+    assert raw.count(b"\f") == new.count("\f")  # what the edits of the JSON report are made of
     monkeypatch.setattr(pipeline, "fix", lambda *_, **__: iter([result]))
     assert gradfix("fix", name) == 1
     report, _ = capfdbinary.readouterr()

@@ -44,7 +44,7 @@ def along(
         if loose and (touches(body[n].reads, made) or not harmless(body[n].node, bound)):
             going.append(n)
             made |= body[n].writes
-    for n in going:
+    for n in (*going, *steps):
         for m in range(n + 1, last + 1):
             crosses = touches(body[m].writes, body[n].reads | body[n].writes)
             if m not in going and m not in steps and (crosses or touches(body[n].writes, body[m].reads)):

@@ -29,6 +29,7 @@ from typing import Literal
 from gradfix import notebook
 
 NEWLINE = re.compile(r"\r\n|\r|\n")
+ASYNC = re.compile(r"\basync\s*=")  # of Tensor.cuda, before it was a keyword
 
 
 class SourceError(Exception):
@@ -142,7 +143,9 @@ def check_syntax(text: str, name: str) -> None:
         if "too many" not in problem.msg and _newer_python(text):
             return
         line, column = problem.lineno or 1, problem.offset or 1
-        raise SourceError(f"{name}:{line}:{column}: {problem.msg}", _caret(text, problem)) from None
+        old = ASYNC.search(problem.text or "")
+        hint = " (async is a keyword since Python 3.7; PyTorch calls it non_blocking)" if old else ""
+        raise SourceError(f"{name}:{line}:{column}: {problem.msg}{hint}", _caret(text, problem)) from None
     except (RecursionError, MemoryError):
         raise SourceError(f"{name}: nested too deeply to be parsed") from None
     except ValueError as problem:

@@ -118,9 +118,10 @@ def refused(done: Done, sentence: str, read: bool = False) -> None:
         (b"\n  \n", "s.py is empty: there is nothing to run"),
         (b"import torch\n# \xff\n", "s.py:2: byte 0xff is not utf-8"),
         (b"import torch\nx = (1,\ny = 2)\n", "s.py:3:1: invalid syntax"),
+        (b"x = x.cuda(async=True)\n", "s.py:1:12: invalid syntax (async is a keyword since Python 3.7"),
         (b"x = '\0'\n", "s.py:1: holds a null byte"),
     ],
-    ids=["missing", "empty", "blank", "undecodable", "syntax", "null"],
+    ids=["missing", "empty", "blank", "undecodable", "syntax", "async", "null"],
 )
 def test_files_that_are_no_script(gradfix, folder, content, sentence):
     if content is not None:

@@ -643,11 +643,12 @@ def test_a_sketched_cosine_is_at_most_one():
 
 def test_runs_that_the_clock_stopped_are_compared_as_far_as_both_came(bench):
     step = {"m": "s", "o": 0, "g": [[1.0, 1.0, "f4", "AACAPw=="]], "c": [], "rng": []}
-    cut = Outcome("timeout", Tape(()), (step,) * 3, None, "", "", 1.0, "")
+    done = {"m": "u", "o": 0, "u": [[0.1]], "b": [], "st": {"step": [1.0]}}
+    cut = Outcome("timeout", Tape(()), (step, done) * 3, None, "", "", 1.0, "")
 
     class Twice(Prover):
         def _imposed(self, baseline, impose):
-            return replace(baseline.outcome, measurement=(step,) * 2)
+            return replace(baseline.outcome, measurement=(step, done, step))
 
     prover = Twice(bench.zygote, Run(Path("x.py"), Path("."), Path(".")))
     prover._is_deterministic(Baseline({}, cut, cut, ()))

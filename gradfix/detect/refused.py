@@ -230,7 +230,7 @@ def _failure(graph: Graph, event: Failure, found: Findings) -> Conflict | None:
         "legacy-api",
         "removed",
         what,
-        [("read", event.stack, "removed from PyTorch")],
+        [("read", event.stack, "as PyTorch 0.x had it")],
         "read",
         severity="error",
         event=event,
@@ -240,10 +240,15 @@ def _failure(graph: Graph, event: Failure, found: Findings) -> Conflict | None:
 def _removed(graph: Graph, event: Failure) -> str:
     """How a failure shows that PyTorch gave up what the script was written for, or ""."""
     kind, said = event.type.rpartition(".")[2], event.message.split("\n")[0]
+    left = any(kind == k and words in said for k, words in UNDIMENSIONED) and _left_undimensioned(
+        graph, event
+    )
+    if left or "0-dim tensor" in said:
+        return (
+            "this tensor has no dimensions since PyTorch 0.4, so its number is not at [0]; `.item()` reads it"
+        )
     if any(kind == k and re.search(words, event.message) for k, words in REMOVED):
         return f"this API is gone from current PyTorch: {said}"
-    if any(kind == k and words in said for k, words in UNDIMENSIONED) and _left_undimensioned(graph, event):
-        return f"this tensor has no dimensions since PyTorch 0.4, so its number has no index: {said}"
     return ""
 
 

@@ -224,8 +224,9 @@ def difference(after: Measured, before: Measured, terms: Terms = STRICT) -> Diff
 
 
 def head(after: Measured, before: Measured) -> Measured:
-    """As much of `after` as was measured of `before`, which broke off."""
-    steps = tuple(s for s in after.steps if s.number < len(before.by_optimizer.get(s.optimizer, ())))
+    """As much of `after` as was measured of `before`, which broke off, maybe in the middle of a step."""
+    done = {k: sum(bool(s.updates) for s in steps) for k, steps in before.by_optimizer.items()}
+    steps = tuple(s for s in after.steps if s.updates and s.number < done.get(s.optimizer, 0))
     backwards = after.backwards[: len(before.backwards)]
     return replace(after, steps=steps, backwards=backwards, leaves={})
 

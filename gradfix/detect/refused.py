@@ -21,6 +21,7 @@ REFUSED_WRITES = (
     ("single memory location", "forbidden-view-write", "expanded"),
     ("no_grad", "forbidden-view-write", "no-grad-view"),
     ("inference", "forbidden-view-write", "no-grad-view"),
+    ("inside a custom Function", "forbidden-view-write", "custom-view"),
     ("is a view and is being modified inplace", "forbidden-view-write", "multi-view"),
     ("is a view and its base", "forbidden-view-write", "multi-view"),
     ("view", "forbidden-view-write", "multi-view"),
@@ -73,6 +74,8 @@ def _refused_write(write: Mutate) -> Conflict | None:
         "multi-view": f"{name or 'this tensor'} is one of several views made by one op: autograd refuses to "
         "have it "
         "changed in place",
+        "custom-view": f"{name or 'this tensor'} is a view that a custom Function made (a module's full backward hook "
+        "makes one): autograd refuses to have it changed in place",
         "expanded": f"several elements of {name or 'this tensor'} share one memory location (expand): they "
         "can't be "
         "changed in place",

@@ -1,8 +1,9 @@
-"""Outputs of split, chunk and unbind: views that PyTorch lets nobody write in place, because one node made them all.
+"""Outputs of split, chunk and unbind, and of modules with a full backward hook: views that PyTorch lets nobody write
+in place, because one node made them all, or a custom Function did.
 
 Letting such a write through without its gradient would spoil the oracle, and the flag that forbids it can't be
-lifted afterwards. So the recorder makes each output by an op of its own (narrow, select), which may be written and
-differentiated, and remembers which tensors those are: a write to one is what PyTorch would have refused.
+lifted afterwards. So the recorder makes each output by an op of its own (narrow, select, clone), which may be written
+and differentiated, and remembers which tensors those are: a write to one is what PyTorch would have refused.
 """
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ _SENTENCE = (
     "Output {} of {} is a view and is being modified inplace. This view is the output of a function that returns "
     "multiple views. Such functions do not allow the output views to be modified inplace. You should replace the "
     "inplace operation by an out-of-place one."
+)
+
+_HOOKED = (
+    "Output {} of {} is a view and is being modified inplace. This view was created inside a custom Function (or "
+    "because an input was returned as-is) and the autograd logic to handle view+inplace would override the custom "
+    "backward associated with the custom Function, leading to incorrect gradients. This behavior is forbidden. You "
+    "can fix this by cloning the output of the custom Function."
 )
 
 
@@ -53,6 +61,20 @@ class MultiViews:
             self._remember(tensor, _SENTENCE.format(number, made.name()))
         return type(outputs)(alone) if type(outputs) in (tuple, list) else tuple(alone)
 
+    def hooked(self, outputs: Any) -> Any:
+        """What a module with a full backward hook returns, each tensor with a memory of its own."""
+        if isinstance(outputs, tuple):
+            return tuple(self._own(t, n) for n, t in enumerate(outputs))
+        return self._own(outputs, 0)
+
+    def _own(self, tensor: Any, number: int) -> Any:
+        made = tensor.grad_fn if isinstance(tensor, torch.Tensor) else None
+        if made is None or not tensor._is_view():
+            return tensor
+        own = tensor.clone()
+        self._remember(own, _HOOKED.format(number, _function(made.name())))
+        return own
+
     def refusal(self, tensor: Any) -> str:
         """PyTorch's sentence for a write to `tensor`, or "" where it would allow it."""
         known: Any = self._known.get(id(tensor))
@@ -63,3 +85,8 @@ class MultiViews:
     def _remember(self, tensor: Any, sentence: str) -> None:
         key = id(tensor)
         self._known[key] = (weakref.ref(tensor, lambda _: self._known.pop(key, None)), sentence)
+
+
+def _function(node: str) -> str:
+    """The custom Function's name, of its node's."""
+    return node[: -len("Backward")] if node.endswith("Backward") else node

@@ -22,6 +22,7 @@ class Regions:
 
     def install(self) -> None:
         self._functions()
+        self._hooks()
         self._functorch()
         self._compile()
         if hasattr(os, "register_at_fork"):
@@ -42,6 +43,18 @@ class Regions:
 
         apply.__doc__ = plain.__doc__
         torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+
+    def _hooks(self) -> None:
+        """What a module with a full backward hook returns is a view that a custom Function made."""
+        r = self.r
+        hook: Any = torch.utils.hooks.BackwardHook
+        plain = hook.setup_output_hook
+
+        def setup_output_hook(self: Any, args: Any) -> Any:
+            result = plain(self, args)
+            return result if r.off() else r.watch.views.hooked(result)
+
+        hook.setup_output_hook = setup_output_hook
 
     def _functorch(self) -> None:
         """torch.func's transforms refuse to start under saved-tensor hooks."""

@@ -51,7 +51,7 @@ class Watch(TorchFunctionMode):
         self._exposed = recorder.saves.exposed
         self._known: dict[Any, tuple[Any, Any]] = {}
         self._no_grad_left = _MOST_NO_GRAD
-        self._views = MultiViews()
+        self.views = MultiViews()
         self._aliases: dict[int, Any] = {}  # id of a tensor -> (weak reference, "data" or "detach")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,7 +88,7 @@ class Watch(TorchFunctionMode):
         before = _sequence()
         result = func(*args, **kwargs)
         if _sequence() != before:
-            result = self._views.apart(func, args, kwargs, result)
+            result = self.views.apart(func, args, kwargs, result)
             self.r.calls.add(before, _sequence(), func, self.r.sites.stack(_getframe(2)))
         return result
 
@@ -120,7 +120,7 @@ class Watch(TorchFunctionMode):
                 for entry in entries:
                     r.keep(entry, clones)
                 watched.append((tensor, address, entries, self._counter(storage, tensor)))
-        refused = next((said for t in targets if (said := self._views.refusal(t))), "")
+        refused = next((said for t in targets if (said := self.views.refusal(t))), "")
         if refused and not watched:
             watched = [(t, address_of(t), [], r.counter(None, t)) for t in targets]
         r.saves.writing = watched[0][1] if watched else (address_of(targets[0]) if targets else None)

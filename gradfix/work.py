@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.text import Text
 
 from gradfix import pipeline
-from gradfix.discover import discover
+from gradfix.discover import Patterns, Search, discover
 from gradfix.report import View, concise, faults, full, shown
 from gradfix.report import json as report_json
 from gradfix.report.layout import fold, safe
@@ -37,6 +37,7 @@ class Entries:
     scripts: Sequence[str] = ()  # --entry
     prove: bool = False
     stdin_filename: str | None = None
+    exclude: Patterns = ()
 
     def find(self, tape: Path | None) -> tuple[list[Path], Source | None]:
         """The scripts to run, and standard input where it is the script. Raises SourceError."""
@@ -55,7 +56,7 @@ class Entries:
             paths = [os.path.relpath(script) if Path(script).is_relative_to(Path.cwd()) else script]
         folders = [p for p in paths if Path(p).is_dir()]
         found = list(discover([*self.scripts, *(p for p in paths if p not in folders)]))
-        trainings = [p for p in discover(folders) if _trains(p) and p not in found]
+        trainings = [p for p in discover(folders, Search(self.exclude)) if _trains(p) and p not in found]
         if folders and self.prove:
             found += trainings
         elif folders and not self.scripts:

@@ -185,6 +185,15 @@ def test_a_directory_runs_nothing_unasked(fake, capsys):
     assert [str(a[0]) for a in fake.asked] == ["gan.py", "gan.py"]
 
 
+def test_what_the_configuration_excludes_is_not_run(fake, capsys):
+    Path("old").mkdir()
+    Path("old/gan.py").write_text(made.GAN)
+    gradfix("fix", ".", "--prove", "--config", "exclude = ['old/']")
+    assert [str(a[0]) for a in fake.asked] == ["gan.py"]
+    gradfix("fix", ".", "--prove")
+    assert len(fake.asked) == 3
+
+
 def test_json_is_all_there_is_on_stdout(fake, capsys):
     gradfix("fix", "gan.py", "--output-format", "json")
     value = json.loads(capsys.readouterr().out)

@@ -146,7 +146,7 @@ def fix(
         tape=tape,
         traceback=_traceback(traceback),
     )
-    entries = Entries(paths or [], entry or [], prove, stdin_filename)
+    entries = Entries(paths or [], entry or [], prove, stdin_filename, found.excluded())
     action: Literal["write", "diff"] = "write" if write else "diff"
     return Work(asked, action, diff or not write, output_format, verbose, Terminal(quiet)).go(entries)
 

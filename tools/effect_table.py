@@ -113,11 +113,15 @@ def overload(function: NativeFunction, info: Any) -> str:
     if info is not None:
         node = info.op if info.op and info.derivatives else "-"
         tensors = {a.name for a in func.schema_order_arguments() if kind_of(a.type)[0] in "TL"}
+        # autograd's code generator keeps results, and what two formulas read, whoever needs the gradient
+        reading = Counter(str(s.nctype.name) for d in info.derivatives for s in d.saved_inputs)
+        always = {n for n, times in reading.items() if times > 1 and n in tensors}
+        always |= {str(s.nctype.name) for d in info.derivatives for s in d.saved_outputs}
         for derivative in info.derivatives:
             kept = [s.nctype.name for s in derivative.saved_inputs if str(s.nctype.name) in tensors]
             kept += [str(s.nctype.name) for s in derivative.saved_outputs]
             for variable in derivative.var_names:
-                saves.append(f"{variable}<{','.join(map(str, kept))}")
+                saves.append(f"{variable}<{','.join(sorted({*map(str, kept), *always}))}")
     names = ",".join(
         r.name or ("result" if len(func.returns) == 1 else f"result{i}") for i, r in enumerate(func.returns)
     )

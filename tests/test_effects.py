@@ -1,0 +1,79 @@
+"""The effect table against what autograd really saves, op by op on the samples of op_db."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradfix.read import effects
+
+QUICK = {
+    "exp",
+    "sigmoid",
+    "mul",
+    "div",
+    "sqrt",
+    "tanh",
+    "matmul",
+    "softmax",
+    "prod",
+    "atan2",
+    "cumsum",
+    "pow",
+    "gelu",
+}
+
+
+@pytest.fixture(scope="module")
+def tool():
+    path = Path(__file__).parent.parent / "tools" / "effect_table.py"
+    spec = importlib.util.spec_from_file_location("effect_table", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def disagreements(tool, wanted=None):
+    """(how many ops were compared, op -> (seen, table) of those that differ)."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    compared, differing = 0, {}
+    for op in op_db:
+        name = op.name.removeprefix("nn.functional.")
+        for space in ("linalg", "special", "fft"):
+            name = name.replace(space + ".", space + "_")
+        if op.variant_test_name or name.startswith(("_", "jiterator")) or "backward" in name:
+            continue
+        if (wanted is not None and name not in wanted) or not effects.overloads(name) or not callable(op.op):
+            continue
+        schema = [a.name for a in effects.overloads(name)[0].arguments]
+        seen = tool.observe(op, tool.parameter_names(op) or schema)
+        row = next((o for o in effects.overloads(name) if seen is not None and o.node == seen.node), None)
+        if seen is None or row is None:
+            continue
+        compared += 1
+        own = dict(zip(seen.arguments, (a.name for a in row.arguments), strict=False))
+        own = {
+            n: n if set(seen.saves) <= {a.name for a in row.arguments} else own.get(n, n)
+            for n in seen.arguments
+        }
+        watched = {own.get(n, n) for n in seen.saves} | {"result"}
+        for argument, kept in seen.saves.items():
+            told = {
+                ("result" if k == row.names[0] else k) for k in row.saves.get(own.get(argument, argument), ())
+            }
+            if {own.get(k, k) for k in kept} & watched != told & watched:
+                differing[name] = (sorted(kept), sorted(told))
+    return compared, differing
+
+
+def test_common_ops_save_what_the_table_says(tool):
+    compared, differing = disagreements(tool, QUICK)
+    assert compared >= len(QUICK) - 3
+    assert not differing

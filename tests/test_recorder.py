@@ -360,6 +360,17 @@ def test_shared_memory_of_the_graph_is_told_and_ends_the_run(record: Recorded) -
     assert [e.autograd for e in of(tape, Failure)] == [True]
 
 
+def test_a_refused_write_that_can_not_be_let_through_is_told(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        w = torch.ones(3, 3, requires_grad=True)
+        turned = w.t()
+        turned += w.data
+    """)
+    assert [(c.kind, c.at.line) for c in detect(tape)] == [("leaf-write", 5)]
+    assert of(tape, End)[0].how == "failed"
+
+
 def test_a_view_of_a_leaf_made_and_written_under_no_grad(record: Recorded) -> None:
     """Its grad_fn, and whether it is a leaf, may not be asked for."""
     tape = record("""

@@ -133,7 +133,20 @@ class Watch(TorchFunctionMode):
             if not watched:
                 tensors = [t for t in targets if isinstance(t, torch.Tensor)]
                 watched = [(t, address_of(t), [], r.counter(None, t)) for t in tensors]
-            result = self._let_through(func, args, kwargs, targets, refused)
+            try:
+                result = self._let_through(func, args, kwargs, targets, refused)
+            except RuntimeError:  # it can't be: the run ends as PyTorch ends it, and the write is told
+                stack = r.sites.stack(_getframe(2))
+                for tensor, *_ in watched:
+                    r.mutated(
+                        r.clock.tick(),
+                        stack,
+                        writes.op_name(func),
+                        tensor,
+                        refused=refused,
+                        frame=_getframe(2),
+                    )
+                raise RuntimeError(refused) from None
         finally:
             r.saves.writing = None
         after = _sequence()
@@ -247,12 +260,9 @@ class Watch(TorchFunctionMode):
 
     def _own_memory(self, func: Any, args: Any, kwargs: Any, targets: list[Any], refused: str) -> Any:
         """Write an expanded tensor after it was given memory of its own. Where that is part of the graph it can't be
-        done under its views: the run ends as PyTorch would end it, and the write is told."""
+        done under its views: the run ends as PyTorch would end it."""
         tensors = [t for t in targets if isinstance(t, torch.Tensor)]
         if torch.is_grad_enabled() and (any(t.requires_grad for t in tensors) or writes.needs_grad(args)):
-            for tensor in tensors:
-                time, stack = self.r.clock.tick(), self.r.sites.stack(_getframe(3))
-                self.r.mutated(time, stack, writes.op_name(func), tensor, refused=refused, frame=_getframe(3))
             raise RuntimeError(refused)
         for tensor in tensors:
             tensor.data = tensor.data.clone()

@@ -3,6 +3,7 @@ home directory of its own, which must be what it was when the suite is over, as 
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,18 +19,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 collect_ignore = ["third_party"]  # test_third_party.py installs it first
 
 # Before anything is started: all that runs inherit it.
-HOME = tempfile.TemporaryDirectory(prefix="home-")
-os.environ["HOME"] = HOME.name
-Path(HOME.name, "thesis.tex").write_text("three years of work")
+# (Removed by hand: what a forked run does at its exit would remove a TemporaryDirectory of this process.)
+HOME = Path(tempfile.mkdtemp(prefix="home-"))
+os.environ["HOME"] = str(HOME)
+(HOME / "thesis.tex").write_text("three years of work")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_arrives() -> Iterator[None]:
     """What the whole suite's runs wrote is nowhere. Left out: caches that installers keep in a home."""
-    roots = (Path(HOME.name), Path(__file__).parent.parent / "fixtures")
+    roots = (HOME, Path(__file__).parent.parent / "fixtures")
     before = _fingerprint(roots)
     yield
-    assert _fingerprint(roots) == before
+    after = _fingerprint(roots)
+    shutil.rmtree(HOME, ignore_errors=True)
+    assert after == before
 
 
 def _fingerprint(roots: tuple[Path, ...]) -> dict[str, str]:

@@ -22,6 +22,8 @@ PROGRAMS = [
 ]
 NOT_YET = {  # program -> why its reading differs
     "legacy_item/list_and_array/before.py": "tolist() of a number's tensor is not known to be a number",
+    "inplace_module_off/hooked_module/before.py": "what a full backward hook makes of outputs is not known",
+    "out_of_place/hooked_module/before.py": "what a full backward hook makes of outputs is not known",
 }
 
 
@@ -40,6 +42,7 @@ def test_reading_a_fixture_finds_what_running_it_shows(program: Path, zygote: Zy
     main, *others = read(program, program.read_text(encoding="utf-8"))
     ran, read_ = told(detect(outcome.tape)), told(detect(main.tape))
     if name in NOT_YET:
+        assert read_ != ran, "it reads as it runs now: take it off the list"
         pytest.xfail(NOT_YET[name])
     assert read_ == ran
     assert not main.problems

@@ -351,10 +351,12 @@ def _proposal(
     moved.append(put_after(end, *(g.line() for g in behind)))
     restricted: list[Edit] = []
     kept: list[Edit] = []
+    apart = False
     for n, p in enumerate(placed):
         inputs = _inputs(project, p.event, view, p.call, [x.event for x in placed])
         put = {} if inputs is None or says(p.call, "inputs") else {"inputs": inputs}
         if not any(_shared(p.event, x.event) for x in placed if x is not p):
+            apart = True
             if not _keeps_to_itself(project, p.event):
                 restricted.append(with_arguments(p.call, put))
             continue
@@ -371,7 +373,9 @@ def _proposal(
     summary = f"take every gradient before {steps}, each into its own parameters"
     if others:
         summary += f"; what sees the stepped parameters goes along ({listed(others)})"
-    yield Proposal(summary, NONE, gather((view, [*restricted, *moved])), 2)
+    # Losses that share no graph need not be made together: where the later one can be made behind the step, as the
+    # field does, that is the smaller change.
+    yield Proposal(summary, NONE, gather((view, [*restricted, *moved])), 2, last_resort=apart)
     if clearing:
         return
     # The plain reorder is in real repositories: shown with what it does to the other gradients.

@@ -142,6 +142,7 @@ def rounds(
         found = list(candidates(conflict, project, wanted.codemods, say))
         say(f"proving {len(found)} candidate{'s' * (len(found) != 1)}")
         tried = try_all(found, baseline, conflict, prover, project.files)
+        tried = tuple(sorted(tried, key=lambda t: t.verdict.status not in wanted.accept))
         applied = bool(tried) and tried[0].verdict.status in wanted.accept
         done = Round(conflict, tried, applied, project.files, identity(conflict, project))
         if applied:
@@ -168,7 +169,7 @@ def identity(conflict: Conflict, project: Project) -> tuple[str, str]:
     return conflict.kind, view.code(statement)
 
 
-def _merit(tried: Tried) -> tuple[bool, bool, int, int, int, int, int, str]:
+def _merit(tried: Tried) -> tuple[bool, bool, int, int, bool, int, int, int, str]:
     """What cures before what does not, all of a chain of faults before one of them, and what leaves fewer warnings
     before what leaves more. A loss whose parts cancel (both sides of a ratio made anew) may give the exact gradient,
     zero, of what was written: then what trains more of the model goes first."""
@@ -179,6 +180,7 @@ def _merit(tried: Tried) -> tuple[bool, bool, int, int, int, int, int, str]:
         bool(verdict.measured.get("remaining")),
         zero if isinstance(zero, int) else 0,
         warnings if isinstance(warnings, int) else 0,
+        proposal.last_resort,
         ORDER.index(verdict.status),
         proposal.rank,
         tried.candidate.size,

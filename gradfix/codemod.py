@@ -33,7 +33,8 @@ __all__ = ["NONE", "Codemod", "CodemodError", "Effect", "EffectKind", "Example",
 class Proposal:
     """One way to cure one conflict: edits per file, the effect they mean to have, one line of what they do.
 
-    `rank` orders proposals that measured alike: 0 is the field's idiom, larger is less idiomatic.
+    `rank` orders proposals that measured alike: 0 is the field's idiom, larger is less idiomatic. A `last_resort`
+    goes behind all others that hold, however well it measures.
     """
 
     summary: str
@@ -41,6 +42,7 @@ class Proposal:
     edits: Mapping[str, tuple[Edit, ...]]  # absolute path -> edits of that file
     rank: int = 0
     codemod: str = ""  # filled in by Codemod.cures
+    last_resort: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,3 +129,36 @@ def test_the_error_comes_first_and_the_smallest_cure_of_all_faults_is_kept(tmp_p
     (new,) = (text for _, text in result.files.values())
     expected = ACTOR_CRITIC.replace("critic(after).squeeze(1)", "critic(after).squeeze(1).detach()")
     assert new == expected.replace("* advantage)", "* advantage.detach())")
+
+
+EARLY = """\
+import torch
+from torch import nn
+
+torch.manual_seed(1)
+actor, critic = nn.Linear(3, 2), nn.Linear(5, 1)
+opt_actor, opt_critic = torch.optim.SGD(actor.parameters(), 0.1), torch.optim.SGD(critic.parameters(), 0.1)
+for s in torch.randn(3, 4, 3):
+    q = critic(torch.cat([s, torch.randn(4, 2)], 1))
+    critic_loss = (q - 1).pow(2).mean()
+    actor_loss = -critic(torch.cat([s, actor(s)], 1)).pow(2).mean()
+    opt_critic.zero_grad()
+    critic_loss.backward()
+    opt_critic.step()
+    opt_actor.zero_grad()
+    actor_loss.backward()
+    opt_actor.step()
+"""
+
+
+def test_a_last_resort_stands_back_unless_only_it_is_accepted(tmp_path, zygote):
+    script = tmp_path / "train.py"
+    script.write_text(EARLY, encoding="utf-8")
+    usual = testing.one(script, zygote, Settings())
+    strict = testing.one(script, zygote, Settings(accept=("proved",)))
+    assert [r.diagnoses[0].cures[0].codemod for r in (usual, strict)] == [
+        "recompute-after-step",
+        "backward-inputs",
+    ]
+    assert usual.verdict.status == "intended"
+    assert strict.verdict.status == "proved"

@@ -219,6 +219,7 @@ def _moved(
             statements.append(unit)
     if any(isinstance(s.node, cst.BaseCompoundStatement) or not s.writes for s in statements):
         return
+    statements.sort(key=lambda s: view.span(s.node).start.line)  # what enters the graph last is met first
     first = units(loop.body)
     if not first or (trains and any(_constructs(project, s.node) for s in statements)):
         return

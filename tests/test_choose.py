@@ -162,3 +162,31 @@ def test_a_last_resort_stands_back_unless_only_it_is_accepted(tmp_path, zygote):
     ]
     assert usual.verdict.status == "intended"
     assert strict.verdict.status == "proved"
+
+
+RATIO = """\
+import torch
+
+torch.manual_seed(0)
+policy, value = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD([*policy.parameters(), *value.parameters()], lr=0.1)
+s, ret, a = torch.randn(16, 4), torch.randn(16), torch.randint(0, 2, (16,))
+old = torch.distributions.Categorical(logits=policy(s)).log_prob(a)
+advantage = ret - value(s).squeeze(1)
+for epoch in range(4):
+    logp = torch.distributions.Categorical(logits=policy(s)).log_prob(a)
+    loss = -((logp - old).exp() * advantage).mean() + advantage.pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_ratio_whose_both_sides_are_made_anew_is_no_repair(tmp_path, zygote):
+    script = tmp_path / "train.py"
+    script.write_text(RATIO, encoding="utf-8")
+    result = testing.one(script, zygote, Settings())
+    moved = next(c for c in result.diagnoses[0].cures if c.summary.startswith("compute"))
+    assert moved.verdict.status == "untried"
+    assert "policy's 2 parameters is zero at every step" in moved.verdict.reason
+    assert not result.files

@@ -122,11 +122,30 @@ def _starved(after: Measured, before: Measured) -> tuple[int, tuple[int, ...]] |
 
 def zeros(after: Measured) -> int:
     """How many parameters a loss reaches and, but for rounding, gives no gradient at any step."""
-    return sum(
-        _share(steps, j) < STARVED and any(j < len(s.grads) and s.grads[j] is not None for s in steps)
-        for steps in after.by_optimizer.values()
-        for j in range(max((len(s.grads) for s in steps), default=0))
-    )
+    return sum(map(len, _zero(after).values()))
+
+
+def cancelled(after: Measured, names: Names) -> tuple[int, tuple[int, ...]] | None:
+    """(optimizer, parameters) of a module that a loss reaches and whose every parameter gets nothing but zeros: both
+    sides of a ratio are made alike. One zero alone is no sign: a bias before BatchNorm has none."""
+    for k, zero in _zero(after).items():
+        refs = names.optimizers[k].refs if k in names.optimizers else ()
+        owners: dict[str, list[int]] = {}
+        for j, ref in enumerate(refs):
+            owners.setdefault(ref.name.rpartition(".")[0], []).append(j)
+        for owner, whose in owners.items():
+            if owner and len(whose) > 1 and set(whose) <= set(zero):
+                return k, tuple(whose)
+    return None
+
+
+def _zero(after: Measured) -> dict[int, tuple[int, ...]]:
+    found = {}
+    for k, steps in after.by_optimizer.items():
+        count = max((len(s.grads) for s in steps), default=0)
+        reached = [j for j in range(count) if any(j < len(s.grads) and s.grads[j] is not None for s in steps)]
+        found[k] = tuple(j for j in reached if _share(steps, j) < STARVED)
+    return found
 
 
 def _share(steps: Sequence[Stepped], j: int) -> float:

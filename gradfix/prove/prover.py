@@ -24,7 +24,7 @@ from gradfix.prove.compare import (
     read,
 )
 from gradfix.prove.cured import Left, Lines, left, stale_for_ever
-from gradfix.prove.doubts import drift, idle, unmoved, weak, zeros
+from gradfix.prove.doubts import cancelled, drift, idle, unmoved, weak, zeros
 from gradfix.prove.effects import Attempt, Impose, attempts, kept_sites
 from gradfix.run import Outcome, Run
 from gradfix.run.zygote import Zygote
@@ -333,6 +333,14 @@ class Prover:
                 if lost:
                     said = f"the cut ends the training of {names.parameters(*lost)}"
                     return Verdict("rejected", f"{said}: only the next pass reads what they make", measured)
+                dead = {"later-parameters", "new-draw"} & set(attempt.effects) and cancelled(
+                    after.measured, names
+                )
+                if dead:
+                    said = (
+                        f"the gradient of {names.parameters(*dead)} is zero at every step, as it was before"
+                    )
+                    return Verdict("untried", f"{said}: that proves nothing of them", measured)
                 unknown = unmoved(effects, conflicts, baseline.oracle, after.measured)
                 if unknown:
                     return Verdict("untried", unknown, measured)

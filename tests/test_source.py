@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gradfix import source
 from gradfix.source import Source, SourceError, split_lines, write
 
-calm = settings(deadline=None, max_examples=60)
+calm = settings(deadline=None, max_examples=60, derandomize=True)
 LINES = st.lists(
     st.text(alphabet="abé=1 #\tß日\u0301😀'\f\u2028", max_size=12).map(lambda x: x.rstrip("\f")), max_size=12
 )
@@ -53,7 +53,9 @@ def test_an_inserted_line_changes_nothing_else(raw, where):
 @calm
 @given(files())
 def test_a_trip_through_libcst_keeps_every_byte(raw):
-    assume(not re.search(rb"(?:^|[\r\n])[ \t]+\x0c", raw))  # libcst drops blanks before a form feed
+    # libcst drops blanks before a form feed, and the empty line before a last line of blanks
+    assume(not re.search(rb"(?:^|[\r\n])[ \t]+\x0c", raw))
+    assume(not re.search(rb"(?:\r\n|\r|\n){2}[ \t\x0c]+(?:\r\n|\r|\n)*$", raw))
     read = Source.decode("a.py", raw)
     try:
         code = cst.parse_module(read.text).code

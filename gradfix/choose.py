@@ -17,7 +17,6 @@ from gradfix.codemod import Codemod, Proposal, codemods
 from gradfix.detect import Conflict, Severity
 from gradfix.edit import Project
 from gradfix.prove import Baseline, Prover, Status, Verdict
-from gradfix.source import restored
 from gradfix.verdict import HELD
 
 ROUNDS = 12  # more faults than that in one file are reported, and cured by the next call
@@ -73,7 +72,7 @@ def candidates(
         for path, edits in proposal.edits.items():
             view = project.view(path)
             if view is not None:
-                text = restored(view.text, view.apply(edits)) if "\f" in view.text else view.apply(edits)
+                text = view.apply(edits)
                 if text != view.text:
                     texts[path] = text
         key = tuple(sorted(texts.items()))

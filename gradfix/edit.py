@@ -8,8 +8,10 @@ and build on the updated node, so that edits of a node and of its children compo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -21,6 +23,7 @@ from gradfix.tape import Site, Stack, Tape
 
 Node = TypeVar("Node", bound=cst.CSTNode)
 Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,8 +179,25 @@ class View:
         return table
 
     def apply(self, edits: Iterable[Edit]) -> str:
-        """The file's text after `edits`."""
-        return self.module.visit(_Apply(edits)).code
+        """The file's text after `edits`, every line that they leave alone as it was."""
+        return _relaid(self.text, self.module.code, self.module.visit(_Apply(edits)).code)
+
+
+def _relaid(text: str, printed: str, new: str) -> str:
+    """`new` with the lines of `text` where it has those of `printed`: libcst, printing what it has parsed, drops form
+    feeds, blanks before them, and the empty line before a last line of blanks."""
+    if printed == text:
+        return new
+    was, plain, now = ([*_LINE.findall(x), ""] for x in (text, printed, new))
+    # line of `printed` -> line of `text`; what was dropped belongs to what follows it
+    begins = {len(plain): len(was)}
+    for _, i, j, k, m in SequenceMatcher(None, plain, was, autojunk=False).get_opcodes():
+        for n in range(max(j - i, 1)):
+            begins.setdefault(i + n, min(k + n, m))
+    out: list[str] = []
+    for tag, i, j, k, m in SequenceMatcher(None, plain, now, autojunk=False).get_opcodes():
+        out += was[begins[i] : begins[j]] if tag == "equal" else now[k:m]
+    return "".join(out)
 
 
 class _Apply(cst.CSTTransformer):

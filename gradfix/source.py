@@ -2,9 +2,8 @@
 else kept.
 
 `Source.text` is what Python's own reader would make of the file: decoded by its PEP 263 cookie or byte
-order mark, every line ending a ``\\n``. libcst drops form feeds and loses lone carriage returns, so the way
-back doesn't trust it: `Source.encode` lays the new text over the old lines and gives each unchanged line
-its own bytes again.
+order mark, every line ending a ``\\n``. On the way back `Source.encode` lays the new text over the old lines and
+gives each unchanged line its own ending again.
 """
 
 from __future__ import annotations
@@ -102,8 +101,8 @@ class Source:
         check_syntax(self.text, str(self.path))
 
     def encode(self, text: str) -> bytes:
-        """The file's bytes with `text` in place of its text: byte order mark, encoding, line endings and
-        form feeds as they were. Raises SourceError where the encoding has no such character."""
+        """The file's bytes with `text` in place of its text: byte order mark, encoding and line endings
+        as they were. Raises SourceError where the encoding has no such character."""
         if text == self.text:
             return self.raw
         old = _body(self.raw).decode(self.encoding)
@@ -114,7 +113,7 @@ class Source:
                 text = notebook.edit(NEWLINE.sub("\n", old), text)
             except notebook.NotebookError as problem:
                 raise SourceError(f"{self.path}: {problem}; nothing was written") from None
-        laid = restored(old, text)
+        laid = _laid(old, text)
         try:
             body = laid.encode(self.encoding)
         except UnicodeEncodeError as problem:
@@ -234,27 +233,19 @@ def _body(raw: bytes) -> bytes:
     return raw.removeprefix(codecs.BOM_UTF8)
 
 
-def restored(old: str, new: str) -> str:
-    """`new` (``\\n`` endings) with the endings and form feeds of those lines of `old` that are still
-    there."""
-    was = _with_endings(old)
-    now = [(text, bool(end)) for text, end in _with_endings(new)]
-    kept: dict[int, int] = {}
-    matcher = SequenceMatcher(None, [_key(x) for x, _ in was], [_key(x) for x, _ in now], autojunk=False)
+def _laid(old: str, new: str) -> str:
+    """`new` (``\\n`` endings) with the endings of those lines of `old` that are still there."""
+    was, now = _with_endings(old), _with_endings(new)
+    kept: dict[int, str] = {}
+    matcher = SequenceMatcher(None, [x for x, _ in was], [x for x, _ in now], autojunk=False)
     for i, j, size in matcher.get_matching_blocks():
-        kept.update({j + k: i + k for k in range(size)})
+        kept.update({j + k: was[i + k][1] for k in range(size)})
     ending = next((end for _, end in was if end), "\n")
     out = []
     for j, (text, ended) in enumerate(now):
-        if j in kept:
-            text, end = was[kept[j]]
-            ending = end or ending
+        ending = kept.get(j) or ending
         out.append(text + (ending if ended else ""))
     return "".join(out)
-
-
-def _key(line: str) -> str:
-    return line.replace("\f", "")
 
 
 def _with_endings(text: str) -> list[tuple[str, str]]:

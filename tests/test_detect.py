@@ -288,6 +288,21 @@ def test_graph_made_before_the_loop() -> None:
     assert (conflict.pattern, lines(conflict, "made"), lines(conflict, "used")) == ("before-loop", [5], [7])
 
 
+def test_a_term_made_once_and_added_in_every_pass_is_no_running_sum() -> None:
+    s = Script()
+    w = s.leaf("w")
+    opt = s.optimizer("opt", [w], 2)
+    penalty = s.op("mul", 5, s.op("pow", 5, w, saves=[w]), saves_result=True, name="penalty")
+    for _ in range(3):
+        loss = s.op("add", 7, s.op("mse_loss", 6, s.linear(6, w, s.data()), saves=[w]), penalty)
+        s.zero(opt, 8)
+        s.backward(loss, 9)
+        s.step(opt, 10)
+    conflict = only(s.end("steps"))
+    assert (conflict.pattern, conflict.at.line) == ("before-loop", 9)
+    assert lines(conflict, "made") == [5]
+
+
 def test_graph_made_before_an_inner_loop_in_every_outer_pass() -> None:
     gan = Gan()
     s = gan.script

@@ -1,4 +1,4 @@
-"""Unified diffs: of the texts, for people, and of the files' bytes, for patch and git apply."""
+"""Unified diffs: of the texts, for people, and of the files' bytes, for ``patch -p1`` and ``git apply``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ def unified(files: Mapping[str, tuple[str, str]], paths: Paths) -> Iterator[str]
 
 
 def patch(files: Mapping[str, tuple[str, str]], paths: Paths) -> Iterator[bytes]:
-    """The same of the files as they lie on the disk and as they would be written: encoding, line ends and all. A file
-    of the working directory is found by ``patch -p0`` too, which takes the names as they are."""
+    """The same of the files as they lie on the disk and as they would be written: encoding, line ends and all."""
     for path, (old, new) in sorted(files.items()):
         name = _name(path, paths)
         end = "\t" if " " in name else ""  # else patch takes what follows a blank for a date
-        first = f"a/{name}" if "/" in name else name
-        yield from (x.encode() for x in (f"--- {first}{end}", f"+++ b/{name}{end}"))
+        yield from (x.encode() for x in (f"--- a/{name}{end}", f"+++ b/{name}{end}"))
         before, after = _bytes(path, old, new)
         for line in _hunks(before.decode("latin-1"), after.decode("latin-1")):  # any bytes there and back
             yield line.encode("latin-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -11,9 +12,11 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.calls import backward_call, loss_of
-from gradfix.rewrite.statements import Unit, body_of, dotted, line_of, put_before, walk
+from gradfix.rewrite.spelling import descendants
+from gradfix.rewrite.statements import Unit, body_of, dotted, line_of, names, put_before, walk
 from gradfix.verdict import Effect
 
+_NUMBER = re.compile(r"[-+]?\d*\.?\d*(?:e[-+]?\d+)?")
 ROUND = Effect("cut-round", "each pass differentiates its own loss; the sum is a number")
 
 
@@ -77,7 +80,7 @@ for x in torch.randn(3, 4, 3):
                 continue
             if any(name in u.writes and u.node is not unit.node for u in walk(loop.body)):
                 return  # bound anew in the pass: a loss of several terms, no running sum
-            yield from _proposals(view, call, unit, name, added)
+            yield from _proposals(view, call, unit, name, added, project)
             return
 
 
@@ -97,19 +100,55 @@ def _added(unit: Unit, name: str) -> cst.BaseExpression | None:
 
 
 def _proposals(
-    view: View, call: cst.Call, unit: Unit, name: str, added: cst.BaseExpression
+    view: View, call: cst.Call, unit: Unit, name: str, added: cst.BaseExpression, project: Project
 ) -> Iterator[Proposal]:
     loss = loss_of(call)
     own: cst.BaseExpression = added.deep_clone()
-    first: list[Edit] = []
+    edits: list[Edit] = []
     if dotted(added) is None:
         taken = {n.value for n in view.parents if isinstance(n, cst.Name)}
         fresh = next(n for n in ("loss", "batch_loss", "pass_loss", "loss_now", "loss_") if n not in taken)
         own = cst.Name(fresh)
         bind = cst.Assign([cst.AssignTarget(own)], added.deep_clone())
-        first.append(put_before(unit, line_of(bind)))
-    number = cst.Call(cst.Attribute(parenthesized(own), cst.Name("item")))
-    edits = [*first, Replace(added, lambda _: number), Replace(loss, lambda _: own)]
-    yield Proposal(
-        f"add a number to `{name}`, and differentiate the pass's own loss", ROUND, gather((view, edits))
-    )
+        edits.append(put_before(unit, line_of(bind)))
+    numbers = _read_as_number(view, call, unit, name, project)
+    if numbers is not None:
+        edits += [Replace(n, lambda _, f=n.func: f.value.deep_clone()) for n in numbers]  # type: ignore[misc]
+    taken_as = "detach" if numbers is None else "item"
+    value = cst.Call(cst.Attribute(parenthesized(own), cst.Name(taken_as)))
+    edits += [Replace(added, lambda _: value), Replace(loss, lambda _: own)]
+    said = "the value alone" if numbers is None else "a number"
+    summary = f"add {said} to `{name}`, and differentiate the pass's own loss"
+    yield Proposal(summary, ROUND, gather((view, edits)))
+
+
+def _read_as_number(
+    view: View, call: cst.Call, unit: Unit, name: str, project: Project
+) -> list[cst.Call] | None:
+    """The calls of ``total.item()`` that go once `total` is a number; None where something may need a tensor, here or
+    (a sum that is returned or kept) elsewhere."""
+    scope = view.module if "." in name else body_of(view, call)
+    inside = {id(n) for n in (scope, *descendants(scope))}
+    methods: list[cst.Call] = []
+    handed_on = False
+    starts: list[str] = []
+    for node in view.parents:
+        if id(node) not in inside:
+            continue
+        if isinstance(node, cst.Assign) and any(dotted(t.target) == name for t in node.targets):
+            starts += [view.code(node.value).strip()] * (node is not unit.node)
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node is not call:
+            if dotted(node.func.value) == name:
+                methods.append(node)
+            kept = node.func.attr.value == "append"
+            handed_on = handed_on or (kept and any(dotted(a.value) == name for a in node.args))
+        if isinstance(node, cst.Return) and node.value is not None:
+            handed_on = handed_on or name in names(node.value).reads
+    if starts and all(s.startswith("torch.") for s in starts):
+        return []  # a tensor it is, and stays
+    plain = all(_NUMBER.fullmatch(s) for s in starts)
+    items = [m for m in methods if view.code(m.func).endswith(".item") and not m.args]
+    if not plain or items != methods:
+        return None if methods else []
+    elsewhere = sum(text.count(".item()") for text in project.files.values()) - len(items)
+    return None if handed_on and elsewhere else items

@@ -90,7 +90,8 @@ for x in torch.randn(3, 4, 3):
         drop = (call[0], [drop_retain(call[1])]) if call else None
         found = carried(project, edges, backward)
         ways = (*_ways(project, found, edges), *window_ends(project, found, edges, backward))
-        for rank, (summary, parts) in enumerate(ways):
+        summed = conflict.pattern == "accumulated"  # a number that is kept, not a state: accumulate-item
+        for rank, (summary, parts) in enumerate(ways, 3 if summed else 0):
             yield Proposal(summary, ROUND, gather(*parts, *([drop] if drop else [])), rank)
         for view, append, element in stored_elements(project, (e.producer for e in edges)):
             if isinstance(element, cst.Call) and view.code(element.func).endswith(
@@ -111,7 +112,6 @@ def _ways(
 ) -> Iterator[tuple[str, list[Part]]]:
     """The names of one body that hold what the earlier pass made, in each way that fits; then all that it hands on,
     then each name alone where there are several."""
-    consumers = [e.consumer for e in edges]
     bodies: dict[int, list[Carried]] = {}
     for item in found:
         bodies.setdefault(id(item.body), []).append(item)
@@ -121,7 +121,7 @@ def _ways(
         groups += [direct, some] if 0 < len(direct) < len(some) else [some]
     groups += [[i] for some in bodies.values() if len(some) > 1 for i in some if [i] not in groups]
     for group in groups:
-        shapes = {i.name: ("tensor", "tuple") if _entries(i) else i.shapes(project, consumers) for i in group}
+        shapes = {i.name: ("tensor", "tuple") if _entries(i) else i.shapes(project, edges) for i in group}
         # another method may read an attribute after it is stored, so it is detached where it is read
         ways = [_read, _stored, _after] if any("." in i.name for i in group) else [_stored, _read, _after]
         if any(map(_entries, group)):

@@ -22,6 +22,7 @@ from gradfix.verdict import HELD
 ROUNDS = 12  # more faults than that in one file are reported, and cured by the next call
 PROPOSALS = 12  # per conflict: each costs a proof
 GRAVITY: tuple[Severity, ...] = ("error", "warning", "note")
+MISGUESSED = ("AttributeError", "TypeError", "NameError", "UnboundLocalError")  # how a proposal fails that does not fit
 ORDER: tuple[Status, ...] = ("proved", "preserved", "intended", "untried", "rejected")
 
 
@@ -116,9 +117,9 @@ def try_all(
 
     with ThreadPoolExecutor(2) as pool:
         tried = list(pool.map(one, found))
-    # two that read alike and measured alike are one to the person
+    # two that read alike and measured alike are one to the person; a guess at what a name holds that was wrong is none
     alike: dict[tuple[str, str, str, str], Tried] = {}
-    for t in sorted(tried, key=_merit):
+    for t in sorted((t for t in tried if t.verdict.measured.get("failed") not in MISGUESSED), key=_merit):
         proposal, verdict = t.candidate.proposal, t.verdict
         alike.setdefault((proposal.codemod, proposal.summary, verdict.status, verdict.reason), t)
     return tuple(alike.values())

@@ -109,9 +109,9 @@ class After:
 class Refusal(Exception):
     """A verdict that needs no more runs."""
 
-    def __init__(self, status: Status, reason: str) -> None:
+    def __init__(self, status: Status, reason: str, failed: str = "") -> None:
         super().__init__(reason)
-        self.verdict = Verdict(status, reason)
+        self.verdict = Verdict(status, reason, {"failed": failed} if failed else {})
 
 
 class Prover:
@@ -264,7 +264,7 @@ class Prover:
             for c in baseline.conflicts
         )
         if failed and not more:
-            raise Refusal("rejected", _how_it_ended(plain))
+            raise _failure(plain)
         recorded = self._start(files, record=True).result()
         _trust(recorded)
         found = detect(recorded.tape) if recorded.tape else ()
@@ -285,7 +285,7 @@ class Prover:
         after = After(plain, recorded, rest)
         ended = rest.others and (after.broken_off or recorded.ended in (*CLEAN, baseline.outcome.ended))
         if failed and not ended:
-            raise Refusal("rejected", _how_it_ended(plain))
+            raise _failure(plain)
         came, went = after.measured.passes, baseline.oracle.passes
         if "timeout" in (plain.ended, recorded.ended) and came < went:
             raise Refusal(
@@ -500,8 +500,8 @@ def _mixes(conflict: Conflict, cured: Sequence[Conflict], lines: Lines) -> bool:
     )
 
 
-def _how_it_ended(outcome: Outcome) -> str:
+def _failure(outcome: Outcome) -> Refusal:
     if outcome.failure is not None:
         message = shortened(" ".join(outcome.failure.message.split()))
-        return f"it fails: {outcome.failure.type}: {message}"
-    return outcome.detail or f"it ends otherwise than before: {outcome.ended}"
+        return Refusal("rejected", f"it fails: {outcome.failure.type}: {message}", outcome.failure.type)
+    return Refusal("rejected", outcome.detail or f"it ends otherwise than before: {outcome.ended}")

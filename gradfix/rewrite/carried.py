@@ -111,7 +111,7 @@ class Carried:
                 ):
                     yield node.value
 
-    def shapes(self, project: Project, consumers: Iterable[Record]) -> tuple[str, ...]:
+    def shapes(self, project: Project, edges: Sequence[Crossing]) -> tuple[str, ...]:
         """What the name may hold, likeliest first."""
         values = list(self.first_values())
         said = [shape_of(self.view, v, project) for v in values]
@@ -122,9 +122,9 @@ class Carried:
             return ("list", "list of tuples")
         if known:
             return (known,)
-        if self._unpacked():
+        if self._unpacked() or any(e.producer.output and e.producer.output.name == self.name for e in edges):
             return ("tensor",)
-        if any("lstm" in r.op.lower() for r in consumers) or self._called_with("LSTM"):
+        if any("lstm" in e.consumer.op.lower() for e in edges) or self._called_with("LSTM"):
             return ("tuple", "tensor")
         return ("tensor", "tuple")
 

@@ -53,7 +53,7 @@ def window_ends(
     group = direct or group
     body = units(block)
     steps = [u for u in body[index:] if ".step(" in view.code(u.node)]
-    shapes = {n: i.shapes(project, [e.consumer for e in edges]) for n, i in group.items()}
+    shapes = {n: i.shapes(project, edges) for n, i in group.items()}
     for n in range(max(map(len, shapes.values()), default=0)):
         lines = [line_of(rebinding(name, some[min(n, len(some) - 1)])) for name, some in shapes.items()]
         said = ", ".join(f"`{name}`" for name in group)

@@ -26,6 +26,7 @@ from gradfix.rewrite.boundary import (
     shared,
 )
 from gradfix.rewrite.calls import backward_call, drop_retain, loss_of
+from gradfix.rewrite.dropped import without
 from gradfix.rewrite.rerun import plan, reads_of
 from gradfix.rewrite.statements import Unit, body_of, dotted, names, touches, walk
 from gradfix.tape import Backward
@@ -134,7 +135,7 @@ def _proposals(
     effect = NONE if quiet else OWN
     named = ", ".join(dict.fromkeys(f"`{f.view.code(f.value).strip()}`" for f in found))
     summary = f"detach {named} where {_takers(found)} it"
-    cuts = [(f.view, [_cut(f, project)]) for f in found]
+    cuts = [(f.view, [_cut(f, project), *without(f.view, f.value, dotted(f.value))]) for f in found]
     drops = _idle(project, backward, edges)
     if drops:
         yield Proposal(f"{summary}; drop the idle retain_graph", effect, gather(*cuts, *drops), int(once))

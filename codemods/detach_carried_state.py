@@ -13,6 +13,7 @@ from gradfix.graph import Crossing
 from gradfix.rewrite.boundary import detach, gather, rebinding, shape_of
 from gradfix.rewrite.calls import backward_call, drop_retain
 from gradfix.rewrite.carried import Carried, carried, entries, made_outside, stored_elements
+from gradfix.rewrite.dropped import dropped, kept
 from gradfix.rewrite.rerun import reads_of
 from gradfix.rewrite.statements import (
     dotted,
@@ -126,6 +127,8 @@ def _ways(
         ways = [_read, _stored, _after] if any("." in i.name for i in group) else [_stored, _read, _after]
         if any(map(_entries, group)):
             ways = [_stored]
+        elif any(dropped(i.view, i.reader.node, i.name) for i in group):
+            ways = [_kept, *ways]
         for way in ways:
             for n in range(max(len(s) for s in shapes.values())):
                 parts: list[Part] = []
@@ -137,6 +140,11 @@ def _ways(
                 if parts:
                     said = ", ".join(f"`{i.name}`" for i in group)
                     yield f"detach {said} between passes", parts
+
+
+def _kept(item: Carried, shape: str) -> list[Edit]:
+    """``state = state.detach()`` for a ``state.detach()`` whose result is thrown away."""
+    return [kept(u, item.name, shape) for u in dropped(item.view, item.reader.node, item.name)]
 
 
 def _stored(item: Carried, shape: str) -> list[Edit]:

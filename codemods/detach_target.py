@@ -8,11 +8,13 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Project, Replace, View
+from gradfix.edit import Project, View
 from gradfix.rewrite.boundary import detach
+from gradfix.rewrite.dropped import detached_name, dropped, kept
 from gradfix.rewrite.liveness import dotted
 from gradfix.rewrite.spelling import descendants
-from gradfix.tape import Stack
+from gradfix.rewrite.statements import Unit, take_away
+from gradfix.tape import Cut, Stack
 
 TARGET = Effect(
     "cut-target", "the target (or weight) is a constant for its loss; all other gradients are as before"
@@ -64,37 +66,47 @@ for s, following, r in zip(torch.randn(3, 5, 3), torch.randn(3, 5, 3), torch.ran
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
-        dropped = _dropped(conflict, project)
-        if dropped is not None:
-            view, node, name = dropped
-            new = cst.parse_statement(f"{name} = {name}.detach()")
-            assert isinstance(new, cst.SimpleStatementLine)
-            small = new.body[0]
-            edit = Replace(
-                node, lambda n: small.with_changes(semicolon=getattr(n, "semicolon", small.semicolon))
-            )
-            yield Proposal(f"keep what `{name}.detach()` returns", TARGET, {view.path: (edit,)})
-            return
+        lost = _dropped(conflict, project)
+        if lost is not None:
+            view, unit, name = lost
+            summary = f"keep what `{name}.detach()` returns"
+            yield Proposal(summary, TARGET, {view.path: (kept(unit, name),)})
         used = conflict.label("used")
         places = [] if conflict.pattern == "advantage" else list(_made(conflict, project))
         places += _operands(project, used.stack) if used is not None else []
-        for rank, (view, expression) in enumerate(dict.fromkeys(places)):
+        for rank, (view, expression) in enumerate(dict.fromkeys(places), 1 if lost else 0):
             code = " ".join(view.code(expression).split())
             said = f"`{code}`" if len(code) < 40 else "the target"
-            yield Proposal(f"detach {said}", TARGET, {view.path: (detach(expression),)}, rank)
+            gone = take_away(lost[1], view) if lost and lost[0] is view else ()
+            yield Proposal(f"detach {said}", TARGET, {view.path: (detach(expression), *gone)}, rank)
 
 
-def _dropped(conflict: Conflict, project: Project) -> tuple[View, cst.Expr, str] | None:
-    """A ``name.detach()`` that is a statement of its own."""
-    cut = conflict.label("cut")
-    found = project.node(cut.at) if cut is not None else None
-    small = found[0].small_statement(found[1]) if found else None
-    if found is None or not isinstance(small, cst.Expr) or not isinstance(small.value, cst.Call):
-        return None
-    func = small.value.func
-    if not isinstance(func, cst.Attribute) or func.attr.value != "detach" or not dotted(func.value):
-        return None
-    return found[0], small, dotted(func.value)
+def _dropped(conflict: Conflict, project: Project) -> tuple[View, Unit, str] | None:
+    """A ``name.detach()`` that is a statement of its own, of the value or of what is made of it for the loss."""
+    above = _above(conflict, project)
+    for event in project.tape.events:
+        if not isinstance(event, Cut) or event.how != "detach" or event.node not in above or not event.stack:
+            continue
+        found = project.node(event.stack[-1])
+        name = detached_name(found[0].small_statement(found[1]) or found[1]) if found else None
+        if found is not None and name:
+            units = dropped(found[0], found[1], name)
+            here = found[0].small_statement(found[1])
+            return next(((found[0], u, name) for u in units if u.node is here), None)
+    return None
+
+
+def _above(conflict: Conflict, project: Project) -> set[int]:
+    """The target's node, and the nodes that lead from it to the loss."""
+    used = conflict.label("used")
+    if conflict.record is None or conflict.backward is None or used is None:
+        return set()
+    found = {conflict.record.node}
+    for node in sorted(conflict.backward.nodes):
+        record = project.graph.records.get(node)
+        if record is not None and record.stack != used.stack and not found.isdisjoint(record.parents):
+            found.add(node)
+    return found
 
 
 def _made(conflict: Conflict, project: Project) -> Iterator[tuple[View, cst.BaseExpression]]:

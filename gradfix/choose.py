@@ -22,7 +22,12 @@ from gradfix.verdict import HELD
 ROUNDS = 12  # more faults than that in one file are reported, and cured by the next call
 PROPOSALS = 12  # per conflict: each costs a proof
 GRAVITY: tuple[Severity, ...] = ("error", "warning", "note")
-MISGUESSED = ("AttributeError", "TypeError", "NameError", "UnboundLocalError")  # how a proposal fails that does not fit
+MISGUESSED = (
+    "AttributeError",
+    "TypeError",
+    "NameError",
+    "UnboundLocalError",
+)  # how a proposal fails that does not fit
 ORDER: tuple[Status, ...] = ("proved", "preserved", "intended", "untried", "rejected")
 
 

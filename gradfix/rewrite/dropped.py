@@ -1,0 +1,41 @@
+"""`x.detach()` as a statement of its own: what it returns is thrown away. A cure keeps the result, or takes the
+statement away where it detaches elsewhere."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from gradfix.edit import Edit, Replace, View
+from gradfix.rewrite.boundary import rebinding
+from gradfix.rewrite.statements import Unit, block_of, body_of, dotted, take_away, units, walk
+
+
+def dropped(view: View, node: cst.CSTNode, name: str | None) -> tuple[Unit, ...]:
+    """The statements ``name.detach()`` of the function (or module) around `node`."""
+    return tuple(u for u in walk(body_of(view, node)) if name is not None and detached_name(u.node) == name)
+
+
+def detached_name(node: cst.CSTNode) -> str | None:
+    """``x.y`` of the statement ``x.y.detach()``, else None."""
+    call = node.value if isinstance(node, cst.Expr) else None
+    if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Attribute):
+        return None
+    return dotted(call.func.value) if call.func.attr.value == "detach" and not call.args else None
+
+
+def kept(unit: Unit, name: str, shape: str = "tensor") -> Edit:
+    """The statement ``name.detach()`` becomes ``name = name.detach()``."""
+    small = rebinding(name, shape)
+    return Replace(
+        unit.node, lambda n: small.with_changes(semicolon=getattr(n, "semicolon", small.semicolon))
+    )
+
+
+def without(view: View, node: cst.CSTNode, name: str | None) -> list[Edit]:
+    """Edits that take the statements ``name.detach()`` around `node` away, those that a body can do without."""
+    found: list[Edit] = []
+    for unit in dropped(view, node, name):
+        block = block_of(view, unit.node)
+        if block is not None and len(units(block)) > 1:
+            found += take_away(unit, view)
+    return found

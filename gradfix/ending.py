@@ -52,7 +52,9 @@ def problem(entry: Path, first: Baseline, faults: bool) -> Problem | None:
 def remarks(first: Baseline, settings: Settings, faults: bool, sources: Mapping[str, str]) -> Iterator[str]:
     """Sentences that qualify the report: what was not seen, what else is wrong."""
     failure = first.failure
-    told = failure is not None and any(c.kind == "legacy-api" and c.at == failure.at for c in first.conflicts)
+    told = failure is not None and any(
+        c.kind == "legacy-api" and isinstance(c.event, Failure) for c in first.conflicts
+    )
     if faults and failure is not None and not failure.autograd and not told:
         at = f" in line {failure.at.line}" if failure.at is not None else ""
         yield f"the script also {_not_autograds(failure, at)}"

@@ -199,6 +199,21 @@ class GradRead(Event):
     node: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Legacy(Event):
+    """Something of autograd's past that today's PyTorch still takes.
+
+    `use` is ``Variable`` (a tensor was wrapped in one; `said` is ``volatile`` where that was asked for), ``type`` (a
+    tensor's type was compared with Variable: never equal today) or ``deprecated`` (`said` is PyTorch's warning).
+    `ref` is the wrapped tensor; `attached` says that it required grad, which Variable() takes away today.
+    """
+
+    use: str
+    ref: Ref | None = None
+    attached: bool = False
+    said: str = ""
+
+
 _AUTOGRAD = (
     "modified by an inplace operation",
     "backward through the graph a second time",
@@ -256,6 +271,7 @@ AnyEvent = (
     | GradWrite
     | Cut
     | GradRead
+    | Legacy
     | Failure
     | Note
     | End
@@ -273,6 +289,7 @@ EVENTS: dict[str, type[Event]] = {
         GradWrite,
         Cut,
         GradRead,
+        Legacy,
         Failure,
         Note,
         End,

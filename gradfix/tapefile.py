@@ -16,7 +16,7 @@ from typing import Any
 from gradfix.tape import EVENTS, End, Event, Optimizer, Ref, Site, Stack, Tape
 
 FORMAT = "gradfix-tape"
-VERSION = 1
+VERSION = 2
 
 
 class TapeError(ValueError):

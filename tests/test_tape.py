@@ -30,7 +30,7 @@ from gradfix.tape import (
 )
 from gradfix.tapefile import TapeError, format_tape, parse_tape, read_tape, write_tape
 
-HEADER = '{"format":"gradfix-tape","version":1}\n'
+HEADER = '{"format":"gradfix-tape","version":2}\n'
 OUTER = Site("/home/é/train.py", 3, 4, 3, 9)
 INNER = Site("/home/é/net.py", 7, 0, 8, 2, "Net.forward")
 
@@ -120,7 +120,7 @@ def test_cut_off() -> None:
         ("import torch\n", "not a gradfix tape"),
         ("[]\n", "not a gradfix tape"),
         ('{"format":"other"}\n', "not a gradfix tape"),
-        ('{"format":"gradfix-tape","version":99}\n', "version 99; this gradfix reads version 1"),
+        ('{"format":"gradfix-tape","version":99}\n', "version 99; this gradfix reads version 2"),
         (HEADER + "nonsense\n", "damaged after 0 events"),
         (HEADER + '{"e":"Nothing","t":1,"s":0}\n', "damaged after 0 events"),
         (HEADER + '{"e":"Free","t":1,"s":7,"nodes":[]}\n', "damaged after 0 events"),

@@ -138,5 +138,10 @@ PATTERNS = {
         "replaced": "a parameter was replaced after the optimizer was made",
     },
     "data-attribute": {"": ".data is read or written"},
-    "legacy-api": {"removed": "an API that current PyTorch no longer has"},
+    "legacy-api": {
+        "removed": "an API that current PyTorch no longer has",
+        "compared": "a type is compared with Variable, which no tensor's is today",
+        "variable": "a tensor is wrapped in Variable",
+        "deprecated": "PyTorch warns that a name has a successor",
+    },
 }

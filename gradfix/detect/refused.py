@@ -3,14 +3,14 @@ gradients of non-leaves, and API that is gone."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterable
 
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
+from gradfix.detect.legacy import removed
 from gradfix.graph import Graph
-from gradfix.tape import Backward, Cut, Failure, GradRead, Mutate, Optimizer, Record, Site, Stack
+from gradfix.tape import Backward, Cut, Failure, GradRead, Mutate, Optimizer, Record, Stack
 
 NO_GRAPH = "does not require grad"
 
@@ -25,24 +25,6 @@ REFUSED_WRITES = (
     ("is a view and is being modified inplace", "forbidden-view-write", "multi-view"),
     ("is a view and its base", "forbidden-view-write", "multi-view"),
     ("view", "forbidden-view-write", "multi-view"),
-)
-
-# (exception, wording) of API that autograd's past had and today's PyTorch refuses
-REMOVED = (
-    ("IndexError", r"invalid index of a 0-dim tensor"),
-    ("TypeError", r"unexpected keyword argument '(retain_variables|volatile|async|reduce_graph)'"),
-    ("AttributeError", r"has no attribute '(clip_grad_norm|volatile|creator|cuda_async|data_ptr_async)'"),
-    ("RuntimeError", r"Legacy autograd function with non-static forward method"),
-    ("AttributeError", r"module 'torch\.nn\.init' has no attribute '\w+'"),
-    ("AttributeError", r"module 'torch\.autograd' has no attribute '\w+'"),
-    ("ImportError", r"from 'torch\.autograd"),
-)
-
-# what reading the first number of a tensor without dimensions raises once it has left torch: .numpy()[0], .tolist()[0]
-UNDIMENSIONED = (
-    ("IndexError", "array is 0-dimensional"),
-    ("IndexError", "invalid index to scalar variable"),
-    ("TypeError", "object is not subscriptable"),
 )
 
 
@@ -226,46 +208,4 @@ def _failure(graph: Graph, event: Failure, found: Findings) -> Conflict | None:
             default=None,
         )
         return _parameter(record.output.name if record and record.output else "", record, event)
-    what = _removed(graph, event)
-    if not what:
-        return None
-    return make(
-        "legacy-api",
-        "removed",
-        what,
-        [("read", event.stack, "as PyTorch 0.x had it")],
-        "read",
-        severity="error",
-        event=event,
-    )
-
-
-def _removed(graph: Graph, event: Failure) -> str:
-    """How a failure shows that PyTorch gave up what the script was written for, or ""."""
-    kind, said = event.type.rpartition(".")[2], event.message.split("\n")[0]
-    left = any(kind == k and words in said for k, words in UNDIMENSIONED) and _left_undimensioned(
-        graph, event
-    )
-    if left or "0-dim tensor" in said:
-        return (
-            "this tensor has no dimensions since PyTorch 0.4, so its number is not at [0]; `.item()` reads it"
-        )
-    if any(kind == k and re.search(words, event.message) for k, words in REMOVED):
-        return f"this API is gone from current PyTorch: {said}"
-    return ""
-
-
-def _left_undimensioned(graph: Graph, event: Failure) -> bool:
-    """Whether a tensor without dimensions left torch in the very expression that failed."""
-    here = event.at
-    return here is not None and any(
-        isinstance(e, Cut) and e.at is not None and not e.ref.shape and _inside(e.at, here)
-        for e in graph.tape.events
-    )
-
-
-def _inside(one: Site, other: Site) -> bool:
-    return one.file == other.file and (
-        (other.line, other.column) <= (one.line, one.column)
-        and (one.end_line, one.end_column) <= (other.end_line, other.end_column)
-    )
+    return removed(graph, event)

@@ -14,6 +14,7 @@ from itertools import pairwise
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, Found, make, optimizer_words
+from gradfix.detect.legacy import outdated
 from gradfix.detect.parameters import converted, dead_parameters, rewrapped, second_order, stray_optimizers
 from gradfix.detect.waste import data_attributes, discarded, idle_retain
 from gradfix.graph import Graph, Leaf
@@ -24,7 +25,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     """Every conflict that the optimizers show, and the notes."""
     found = Findings()
     without = (dead_parameters, rewrapped, stray_optimizers, converted, second_order)
-    for find in (*without, unreset, left_over, flows_on, discarded, idle_retain, data_attributes):
+    for find in (*without, unreset, left_over, flows_on, discarded, idle_retain, data_attributes, outdated):
         for key, event, conflict in find(graph):
             found.add(key, event.time, conflict)
     return found.conflicts()

@@ -16,6 +16,7 @@ BUILTINS = frozenset(dir(builtins))
 FAILS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError)
 LONGEST = 1_000  # of a string that is computed
 WIDEST = 256  # bits of a number that is computed
+_OLD_TYPE = Lib("torch.autograd.Variable")
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
 
@@ -79,6 +80,11 @@ def _sequence(value: Value) -> bool:
 
 
 def compared(m: Machine, name: str, concrete: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
+    if name in ("eq", "ne") and _OLD_TYPE in (left, right) and Lib("torch.Tensor") in (left, right):
+        m.trace.compared()
+        return name == "ne"
+    if name in ("eq", "ne") and isinstance(left, Lib) and isinstance(right, Lib) and _builtin(left, right):
+        return (left == right) is (name == "eq")
     if name in ("eq", "ne") and (_vague(left) or _vague(right)):
         return m.unknown("compare")
     try:
@@ -86,6 +92,11 @@ def compared(m: Machine, name: str, concrete: Callable[[Any, Any], Any], left: V
     except FAILS:
         return m.unknown("compare")
     return result if isinstance(result, bool) else m.unknown("compare")
+
+
+def _builtin(*names: Lib) -> bool:
+    """Whether a type of Python's own is among these, which has no second name."""
+    return any(name.path.startswith("builtins.") for name in names)
 
 
 def _vague(value: Value) -> bool:

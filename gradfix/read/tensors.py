@@ -413,6 +413,8 @@ def set_item(m: Machine, tensor: Tensor, index: Value, value: Value) -> None:
 
 def rows(m: Machine, tensor: Tensor, count: int) -> list[Value]:
     """The first rows of `tensor`, as going through it gives them: views made at once."""
+    if tensor.shape == ():
+        m.fail("TypeError", "iteration over a 0-d tensor")
     length = tensor.shape[0] if tensor.shape else None
     if length is None:
         length = min(count, m.budget.passes)

@@ -241,16 +241,15 @@ def _randperm(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 def _variable(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``Variable(x)``: today ``x.detach()``, a leaf of its own where that is asked for."""
     data = args[0] if args else kwargs.get("data")
     if not isinstance(data, Tensor):
         return data
     wants = kwargs.get("requires_grad", args[1] if len(args) > 1 else False)
-    if kwargs.get("volatile") is True or (data.node is None and not wants):
+    m.trace.wrapped(data, kwargs.get("volatile") is True)
+    if data.node is None and not data.requires and not wants:
         return data
-    made = Tensor(
-        data.storage, bool(wants) if data.node is None else data.requires, data.node, data.shape, data.dtype
-    )
-    return made
+    return Tensor(data.storage, bool(wants), None, data.shape, data.dtype)
 
 
 # ---- modes

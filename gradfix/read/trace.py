@@ -13,6 +13,7 @@ from gradfix.tape import (
     Free,
     GradRead,
     GradWrite,
+    Legacy,
     Mutate,
     Optimizer,
     Record,
@@ -131,6 +132,17 @@ class Trace:
             self._record(self.reached([node], None)[0])
         number = None if node is None else node.number
         self.add(Cut(self.tick(), self._stack(), how, self.ref(tensor), number))
+
+    def wrapped(self, tensor: Tensor, volatile: bool) -> None:
+        """``Variable(tensor)``."""
+        said = "volatile" if volatile else ""
+        self.add(
+            Legacy(self.tick(), self._stack(), "Variable", self.ref(tensor), bool(tensor.requires), said)
+        )
+
+    def compared(self) -> None:
+        """``type(tensor) == Variable``."""
+        self.add(Legacy(self.tick(), self._stack(), "type"))
 
     def grad_read(self, tensor: Tensor, node: Node | None) -> None:
         if node is not None:

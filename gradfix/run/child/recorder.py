@@ -26,6 +26,7 @@ from .aliases import Aliases
 from .elsewhere import Processes, Threads
 from .engine import FREED, Engine, Walk
 from .gradients import FULL, Gradients
+from .legacy import Legacy
 from .names import Names
 from .optimizers import Optimizers
 from .regions import Regions
@@ -104,6 +105,7 @@ class Recorder:
         self.optimizers = Optimizers(self)
         self.gradients = Gradients(self)
         self.regions = Regions(self)
+        self.legacy = Legacy(self)
         self._leaves: dict[int, weakref.ref[Any]] = {}
         self._known_leaves: dict[
             int, tuple[Any, ...]
@@ -118,6 +120,7 @@ class Recorder:
         torch._C._autograd._push_saved_tensors_default_hooks(self.saves.pack, self.saves.unpack)
         self.watch.__enter__()  # type: ignore[no-untyped-call]
         self.threads.install()
+        self.legacy.install()
         self.processes.install()
 
     def finish(self, how: str, exc: BaseException | None) -> None:

@@ -16,7 +16,7 @@ from .recent import Recent
 from .sites import Key, Sites
 from .storages import Storage, Storages
 
-VERSION = 1
+VERSION = 2
 _MOST = 20_000  # events that are held
 _SECONDS = 0.5
 _WAKES = 64  # times that passes like before are written for the sake of a neighbour

@@ -1,0 +1,128 @@
+"""legacy-api: what autograd's past had and today's PyTorch refuses, takes in another sense, or warns of."""
+
+from __future__ import annotations
+
+import re
+
+from gradfix.detect.conflict import Conflict
+from gradfix.detect.finding import Found, make
+from gradfix.graph import Graph
+from gradfix.tape import Cut, Failure, Legacy, Site, Stack
+
+# (exception, wording) of API that autograd's past had and today's PyTorch refuses
+REMOVED = (
+    ("IndexError", r"invalid index of a 0-dim tensor"),
+    ("TypeError", r"unexpected keyword argument '(retain_variables|volatile|async|reduce_graph)'"),
+    ("AttributeError", r"has no attribute '(clip_grad_norm|volatile|creator|cuda_async|data_ptr_async)'"),
+    ("RuntimeError", r"Legacy autograd function with non-static forward method"),
+    ("AttributeError", r"module 'torch\.nn\.init' has no attribute '\w+'"),
+    ("AttributeError", r"module 'torch\.autograd' has no attribute '\w+'"),
+    ("ImportError", r"from 'torch\.autograd"),
+)
+
+# what reading the first number of a tensor without dimensions raises once it has left torch: .numpy()[0], .tolist()[0]
+UNDIMENSIONED = (
+    ("IndexError", "array is 0-dimensional"),
+    ("IndexError", "invalid index to scalar variable"),
+    ("TypeError", "object is not subscriptable"),
+)
+
+
+def removed(graph: Graph, event: Failure) -> Conflict | None:
+    """An API that is gone, where that ended the run."""
+    what = _gone(graph, event)
+    if not what:
+        return None
+    return make(
+        "legacy-api",
+        "removed",
+        what,
+        [("read", event.stack, "as PyTorch 0.x had it")],
+        "read",
+        severity="error",
+        event=event,
+    )
+
+
+def outdated(graph: Graph) -> Found:
+    """Uses of autograd's past that still run: one conflict a place."""
+    failure = next((e for e in graph.tape.events if isinstance(e, Failure)), None)
+    for event in graph.tape.events:
+        if not isinstance(event, Legacy) or event.at is None:
+            continue
+        found = _compared(event, failure) if event.use == "type" else _noted(event)
+        yield ("legacy", event.use, event.stack[-1]), event, found
+
+
+def _compared(event: Legacy, failure: Failure | None) -> Conflict | None:
+    """A type compared with Variable: it was a tensor's, and is no more. Often the other branch then takes the tensor
+    for a container, and fails."""
+    labels: list[tuple[str, Stack, str]] = [("read", event.stack, "never true of a tensor")]
+    ended = failure is not None and event.at is not None and _came_of(failure, event.at)
+    if ended and failure is not None:
+        labels.append(("needed", failure.stack, f"fails: {failure.message.splitlines()[0]}"))
+    return make(
+        "legacy-api",
+        "compared",
+        "no tensor's type is Variable since PyTorch 0.4, so this comparison never holds",
+        labels,
+        "read",
+        severity="error" if ended else "warning",
+        event=failure if ended else event,
+    )
+
+
+def _came_of(failure: Failure, compared: Site) -> bool:
+    """Whether the run ended in the function that made the comparison."""
+    return any(
+        s.file == compared.file and s.function.split(".<locals>")[0] == compared.function
+        for s in failure.stack
+        if compared.function != "<module>" or s.line == compared.line
+    )
+
+
+def _noted(event: Legacy) -> Conflict | None:
+    if event.use == "Variable":
+        pattern = "variable"
+        what = "Variable does nothing since PyTorch 0.4: a tensor has its own gradient"
+        if event.said:
+            what = "volatile=True does nothing since PyTorch 0.4; what it did is torch.no_grad()'s to do"
+        elif event.attached:
+            what = "Variable detaches a tensor from its graph today, and did not before PyTorch 0.4"
+    else:
+        pattern, what = "deprecated", event.said.splitlines()[0].rstrip(".")
+    label = "as PyTorch 0.x had it" if pattern == "variable" else "PyTorch warns here"
+    return make(
+        "legacy-api", pattern, what, [("read", event.stack, label)], "read", ref=event.ref, event=event
+    )
+
+
+def _gone(graph: Graph, event: Failure) -> str:
+    """How a failure shows that PyTorch gave up what the script was written for, or ""."""
+    kind, said = event.type.rpartition(".")[2], event.message.split("\n")[0]
+    left = any(kind == k and words in said for k, words in UNDIMENSIONED) and _left_undimensioned(
+        graph, event
+    )
+    if left or "0-dim tensor" in said:
+        return (
+            "this tensor has no dimensions since PyTorch 0.4, so its number is not at [0]; `.item()` reads it"
+        )
+    if any(kind == k and re.search(words, event.message) for k, words in REMOVED):
+        return f"this API is gone from current PyTorch: {said}"
+    return ""
+
+
+def _left_undimensioned(graph: Graph, event: Failure) -> bool:
+    """Whether a tensor without dimensions left torch in the very expression that failed."""
+    here = event.at
+    return here is not None and any(
+        isinstance(e, Cut) and e.at is not None and not e.ref.shape and _inside(e.at, here)
+        for e in graph.tape.events
+    )
+
+
+def _inside(one: Site, other: Site) -> bool:
+    return one.file == other.file and (
+        (other.line, other.column) <= (one.line, one.column)
+        and (one.end_line, one.end_column) <= (other.end_line, other.end_column)
+    )

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradfix.baseline import Baseline
 from gradfix.cache import FOLDER, Cache
 from gradfix.check import Checking, check, check_text
 from gradfix.config import Projects
 from gradfix.discover import Search
-from gradfix.report import View, concise, faults, shown
-from gradfix.report import json as report_json
+from gradfix.report import View, faults, formats, shown
 from gradfix.report.places import Paths
 from gradfix.report.terminal import Terminal
-from gradfix.report.totals import closing, statistics
+from gradfix.report.totals import closing, counted, statistics
 from gradfix.result import Problem, Result
 from gradfix.source import Source, SourceError
 
@@ -79,40 +79,53 @@ def report(
     quiet: bool = False,
     count: bool = False,
     exit_zero: bool = False,
+    baseline: Baseline | None = None,
+    update: bool = False,
 ) -> int:
-    """Check what was asked for and report it as it comes; the exit code. Raises ConfigError."""
+    """Check what was asked for and report it as it comes; the exit code. What `baseline` knows is left out; with
+    `update` it is made to know everything, and nothing is reported. Raises ConfigError, BaselineError."""
     terminal = Terminal(quiet)
     paths = Paths.of(p for p in asked.paths if p != "-")
     results: list[Result] = []
+    stopped: Problem | None = None
     try:
         for result in asked.results(projects, terminal):
-            results.append(result)
-            if format_ != "json" and not count:
-                _show(result, format_, paths, terminal, verbose)
+            results.append(result if baseline is None else baseline.new(result))
+            if not (format_ in formats.DOCUMENTS or count or update):
+                _show(results[-1], format_, paths, terminal, verbose)
             if result.problem:
                 given = paths.show(str(result.entry))
                 message = result.problem.message.replace(str(result.entry), given)
                 terminal.error(message, result.problem.detail)
     except SourceError as problem:
-        if format_ == "json":
-            terminal.write(report_json.problem(problem.sentence, problem.detail))
-        terminal.error(problem.sentence, problem.detail)
+        stopped = Problem(problem.sentence, problem.detail)
+    if baseline is not None and update and not stopped:
+        return _updated(baseline, results, terminal)
+    if format_ in formats.DOCUMENTS:
+        terminal.write(formats.document(format_, results, View(paths, action="check"), stopped))
+    if stopped:
+        terminal.error(stopped.message, stopped.detail)
         return FAILED
-    if format_ == "json":
-        terminal.write(report_json.document(results, View(paths, action="check")))
-    elif count:
+    if count:
         for line in statistics(results):
             terminal.write(line)
-    if format_ != "json" and not quiet:
-        terminal.write(closing(results, paths))
+    if format_ not in formats.DOCUMENTS and not quiet:
+        terminal.write(closing(results, paths, baseline))
     if any(r.problem for r in results):
         return FAILED
     return FAULTS if any(faults(r) for r in results) and not exit_zero else NOTHING
 
 
+def _updated(baseline: Baseline, results: list[Result], terminal: Terminal) -> int:
+    kept = baseline.update()
+    if not terminal.quiet:
+        terminal.write(f"{baseline.file} knows {counted(kept, 'fault')} now.")
+    return FAILED if any(r.problem for r in results) else NOTHING
+
+
 def _show(result: Result, format_: str, paths: Paths, terminal: Terminal, verbose: int) -> None:
-    if format_ == "concise":
-        for line in concise.render(result, View(paths, glyphs=terminal.glyphs)):
+    if format_ in formats.LINES:
+        for line in formats.lines(format_, result, View(paths, glyphs=terminal.glyphs)):
             terminal.write(line.text)
     elif shown(result) or (verbose and result.minor):
         from gradfix.report import full

@@ -24,14 +24,15 @@ def fix(
 
     `text` is served in the entry's place (an unsaved buffer). `say` hears what is being done, for a progress line.
     `zygote` is one that is warm already; without it one is started for this call.
-    A tape or a traceback is read, and nothing is run. So is the text where the interpreter can't be used; without cures
-    to look for, that raises gradfix.run.InterpreterError.
+    A tape or a traceback is read, and nothing is run; nor is it without ``settings.run``. So is the text where the
+    interpreter can't be used; without cures to look for, that raises gradfix.run.InterpreterError.
     """
     entry = entry.resolve()
-    if settings.tape is not None or settings.traceback:
+    if settings.tape is not None or settings.traceback or not settings.run:
         from gradfix import unproved
 
-        yield (unproved.from_text if settings.traceback else unproved.from_tape)(entry, settings, text)
+        from_text = settings.traceback or not settings.run
+        yield (unproved.from_text if from_text else unproved.from_tape)(entry, settings, text)
         return
     if zygote is None:
         try:

@@ -42,6 +42,7 @@ class Settings:
     sandbox: Sandbox | None = None  # None: auto, and strict for code that nobody named
     tape: Path | None = None
     traceback: str = ""  # what PyTorch said elsewhere
+    run: bool = True  # False: only the text is read, and cures stay untried
     repair: bool = True  # False: `gradfix run`, find and report only
     within: tuple[
         Path, ...

@@ -164,7 +164,8 @@ def _applied(
         before = _faults(entry, text)
         given_up.add(_identity(found[0].conflict, found[0].texts))
         diagnosis = diagnosed(found[0], settings, reason)
-        cure = next((c for c in diagnosis.cures if _helps(entry, c, before, diagnosis.conflict)), None)
+        harmless = [c for c in diagnosis.cures if not (settings.careful and c.effect.kind != "none")]
+        cure = next((c for c in harmless if _helps(entry, c, before, diagnosis.conflict)), None)
         if cure is not None:
             others = tuple(c for c in diagnosis.cures if c is not cure)
             done.append(replace(diagnosis, cures=(cure, *others), status="cured", sources={str(entry): text}))

@@ -12,12 +12,13 @@ from pathlib import Path
 from rich.text import Text
 
 from gradfix import pipeline
+from gradfix.baseline import Baseline
 from gradfix.discover import Patterns, Search, discover
-from gradfix.report import View, concise, faults, full, shown
-from gradfix.report import json as report_json
+from gradfix.report import View, faults, formats, full, shown
 from gradfix.report.layout import fold, safe
 from gradfix.report.places import Paths
 from gradfix.report.terminal import Terminal
+from gradfix.report.totals import counted, known
 from gradfix.result import Problem, Result, Settings
 from gradfix.run import InterpreterError
 from gradfix.run.walls import Sandbox
@@ -80,7 +81,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`action` is ``diff``, ``write`` or ``run``; `format` the report's: full, concise or json."""
+    """`action` is ``diff``, ``write`` or ``run``; `format` the report's."""
 
     settings: Settings
     action: str
@@ -88,6 +89,8 @@ class Work:
     format: str
     verbose: int
     terminal: Terminal
+    baseline: Baseline | None = None  # faults that are not reported again
+    update: bool = False  # make it know all of them, and report nothing
 
     def go(self, asked: Entries) -> int:
         """Every entry through the pipeline, its report as soon as it is there; the exit code."""
@@ -100,23 +103,31 @@ class Work:
                 for entry in filter(Path.exists, entries):
                     refuse_read_only(entry)  # before the work, not after it
             for result in self._results(entries, settings, stdin):
+                if self.baseline is not None:
+                    result = self.baseline.new(result)
                 results.append(_written(result) if self.action == "write" and stdin is None else result)
                 self._report(results[-1], view, stdin)
         except (InterpreterError, SourceError, TapeError, OSError) as problem:
             if isinstance(problem, BrokenPipeError):
                 raise
             sentence, detail = str(problem), getattr(problem, "detail", "")
-            if self.format == "json":
-                self.terminal.write(report_json.problem(sentence, detail))
+            if self.format in formats.DOCUMENTS:
+                stopped = Problem(sentence, detail)
+                self.terminal.write(formats.document(self.format, [], View(Paths.of(())), stopped))
             self.terminal.error(sentence, detail)
             return FAILED
+        if self.baseline is not None and self.update:
+            kept = self.baseline.update()
+            if not self.terminal.quiet:
+                self.terminal.write(f"{self.baseline.file} knows {counted(kept, 'fault')} now.")
+            return FAILED if any(r.problem for r in results) else NOTHING
         self._close(results, view, stdin)
         return self._code(results)
 
     def _results(self, entries: Sequence[Path], settings: Settings, stdin: Source | None) -> Iterator[Result]:
         text = None if stdin is None else stdin.text
         with ExitStack() as stack:
-            many, sandbox = len(entries) > 1, settings.sandbox or "auto"
+            many, sandbox = len(entries) > 1 and settings.run, settings.sandbox or "auto"
             shared = stack.enter_context(Zygote(settings.python, sandbox=sandbox)) if many else None
             for entry in entries:
                 with self.terminal.progress(entry.name) as say:
@@ -131,10 +142,11 @@ class Work:
                 terminal.err.out(safe(line), highlight=False)
             terminal.err.rule(style="dim")
         filtering = self.action == "write" and stdin is not None
-        if self.format != "json":
-            format_ = full if self.format == "full" else concise
+        if self.format not in formats.DOCUMENTS and not self.update:
             said = replace(result, lines=()) if terminal.quiet else result
-            terminal.show(format_.render(said, view), terminal.err if filtering else None)
+            by_line = self.format in formats.LINES
+            lines = formats.lines(self.format, said, view) if by_line else full.render(said, view)
+            terminal.show(lines, terminal.err if filtering else None)
             if stdin is not None and filtering:
                 _, new = result.files.get(str(result.entry), ("", stdin.text))
                 sys.stdout.flush()
@@ -144,8 +156,8 @@ class Work:
             terminal.error(result.problem.message.replace(str(result.entry), given), result.problem.detail)
 
     def _close(self, results: list[Result], view: View, stdin: Source | None) -> None:
-        if self.format == "json":
-            self.terminal.write(report_json.document(results, view))
+        if self.format in formats.DOCUMENTS:
+            self.terminal.write(formats.document(self.format, results, view))
             return
         if self.terminal.quiet:
             return
@@ -154,6 +166,7 @@ class Work:
             full.behind(results) if last else ""
         )  # nothing to report: nothing that was seen behind a wall
         lines = [Text(line) for line in fold(behind, view.width)] if behind else []
+        last = " ".join(filter(None, (last, known(self.baseline))))
         lines += [Text(line, style="bold") for line in fold(last, view.width)] if last else []
         filtering = self.action == "write" and stdin is not None
         self.terminal.show(lines, self.terminal.err if filtering else None)

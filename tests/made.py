@@ -1,5 +1,6 @@
 """Hand-made Results for the tests of reports and of the command line."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from gradfix.detect import Conflict, Label
@@ -93,3 +94,16 @@ def left(path: Path) -> Result:
 
 def clean(path: Path) -> Result:
     return Result(path, sources={str(path): GAN}, ended="steps")
+
+
+def replace_sources(result: Result, text: str) -> Result:
+    """`result` of a file that holds `text`."""
+    return replace(result, sources=dict.fromkeys(result.sources, text))
+
+
+def with_message(result: Result, message: str) -> Result:
+    """`result` with another sentence for its first fault."""
+    first, *others = result.diagnoses
+    return replace(
+        result, diagnoses=(replace(first, conflict=replace(first.conflict, message=message)), *others)
+    )

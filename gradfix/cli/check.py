@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from gradfix.cli.options import (
+    BaselineOption,
     ConfigOption,
     Format,
     Ignore,
@@ -16,9 +17,11 @@ from gradfix.cli.options import (
     Quiet,
     Select,
     ShowSettings,
+    UpdateBaseline,
     Verbose,
     fail,
     kinds,
+    known_faults,
     show_settings,
 )
 
@@ -27,7 +30,8 @@ CHECK = (
     "  gradfix check                          every file below the working directory\n\n"
     "  gradfix check train.py src             files and directories\n\n"
     "  gradfix check --evidence likely src    also what lies behind a test nobody knows\n\n"
-    "  gradfix check - --stdin-filename x.py  a buffer"
+    "  gradfix check - --stdin-filename x.py  a buffer\n\n"
+    "  gradfix check --baseline known.json    only faults that are new; --update-baseline makes the file"
 )
 
 
@@ -59,6 +63,8 @@ def check(
     statistics: Annotated[
         bool, typer.Option("--statistics", metavar="", help="Only how often each kind was found.")
     ] = False,
+    baseline: BaselineOption = None,
+    update_baseline: UpdateBaseline = False,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", metavar="", help="Exit with 0 though faults were found.")
     ] = False,
@@ -91,13 +97,15 @@ def check(
     What a run would show is found by following the program from its text: who owns which parameters, what each
     operation saves and overwrites. What can't be known from the text is not guessed.
     """
+    from gradfix.baseline import BaselineError
     from gradfix.checked import Asked, report
     from gradfix.config import ConfigError, Projects
+    from gradfix.report import formats
 
-    if statistics and output_format == "json":
-        fail("--statistics is for people; the JSON report holds every diagnostic to count")
-    # cures are for those who see them: looking for some takes longer than all the rest
-    helped = output_format != "concise" and not statistics
+    if statistics and output_format in formats.DOCUMENTS:
+        fail(f"--statistics is for people; the {output_format} report holds every diagnostic to count")
+    # cures are for those who see them
+    helped = output_format in formats.CURES and not statistics and not update_baseline
     more = {"notes": notes, "evidence": evidence, "repair": helped}
     given = {"select": kinds(select), "ignore": kinds(ignore), "exclude": tuple(exclude or ())}
     projects = Projects(tuple(config or ()), isolated, given, more)
@@ -112,6 +120,9 @@ def check(
     try:
         if settings:
             return show_settings(projects.of(asked.start()))
-        return report(asked, projects, output_format, verbose, quiet, statistics, exit_zero)
-    except ConfigError as problem:
+        known = known_faults(baseline, update_baseline)
+        return report(
+            asked, projects, output_format, verbose, quiet, statistics, exit_zero, known, update_baseline
+        )
+    except (ConfigError, BaselineError) as problem:
         fail(str(problem))

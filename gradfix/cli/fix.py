@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from gradfix.cli.options import (
+    BaselineOption,
     ConfigOption,
     Format,
     Ignore,
@@ -21,11 +22,13 @@ from gradfix.cli.options import (
     ShowSettings,
     Steps,
     Timeout,
+    UpdateBaseline,
     Verbose,
     configuration,
     fail,
     kinds,
     known,
+    known_faults,
     show_settings,
 )
 from gradfix.verdict import HELD
@@ -96,6 +99,15 @@ def fix(
         bool,
         typer.Option("--prove", metavar="", help="With a directory: run every script of it that trains."),
     ] = False,
+    no_run: Annotated[
+        bool,
+        typer.Option(
+            "--no-run",
+            metavar="",
+            help="Run nothing: cures come from the text and stay untried; --accept untried applies those that "
+            "mean to change nothing in the training.",
+        ),
+    ] = False,
     output_format: Format = "full",
     python: Python = None,
     steps: Steps = None,
@@ -128,6 +140,8 @@ def fix(
     )
     if settings:
         return show_settings(found)
+    if no_run and (prove or entry):
+        fail("--no-run runs nothing, and --prove and --entry say what to run: drop one of them")
     if prove and found.value("python") and not (python or config):
         # it would be started before there is a wall
         fail(
@@ -145,6 +159,8 @@ def fix(
         sandbox=sandbox,
         tape=tape,
         traceback=_traceback(traceback),
+        run=not no_run,
+        careful=no_run,
     )
     entries = Entries(paths or [], entry or [], prove, stdin_filename, found.excluded())
     action: Literal["write", "diff"] = "write" if write else "diff"
@@ -157,6 +173,8 @@ def run(
     select: Select = None,
     ignore: Ignore = None,
     output_format: Format = "full",
+    baseline: BaselineOption = None,
+    update_baseline: UpdateBaseline = False,
     python: Python = None,
     steps: Steps = None,
     timeout: Timeout = None,
@@ -181,11 +199,17 @@ def run(
     )
     if settings:
         return show_settings(found)
+    from gradfix.baseline import BaselineError
     from gradfix.report.terminal import Terminal
     from gradfix.work import Entries, Work
 
     asked = found.settings(notes=True, arguments=context.obj, seed=seed, sandbox=sandbox, repair=False)
-    return Work(asked, "run", False, output_format, verbose, Terminal(quiet)).go(Entries([script]))
+    known = known_faults(baseline, update_baseline)
+    work = Work(asked, "run", False, output_format, verbose, Terminal(quiet), known, update_baseline)
+    try:
+        return work.go(Entries([script]))
+    except BaselineError as problem:
+        fail(str(problem))
 
 
 def _codemods(given: list[str] | None) -> tuple[str, ...]:

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
+from gradfix.report import formats
+
 if TYPE_CHECKING:
+    from gradfix.baseline import Baseline
     from gradfix.config import Config
     from gradfix.report.terminal import Terminal
 
@@ -20,8 +23,14 @@ Select = Annotated[
 Ignore = Annotated[
     list[str] | None, typer.Option("--ignore", metavar="KIND", help="Not these kinds of fault.")
 ]
-Format = Annotated[
-    Literal["full", "concise", "json"], typer.Option("--output-format", help="How the report is written.")
+Format = Annotated[formats.Format, typer.Option("--output-format", help="How the report is written.")]
+BaselineOption = Annotated[
+    Path | None,
+    typer.Option("--baseline", metavar="FILE", help="Report only the faults that this file does not know."),
+]
+UpdateBaseline = Annotated[
+    bool,
+    typer.Option("--update-baseline", metavar="", help="Make that file know every fault there is now."),
 ]
 Python = Annotated[
     str | None,
@@ -95,6 +104,20 @@ def configuration(paths: list[str] | None, config: list[str] | None, isolated: b
     except ConfigError as problem:
         fail(str(problem))
     return found.under("the command line", given)
+
+
+def known_faults(file: Path | None, update: bool) -> Baseline | None:
+    """The faults that are not to be reported again; none yet where the file is to be made."""
+    from gradfix.baseline import Baseline, BaselineError
+
+    if file is None:
+        return fail("--update-baseline: name the file with --baseline FILE") if update else None
+    if update and not file.exists():
+        return Baseline(file)
+    try:
+        return Baseline.load(file)
+    except BaselineError as problem:
+        fail(str(problem))
 
 
 def show_settings(config: Config) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
@@ -14,28 +14,19 @@ from gradfix.report.places import Place, callers, cell, led_back, message, place
 from gradfix.source import split_lines
 
 if TYPE_CHECKING:
-    from gradfix.result import Cure, Diagnosis, Result
+    from gradfix.result import Cure, Diagnosis, Problem, Result
 
 
-def document(results: Iterable[Result], view: View) -> str:
-    """The JSON text of all results."""
-    results = list(results)
+def document(results: Sequence[Result], view: View, stopped: Problem | None = None) -> str:
+    """The JSON text of all results; `stopped` says why there are no more."""
+    problems = [_problem(r, view) for r in results if r.problem]
+    if stopped:
+        problems.append({"path": None, "message": stopped.message, "detail": stopped.detail})
     value: dict[str, Any] = {
-        "diagnostics": [_diagnostic(d, r, view) for r in results for d in r.diagnoses],
+        "diagnostics": [diagnostic(d, r, view) for r in results for d in r.diagnoses],
         "changes": [_change(r, path, view) for r in results for path in sorted(r.files)],
-        "problems": [_problem(r, view) for r in results if r.problem],
+        "problems": problems,
         "runs": [_run(r, view) for r in results if r.ended],
-    }
-    return json.dumps(value, ensure_ascii=False, indent=2)
-
-
-def problem(message: str, detail: str = "", path: str | None = None) -> str:
-    """A document that says why there is none."""
-    value = {
-        "diagnostics": [],
-        "changes": [],
-        "problems": [{"path": path, "message": message, "detail": detail}],
-        "runs": [],
     }
     return json.dumps(value, ensure_ascii=False, indent=2)
 
@@ -56,7 +47,8 @@ def _problem(result: Result, view: View) -> dict[str, Any]:
     return {"path": path, "message": said, "detail": result.problem.detail}
 
 
-def _diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, Any]:
+def diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, Any]:
+    """One fault as the document has it."""
     conflict = diagnosis.conflict
     primary = conflict.labels[conflict.primary]
     at = place(primary.at, diagnosis, result)
@@ -82,7 +74,7 @@ def _diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, A
         **_at(at, result),
         "message": message(diagnosis, result),
         "related": related,
-        "cures": [_cure(c, view) for c in diagnosis.cures],
+        "cures": [cure_value(c, view) for c in diagnosis.cures],
         "status": diagnosis.status,
     }
 
@@ -102,10 +94,11 @@ def _change(result: Result, path: str, view: View) -> dict[str, Any]:
     name = view.paths.show(path)
     diff = "".join(f"{line}\n" for line in unified({path: (old, new)}, view.paths))
     verdict = result.verdict.status if result.verdict else None
-    return {"path": name, "verdict": verdict, "edits": _edits(name, old, new), "diff": diff}
+    return {"path": name, "verdict": verdict, "edits": edits(name, old, new), "diff": diff}
 
 
-def _cure(cure: Cure, view: View) -> dict[str, Any]:
+def cure_value(cure: Cure, view: View) -> dict[str, Any]:
+    """One cure as the document has it."""
     files = {path: (cure.before[path], text) for path, text in cure.after.items() if path in cure.before}
     return {
         "codemod": cure.codemod,
@@ -115,7 +108,7 @@ def _cure(cure: Cure, view: View) -> dict[str, Any]:
         "reason": cure.verdict.reason,
         "measured": {k: _value(v) for k, v in cure.verdict.measured.items()},
         "edits": [
-            e for path, (old, new) in sorted(files.items()) for e in _edits(view.paths.show(path), old, new)
+            e for path, (old, new) in sorted(files.items()) for e in edits(view.paths.show(path), old, new)
         ],
         "diff": "".join(f"{line}\n" for line in unified(files, view.paths)),
     }
@@ -132,7 +125,7 @@ def _value(value: object) -> object:
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
-def _edits(path: str, old: str, new: str) -> list[dict[str, Any]]:
+def edits(path: str, old: str, new: str) -> list[dict[str, Any]]:
     """Whole lines to replace, from the last to the first so that they can be applied one after the other."""
     a, b = split_lines(old), split_lines(new)
     out = []

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import pytest
@@ -125,7 +124,7 @@ def test_the_action_checks_without_torch(environment, tmp_path):
         shutil.copy(ROOT / name, action)
     project.mkdir()
     (project / "train.py").write_text(FAULT)
-    venv.create(own, with_pip=True)
+    subprocess.run([sys.executable, "-m", "venv", own], env=environment, check=True)
     about = yaml.safe_load((action / "action.yml").read_text())
     install, check = about["runs"]["steps"]
     wanted = {name: one["default"] for name, one in about["inputs"].items()}

@@ -11,13 +11,17 @@ from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View
 from gradfix.rewrite.blocks import assignment, copy, line, method
-from gradfix.rewrite.liveness import scope_of, shared_with, sharing
+from gradfix.rewrite.liveness import dotted, scope_of, shared_with, sharing
 from gradfix.rewrite.passed import Passed, passed
-from gradfix.rewrite.spelling import descendants, function_of, undone_data
+from gradfix.rewrite.spelling import descendants, function_of, peeled, undone_data
 from gradfix.rewrite.tensors import detached_alias, element_of, is_leaf, of_container
 from gradfix.rewrite.writes import Write, may_rebind, write_of
-from gradfix.tape import Cut
+from gradfix.tape import Cut, Stack
 
+_OF_TENSORS = frozenset(
+    ("numpy", "asarray", "array")
+)  # calls that make an array of a tensor, perhaps sharing memory
+_OF_ARRAYS = frozenset(("from_numpy", "as_tensor", "frombuffer"))  # ... and a tensor of an array
 FLOWS = Effect("adds-gradient", "the write is part of the graph and the gradient flows through it")
 
 
@@ -28,7 +32,8 @@ class CloneBeforeWrite(Codemod):
     there is no short way to say it out of place. `h = h.clone()` before it gives the write a tensor of its
     own; autograd follows the clone and the write. Where a buffer is filled step by step (`states[t + 1] =
     cell(x, states[t])`), what was saved is the view that was read: `states[t].clone()`. A detached alias (`c
-    = out.detach()`) shares its memory: `c = out.detach().clone()`.
+    = out.detach()`) shares its memory: `c = out.detach().clone()`. So do
+    an array (`out.detach().numpy()`) and the tensor that torch.from_numpy makes of one.
 
     When not: where a whole tensor is overwritten (out of place says it shorter), where a name that is read
     later is meant to see the write, and for a parameter: its clone is not what the optimizer steps.
@@ -62,23 +67,25 @@ h.sum().backward()
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         if conflict.write is None or conflict.write.optimizer is not None:
             return
-        yield from _numpy_copies(conflict, project)
+        write = write_of(conflict, project)
+        if conflict.write.how == "numpy":
+            yield from _arrays(conflict, project, write)
+            return
         if is_leaf(project, conflict.write.ref.storage):
             return
         for one in passed(conflict, project):
             yield from _at_caller(one, project)
-        write = write_of(conflict, project)
         if write is None or of_container(write, project):
             return
         alias = detached_alias(write.view, write.node, write.name) if write.name else None
         if alias is not None:
             yield _at_alias(write, alias)
         # a new value behind autograd's back: what is cloned and then overwritten keeps no part in the graph
-        if write.form == "data" or (write.hidden and "copy_" in conflict.write.op):
+        if write.form == "data" or (write.hidden and write.whole and "copy_" in conflict.write.op):
             return
         saved: tuple[cst.BaseExpression, ...] = ()
-        if conflict.record is not None and not write.hidden:
-            saved = _what_was_saved(conflict, project, write)
+        if conflict.record is not None:
+            saved = _what_was_saved(conflict, project, write.view, write.node, write.name)
         # an element of a buffer, or an attribute: it outlives the call, and others may hold it by another name
         buffer = bool(saved) and (
             isinstance(element_of(write), cst.Attribute) or any(isinstance(n, cst.Subscript) for n in saved)
@@ -122,28 +129,63 @@ def _at_caller(one: Passed, project: Project) -> Iterator[Proposal]:
             yield _saved_copies(view, operands, 2)
 
 
-def _numpy_copies(conflict: Conflict, project: Project) -> Iterator[Proposal]:
-    """``a = t.numpy()`` as ``a = t.numpy().copy()`` where the array is then written."""
+def _arrays(conflict: Conflict, project: Project, write: Write | None) -> Iterator[Proposal]:
+    """Memory of its own for the tensor that an array was made of, for the array, or for the tensor made of an array."""
     assert conflict.write is not None
-    if conflict.write.how != "numpy":
-        return
+    leaf = is_leaf(project, conflict.write.ref.storage)
+    for view, call, stack in _exchanges(conflict, project, write):
+        code = " ".join(view.code(call).split())
+        if function_of(call) in _OF_ARRAYS:
+            edit = Replace(call, lambda n: method(cast(cst.BaseExpression, n), "clone"))
+            yield Proposal(f"a tensor of its own: `{code}.clone()`", NONE, {view.path: (edit,)})
+            continue
+        small = view.small_statement(call)
+        if write is None or small is not write.small:
+            edit = Replace(call, lambda n: method(cast(cst.BaseExpression, n), "copy"))
+            yield Proposal(f"an array of its own: `{code}.copy()`", NONE, {view.path: (edit,)})
+        root = peeled(_exchanged(call))
+        name = dotted(root)
+        if leaf or not name or small is None:
+            continue
+        if may_rebind(view, call, name, stack, project):
+            clone = assignment(cast(cst.BaseAssignTargetExpression, root), method(copy(root), "clone"))
+            summary = f"write into a copy: `{name}.clone()`"
+            yield Proposal(summary, NONE, {view.path: _insert(view, small, clone)}, 1)
+        if saved := _what_was_saved(conflict, project, view, call, name):
+            yield _saved_copies(view, saved, 2)
+
+
+def _exchanges(
+    conflict: Conflict, project: Project, write: Write | None
+) -> Iterator[tuple[View, cst.Call, Stack]]:
+    """The calls that made an array of the tensor, or the tensor of an array, with the frames that led there."""
+    assert conflict.write is not None
     storage = conflict.write.ref.storage
     cuts = [
         e for e in project.tape.events if isinstance(e, Cut) and e.how == "numpy" and e.ref.storage == storage
     ]
-    for site in [e.stack[-1] for e in (*cuts, conflict.write) if e.stack]:
-        found = project.node(site)
-        if found is None:
+    seen: list[cst.CSTNode] = []
+    for stack in dict.fromkeys([e.stack for e in (*cuts, conflict.write) if e.stack]):
+        found = project.node(stack[-1])
+        nodes = (found[1], *descendants(found[1])) if found else ()
+        calls = [n for n in nodes if isinstance(n, cst.Call) and function_of(n) in _OF_TENSORS | _OF_ARRAYS]
+        if found and calls and not any(calls[0] is x for x in seen):
+            seen.append(calls[0])
+            yield found[0], calls[0], stack
+    if write is None or not write.name:
+        return
+    for node in descendants(scope_of(write.view, write.node)):
+        if not isinstance(node, cst.Call) or function_of(node) not in _OF_ARRAYS or not node.args:
             continue
-        view, node = found
-        calls = [
-            n for n in (node, *descendants(node)) if isinstance(n, cst.Call) and function_of(n) == "numpy"
-        ]
-        if calls:
-            edit = Replace(calls[0], lambda n: method(cast(cst.BaseExpression, n), "copy"))
-            summary = f"an array of its own: `{view.code(calls[0])}.copy()`"
-            yield Proposal(summary, NONE, {view.path: (edit,)})
-            return
+        if write.name in shared_with(node.args[0].value) and not any(node is x for x in seen):
+            yield write.view, node, conflict.write.stack
+
+
+def _exchanged(call: cst.Call) -> cst.BaseExpression:
+    """``t`` of ``t.numpy()`` and ``np.asarray(t)``."""
+    if function_of(call) == "numpy" or not call.args:
+        return cast(cst.Attribute, call.func).value
+    return call.args[0].value
 
 
 def _at_alias(write: Write, alias: cst.Assign) -> Proposal:
@@ -199,15 +241,17 @@ def _before_view(write: Write, conflict: Conflict, project: Project) -> tuple[Ed
     return None
 
 
-def _what_was_saved(conflict: Conflict, project: Project, write: Write) -> tuple[cst.BaseExpression, ...]:
-    """The expressions whose value was saved, in the function of the write: what the saving op made, or those
-    of its operands that share the written tensor's storage."""
+def _what_was_saved(
+    conflict: Conflict, project: Project, view: View, at: cst.CSTNode, name: str
+) -> tuple[cst.BaseExpression, ...]:
+    """The expressions whose value was saved, in the function of the node `at`, which writes (or hands out) what
+    `name` is: what the saving op made, or those of its operands that share the written tensor's storage."""
     assert conflict.record is not None
     record = conflict.record
-    scope = scope_of(write.view, write.node)
+    scope = scope_of(view, at)
     for site in reversed(record.stack):
         found = project.node(site)
-        if found is None or found[0] is not write.view or scope_of(*found) is not scope:
+        if found is None or found[0] is not view or scope_of(*found) is not scope:
             continue
         node = found[1].value if isinstance(found[1], cst.Expr) else found[1]
         if (
@@ -215,17 +259,12 @@ def _what_was_saved(conflict: Conflict, project: Project, write: Write) -> tuple
             and record.output is not None
             and record.output.storage == conflict.ref.storage
         ):
-            made = isinstance(node, cst.Call | cst.BinaryOperation) and not _within(write, node)
+            made = isinstance(node, cst.Call | cst.BinaryOperation) and not any(
+                x is node for x in (at, *view.ancestors(at))
+            )
             return (cast(cst.BaseExpression, node),) if made else ()
-        if not write.name:
-            return ()
-        names = {write.name} | sharing(write.view, write.node, write.name).names
-        return tuple(_operands(node, names))
+        return tuple(_operands(node, {name} | sharing(view, at, name).names)) if name else ()
     return ()
-
-
-def _within(write: Write, node: cst.CSTNode) -> bool:
-    return any(x is node for x in (write.node, *write.view.ancestors(write.node)))
 
 
 def _operands(node: cst.CSTNode, names: set[str]) -> Iterator[cst.BaseExpression]:

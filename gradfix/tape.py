@@ -112,7 +112,8 @@ class Backward(Event):
     `refused` is PyTorch's error sentence where a plain run would have raised in this backward.
     `wrong` is the relative difference (2-norm over all gradients) between the gradient of the program as
     written and the one plain PyTorch would have computed silently from overwritten values; 0.0 where they
-    agree.
+    agree. Where writes at several places share in it, `blame` has (the time of a write there, the difference
+    that the writes of this place make alone) for each.
     """
 
     roots: tuple[int, ...]
@@ -123,6 +124,7 @@ class Backward(Event):
     accumulates: tuple[Ref, ...] = ()
     refused: str = ""
     wrong: float = 0.0
+    blame: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

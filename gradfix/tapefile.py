@@ -178,7 +178,7 @@ class _Reader:
             elif key in _REFS:
                 fixed[key] = tuple(self._ref(r) for r in v)
             elif isinstance(v, list):
-                fixed[key] = tuple(v)
+                fixed[key] = tuple(tuple(x) if isinstance(x, list) else x for x in v)
             else:
                 fixed[key] = v
         if kind is Optimizer and not fixed.get("name"):

@@ -137,6 +137,7 @@ class Script:
         wrong: float = 0.0,
         refused: str = "",
         inputs: Sequence[Tensor] | None = None,
+        blame: tuple[tuple[int, float], ...] = (),
     ) -> None:
         walked: list[int] = []
         leaves: dict[int, Ref] = {}
@@ -164,6 +165,7 @@ class Script:
                 tuple(leaves.values()),
                 refused,
                 wrong,
+                blame,
             )
         )
         if not (retain or create):

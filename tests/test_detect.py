@@ -9,7 +9,7 @@ import pytest
 from tapes import FILE, Optim, Script, Tensor
 
 from gradfix.detect import KINDS, PATTERNS, Conflict, detect
-from gradfix.tape import Tape
+from gradfix.tape import Mutate, Tape
 from gradfix.wording import describe
 
 LEAF = "a leaf Variable that requires grad is being used in an in-place operation."
@@ -208,6 +208,26 @@ def test_unseen_write_with_a_wrong_gradient(how: str) -> None:
 
 def test_unseen_write_with_the_right_gradient_is_no_fault() -> None:
     assert not loud(hidden_write(0.0, how="data"))
+
+
+@pytest.mark.parametrize(
+    ("shares", "lines"), [((0.2, 0.0), [3]), ((0.0, 0.2), [5]), ((0.1, 0.2), [3, 5]), ((0.0, 0.0), [5])]
+)
+def test_unseen_writes_are_blamed_for_what_each_of_them_changes(
+    shares: tuple[float, float], lines: list[int]
+) -> None:
+    """Where only both together change anything, the later one is the fault and the other follows from it."""
+    s = Script()
+    w = s.leaf("w")
+    y = s.op("sigmoid", 2, w, saves_result=True, name="y")
+    s.write(y, 3, counted=False, how="data")
+    z = s.op("tanh", 4, w, saves_result=True, name="z")
+    s.write(z, 5, counted=False, how="data")
+    blame = tuple(zip([e.time for e in s.events if isinstance(e, Mutate)], shares, strict=True))
+    s.backward(s.op("add", 6, y, z), 7, wrong=0.3, blame=blame)
+    found = [c for c in detect(s.end()) if c.kind == "silent-overwrite"]
+    assert lines == sorted(c.at.line for c in found)
+    assert [len(lines) == 1 and not any(shares)] * len(found) == [bool(c.also) for c in found]
 
 
 def test_running_statistics_are_not_blamed() -> None:

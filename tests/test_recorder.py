@@ -159,6 +159,23 @@ def test_write_that_no_counter_sees(record: Recorded, write: str, how: str) -> N
     assert record.out == "[24.0, 24.0, 24.0]\n"
 
 
+def test_every_unseen_write_is_measured_alone(record: Recorded) -> None:
+    """The second changes what nothing reads: its gradient is multiplied by the zeros that were written."""
+    tape = record("""
+        import torch
+        w = torch.ones(3, requires_grad=True)
+        y = w.exp()
+        y.data[0] = 5
+        z = w.tanh()
+        z.data[1] = 0
+        (y.sum() + (z * z).sum()).backward()
+    """)
+    writes = {e.time: e.at.line for e in of(tape, Mutate)}
+    (backward,) = of(tape, Backward)
+    assert sorted((writes[time], wrong > 1e-6) for time, wrong in backward.blame) == [(5, True), (7, False)]
+    assert [c.at.line for c in detect(tape) if c.kind == "silent-overwrite"] == [5]
+
+
 ARRAYS = {
     "handed_out": ("a = y.detach().numpy()\nz = y.pow(3).sum()", "a[0] = 5"),
     "asarray": ("z = y.pow(3).sum()\na = np.asarray(y.detach())", "a += 1"),

@@ -47,6 +47,7 @@ refs = st.builds(
 many = st.lists(refs, max_size=3).map(tuple)
 nodes = st.lists(st.integers(-3, 9), max_size=4).map(tuple)
 words = st.text(max_size=6)
+shares = st.lists(st.tuples(numbers, st.floats(0, 2)), max_size=2).map(tuple)
 
 
 def events(time: int) -> st.SearchStrategy[AnyEvent]:
@@ -54,7 +55,7 @@ def events(time: int) -> st.SearchStrategy[AnyEvent]:
     return st.one_of(
         st.builds(Record, *at, numbers, words, words, nodes, many, st.none() | refs),
         st.builds(Mutate, *at, words, refs, st.booleans(), words, st.none() | numbers, words, words),
-        st.builds(Backward, *at, nodes, nodes, st.booleans(), st.booleans(), st.booleans(), many, words),
+        st.builds(Backward, *at, nodes, nodes, *(st.booleans(),) * 3, many, words, st.floats(0, 2), shares),
         st.builds(Free, *at, nodes),
         st.builds(Optimizer, *at, numbers, words, words, many),
         st.builds(Step, *at, numbers, many, many),

@@ -73,15 +73,36 @@ def _add_silent(
     hidden: Writes,
     spoilt: Mapping[int, Hashable],
 ) -> None:
-    """What was measured is the whole gradient: one fault, the statements that may share it folded in."""
+    """Every statement that was measured to change the gradient by itself is a fault, and who was not changes none.
+    Where only the whole gradient was measured: one fault, the statements that may share it folded in."""
     stale = {(h.record.node, h.ref.storage) for h in _hits(graph, backward, counted)}
+    shares = _shares(graph, backward)
     first: Hashable = None
     for hit in _hits(graph, backward, hidden):
         if hit.record.node in spoilt or (hit.record.node, hit.ref.storage) in stale:
             continue
         key = _fault(graph, hit)
+        wrong = shares.get(graph.stack_number(hit.write.stack), 0.0) if shares else backward.wrong
+        if wrong <= WRONG:
+            continue
         first = first or key
-        found.add(key if key in found else first, backward.time, _silent(hit))
+        known = shares or isinf(wrong) or key in found
+        found.add(key if known else first, backward.time, _silent(hit, wrong))
+
+
+def _shares(graph: Graph, backward: Backward) -> dict[int, float]:
+    """stack number of a write -> how wrong the writes at that place alone make the gradient. Empty where nobody
+    measured that, or where only several together do."""
+    times = dict(backward.blame)
+    shares: dict[int, float] = {}
+    for storage in {
+        ref.storage for n in graph.walk(backward) if n in graph.records for ref in graph.records[n].saves
+    }:
+        for write in graph.writes.get(storage, ()):
+            if write.time in times:
+                place = graph.stack_number(write.stack)
+                shares[place] = max(shares.get(place, 0.0), times[write.time])
+    return shares if any(wrong > WRONG for wrong in shares.values()) else {}
 
 
 def _places(graph: Graph, hit: Hit) -> Hashable:
@@ -164,7 +185,7 @@ def _stale(graph: Graph, hit: Hit, carried: Labels = ()) -> Conflict | None:
     )
 
 
-def _silent(hit: Hit) -> Conflict | None:
+def _silent(hit: Hit, wrong: float) -> Conflict | None:
     write, ref = hit.write, hit.ref
     assert isinstance(write, Mutate)
     pattern = "fused-step" if write.optimizer is not None else write.how
@@ -183,7 +204,7 @@ def _silent(hit: Hit) -> Conflict | None:
         "silent-overwrite",
         pattern,
         f"{name} is overwritten {route} before {wording.at('needed', hit.backward.stack)} needs it: no "
-        f"error, and the gradient is {_percent(hit.backward.wrong)}",
+        f"error, and the gradient is {_percent(wrong)}",
         (
             ("saved", hit.record.stack, f"{wording.shaped(ref)} saved here, version {ref.version}"),
             ("overwritten", write.stack, f"overwritten here {route}, version {write.ref.version}"),

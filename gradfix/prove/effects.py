@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 from gradfix.detect import Conflict
@@ -19,6 +19,8 @@ from gradfix.tape import Backward, GradRead, Mutate, Optimizer, Record, Stack, T
 from gradfix.verdict import Effect, EffectKind
 
 Impose = Mapping[str, Any]
+
+MIXED = 3  # silent overwrites of which each is tried by either reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,12 @@ def attempts(
     """The attempts for `effects` together, the strongest claim first: that nothing changed."""
     yield Attempt()
     kinds = tuple(dict.fromkeys(e.kind for e in effects if e.kind not in ("none", "changes-value")))
-    through = through_sites(conflicts)
-    if through and any(c.kind == "silent-overwrite" for c in conflicts):
-        # the write taken as an op of the graph: masking after a softmax is right by this reading only
-        yield Attempt(before={"through": through})
+    # the write taken as an op of the graph: masking after a softmax is right by this reading only. Each of several
+    # faults may be cured by this reading or by the other
+    hidden = [c for c in conflicts if c.kind == "silent-overwrite" and c.pattern != "numpy"][:MIXED]
+    for count in range(len(hidden), 0, -1):
+        for some in combinations(hidden, count):
+            yield Attempt(before={"through": through_sites(some)})
     if not kinds:
         return
     ways = [tuple(_ways(kind, conflicts, tape, before)) for kind in kinds]

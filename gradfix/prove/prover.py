@@ -93,8 +93,9 @@ class After:
 
     @cached_property
     def measured(self) -> Measured:
-        """The plain run, unless another fault that was there before ends it."""
-        return read((self.recorded if self.plain.failure else self.plain).measurement)
+        """The plain run, unless another fault that was there before ends it or spoils its gradients in silence."""
+        spoilt = self.plain.failure or any(c.kind == "silent-overwrite" for c in self.left.others)
+        return read((self.recorded if spoilt else self.plain).measurement)
 
     @cached_property
     def oracle(self) -> Measured:

@@ -122,10 +122,10 @@ class Aliases:
 
     def _written(self, address: int, export: _Export, changed: list[Entry], frame: Any) -> None:
         r, time = self.r, self.r.clock.tick()
+        stack = self._writer(address, frame) or self.r.sites.item_write(export.stack)
         for entry in changed:
             fate = fate_of(entry)
-            fate.time, fate.counted = time, False
-        stack = self._writer(address, frame) or export.stack
+            fate.time, fate.place, fate.counted = time, stack, False
         r.mutated(time, stack, "numpy", changed[0].tensor, counted=False, how="numpy", threatens=True)
 
     def _writer(self, address: int, frame: Any) -> Key:

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from .freed import Freed
-from .saves import GONE, Entry, Saves
+from .saves import EVERYWHERE, GONE, Entry, Saves
 
 _ACCUMULATE: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _UNSEEN = 8
 _FULL = 32  # passes of one backward that are written whatever they are
 _MANY = 400_000
+_CULPRITS = 16  # places of writes that are measured one by one, in a backward each
 
 FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they "
@@ -122,16 +123,17 @@ class Engine:
             r.gradients.moved()
         with torch._C.DisableTorchFunction():
             refused, wrong, new = "", 0.0, len(used) not in seen[2]
+            blame: list[list[Any]] = []
             seen[2].add(len(used))
             refused = self._refusal(used)
             if not refused and not self._freed_numbers.isdisjoint(walk.parents):
                 refused = FREED
             if self._overwritten_unseen(used, unseen):
-                wrong = self._difference(outputs, grads, inputs, more, kwargs, walk)
+                wrong, blame = self._difference(used, outputs, grads, inputs, more, kwargs, walk)
             dull = seen[0] > _FULL and not (refused or wrong or new)
             if dull:
                 r.flood()
-            self._emit(stack, time, walk, inner, (retain, create, inputs), refused, wrong, frame, dull)
+            self._emit(stack, time, walk, inner, (retain, create, inputs), refused, wrong, frame, dull, blame)
             if not retain:
                 self._free(walk.parents)
                 r.tape.common("Free", free_time, stack, dull, nodes=[n for n, _ in walk.nodes if n >= 0])
@@ -298,27 +300,41 @@ class Engine:
                 found = True
         return found
 
-    def _difference(self, outputs: Any, grads: Any, inputs: Any, more: Any, kwargs: Any, walk: Walk) -> float:
-        """The relative difference between the gradients from values as saved and as plain PyTorch would use
-        them."""
-        leaves = [x for x in inputs if isinstance(x, torch.Tensor)] or walk.accumulated
+    def _difference(
+        self, used: list[Entry], outputs: Any, grads: Any, inputs: Any, more: Any, kwargs: Any, walk: Walk
+    ) -> tuple[float, list[list[Any]]]:
+        """The relative difference between the gradients from values as saved and as plain PyTorch would use them;
+        where several places wrote, the same for each alone: [the time of a write there, difference]."""
+        leaves = tuple([x for x in inputs if isinstance(x, torch.Tensor)] or walk.accumulated)
         if not leaves:
-            return 0.0
+            return 0.0, []
         options = dict(kwargs, accumulate_grad=False, allow_unreachable=True)
-        results = []
-        for as_plain in (False, True):
-            self.saves.as_plain = as_plain
+
+        def off(right: Any, place: Any) -> float:
+            self.saves.as_plain = place
             try:
-                results.append(self._engine(None, outputs, grads, True, False, tuple(leaves), (), options))
+                return _relative(right, self._engine(None, outputs, grads, True, False, leaves, (), options))
             except RuntimeError:
                 return 1.0  # the overwritten values do not even fit
             finally:
-                self.saves.as_plain = False
-        return _relative(results[0], results[1])
+                self.saves.as_plain = None
+
+        try:
+            right = self._engine(None, outputs, grads, True, False, leaves, (), options)
+        except RuntimeError:
+            return 1.0, []
+        wrong = off(right, EVERYWHERE)
+        fates = [
+            e.fate for e in used if e.fate is not None and e.fate.time is not None and not e.fate.counted
+        ]
+        places = {f.place: f.time for f in fates}
+        if not wrong or not 1 < len(places) <= _CULPRITS:
+            return wrong, []
+        return wrong, [[time, off(right, place)] for place, time in places.items()]
 
     def _emit(
         self, stack: Any, time: int, walk: Walk, inner: Walk, flags: tuple[Any, Any, Any],
-        refused: str, wrong: float, frame: Any, dull: bool = False,
+        refused: str, wrong: float, frame: Any, dull: bool = False, blame: Any = (),
     ) -> None:  # fmt: skip
         r = self.r
         r.names.look(frame)
@@ -333,6 +349,8 @@ class Engine:
             fields["refused"] = refused
         if wrong:
             fields["wrong"] = wrong
+        if blame:
+            fields["blame"] = blame
         nodes = list(dict.fromkeys(n for n, _ in walk.nodes))
         fields.update(roots=list(walk.roots), nodes=nodes)
         if dull:

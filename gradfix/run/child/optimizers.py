@@ -236,7 +236,7 @@ class Optimizers:
                     continue
                 fate = fate_of(entry)
                 if fate.time is None:
-                    fate.time, fate.counted = time, entry.moved()
+                    fate.time, fate.place, fate.counted = time, stack, entry.moved()
                 threatens = threatens or fate.freed is None
             if counted and not threatens:
                 r.leaf(p).writes.append(time)

@@ -19,17 +19,19 @@ _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 GONE = "gone"  # in place of the tensor of an entry whose evidence was dropped for memory
+EVERYWHERE = "everywhere"  # all that was overwritten, wherever it was done
 
 
 class Overwrite:
     """What happened to a saved tensor after it was saved. `value` is a clone taken before, where one could
     be."""
 
-    __slots__ = ("counted", "freed", "restored", "time", "value")
+    __slots__ = ("counted", "freed", "place", "restored", "time", "value")
 
     def __init__(self) -> None:
         self.value: Any = None
         self.time: int | None = None  # of the first write
+        self.place: Any = ()  # the stack it was done at
         self.counted = True
         self.freed: int | None = None  # time of the backward that would have freed it
         self.restored = False
@@ -64,7 +66,7 @@ class Saves:
         self._by_node: dict[int, list[weakref.ref[Entry]]] = {}
         self._sweep_at = 20000
         self.used: list[Entry] | None = None  # entries that the running backward asked for, in order
-        self.as_plain = False  # hand out what plain PyTorch would use
+        self.as_plain: Any = None  # the place where what was overwritten is handed out as plain PyTorch would
         self.exposed: dict[int, Any] = {}  # addresses that memory outside torch aliases -> stack of the alias
         self.writing: Any = None  # address a running in-place op writes to
         self.lost: Callable[[], None] = lambda: None
@@ -109,12 +111,10 @@ class Saves:
         if used is not None:
             used.append(entry)
         fate = entry.fate
-        if fate is None or self.as_plain:
-            if entry.tensor is GONE:
-                self.lost()
-            return entry.tensor
-        if fate.value is not None:
-            return fate.value
+        if fate is not None and fate.value is not None:
+            plain = self.as_plain
+            if plain is None or plain not in (EVERYWHERE, fate.place):
+                return fate.value
         if entry.tensor is GONE:
             self.lost()
         return entry.tensor

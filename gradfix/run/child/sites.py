@@ -29,6 +29,8 @@ _STORES = frozenset(
     if name in dis.opmap
 )
 
+_ITEM_STORES = frozenset(dis.opmap[name] for name in ("STORE_SUBSCR", "STORE_SLICE") if name in dis.opmap)
+
 
 class Sites:
     """Which code is the user's, the stack of a frame, and the span of an instruction.
@@ -123,6 +125,22 @@ class Sites:
         if line <= len(lines) and lines[line - 1][: found[1]].rstrip().endswith("."):
             return self._call(code.co_filename, found)
         return found
+
+    def item_write(self, key: Key) -> Key:
+        """Where the statement writes into an item of what the call at `key` gives (``t.numpy()[0] = 1``), that write;
+        else `key`."""
+        if sys.version_info < (3, 11):  # noqa: UP036 (the user's interpreter)
+            return key
+        code = self._codes[key[0]]
+        positions = list(code.co_positions())
+        line, end_line, column, end_column = positions[key[1] // 2]
+        for at in range(key[1] // 2, len(positions)):
+            first, last, start, end = positions[at]
+            if code.co_code[2 * at] not in _ITEM_STORES or None in (column, start):
+                continue
+            if (first, start) <= (line, column) and (end_line, end_column) <= (last, end):
+                return (key[0], 2 * at, *key[2:])
+        return key
 
     def text(self, file: str) -> str:
         return "".join(self.lines(file))

@@ -211,7 +211,7 @@ class Watch(TorchFunctionMode):
                 continue
             fate = fate_of(entry)
             if fate.time is None:
-                fate.time, fate.counted = time, moved
+                fate.time, fate.place, fate.counted = time, stack, moved
             elif moved:
                 fate.counted = True
             if fate.freed is None:
@@ -335,17 +335,16 @@ class Watch(TorchFunctionMode):
         result = func(*args)
         if storage is None and not entries:
             return result
-        time = r.clock.tick()
+        time, stack = r.clock.tick(), r.sites.stack(_getframe(2))
         for entry in entries:
             fate = fate_of(entry)
             if fate.time is None:
-                fate.time, fate.counted = time, False
+                fate.time, fate.place, fate.counted = time, stack, False
             if fate.value is None:
                 fate.value = old
         r.saves.move(address, entries)
         if storage is not None:
             r.storages.rebind(storage, tensor, address)
-        stack = r.sites.stack(_getframe(2))
         threatens = any(e.fate is not None and e.fate.freed is None for e in entries)
         r.mutated(
             time,

@@ -1,10 +1,11 @@
-"""Which faults the person wants to hear of: by kind, by file and by comments in the source."""
+"""Which faults the person wants to hear of: by kind, by file, by fingerprint and by comments in the source."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from gradfix.detect import Conflict
+from gradfix.fingerprint import fingerprint
 from gradfix.patterns import matches
 from gradfix.result import Settings
 from gradfix.suppress import suppressed
@@ -12,7 +13,12 @@ from gradfix.suppress import suppressed
 
 def asked(conflict: Conflict, settings: Settings, texts: Mapping[str, str]) -> bool:
     """Whether `conflict` is to be reported and cured. `texts` are the files it was found in, as they were then."""
-    return selected(conflict, settings) and not suppressed(conflict, texts.get(conflict.at.file, ""))
+    if not selected(conflict, settings) or suppressed(conflict, texts.get(conflict.at.file, "")):
+        return False
+    if not settings.only and not settings.spared:
+        return True
+    name = fingerprint(conflict, texts)
+    return name not in settings.spared and (not settings.only or name in settings.only)
 
 
 def selected(conflict: Conflict, settings: Settings) -> bool:

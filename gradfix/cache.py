@@ -170,6 +170,7 @@ def _entry(examined: Examined) -> dict[str, Any]:
         "comments": examined.comments,
         "whole": examined.whole,
         "minor": examined.minor,
+        "starts": examined.starts,
     }
 
 
@@ -186,6 +187,7 @@ def _examined(entry: Mapping[str, Any]) -> Examined:
         None,
         tuple(entry["minor"]),
         True,
+        entry["starts"],
     )
 
 

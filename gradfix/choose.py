@@ -66,6 +66,11 @@ class Wanted:
     asked: Callable[[Conflict, Mapping[str, str]], bool]  # with the texts it was found in
     codemods: Sequence[type[Codemod]] = field(default_factory=codemods)
     accept: tuple[Status, ...] = HELD
+    granted: Callable[[Conflict, Mapping[str, str]], bool] = lambda _, __: False
+
+    def accepts(self, conflict: Conflict, texts: Mapping[str, str]) -> tuple[Status, ...]:
+        """The verdicts good enough to cure `conflict`, which was found in `texts`."""
+        return (*self.accept, *HELD) if self.granted(conflict, texts) else self.accept
 
 
 def candidates(
@@ -147,8 +152,9 @@ def rounds(
         found = list(candidates(conflict, project, wanted.codemods, say))
         say(f"proving {len(found)} candidate{'s' * (len(found) != 1)}")
         tried = try_all(found, baseline, conflict, prover, project.files)
-        tried = tuple(sorted(tried, key=lambda t: t.verdict.status not in wanted.accept))
-        applied = bool(tried) and tried[0].verdict.status in wanted.accept
+        accepted = wanted.accepts(conflict, project.files)
+        tried = tuple(sorted(tried, key=lambda t: t.verdict.status not in accepted))
+        applied = bool(tried) and tried[0].verdict.status in accepted
         done = Round(conflict, tried, applied, project.files, identity(conflict, project))
         if applied:
             files = dict(project.files) | dict(tried[0].candidate.texts)

@@ -32,7 +32,7 @@ class Examined:
     """What came of one file. `diagnoses` are those that were asked for, notes among them; `unsure` how many more there
     are that are only likely; `met` where anything was found in a file with comments to gradfix (`comments`: this
     one has some), asked for or not; `whole` whether every backward of the file was reached; `used` the files whose
-    text counts."""
+    text counts; `starts` whether the file itself, run as a script, comes to a backward."""
 
     diagnoses: tuple[Diagnosis, ...] = ()
     unsure: int = 0
@@ -43,6 +43,7 @@ class Examined:
     problem: Problem | None = None
     minor: tuple[str, ...] = ()
     interpreted: bool = False
+    starts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def examine(path: Path, settings: Settings, source: Source | None = None) -> Exa
         None,
         tuple(problems),
         True,
+        any(r.entry == "__main__" and r.reached for r in readings),
     )
 
 
@@ -95,10 +97,9 @@ def matters(raw: bytes) -> bool:
     return might_matter(raw) or b"gradfix" in raw
 
 
-def read_text(path: Path, text: str, files: Mapping[str, str] | None = None) -> tuple[Reading, ...]:
-    """The readings of `text` as the file at `path`, among `files` over the disk's. Raises SourceError where nothing
-    could be made of it."""
-    readings = read(path, text, root=project_root(path), files=files)
+def read_text(path: Path, text: str) -> tuple[Reading, ...]:
+    """The readings of `text` as the file at `path`. Raises SourceError where nothing could be made of it."""
+    readings = read(path, text, root=project_root(path))
     problem = next((p for r in readings for p in r.problems), None)
     if problem is not None and not any(reading.tape.events for reading in readings):
         check_syntax(text, str(path))

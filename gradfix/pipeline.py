@@ -5,7 +5,7 @@ The work itself is in gradfix.repair, whose imports (libcst) load while the zygo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from gradfix.result import Problem, Result, Settings
@@ -19,10 +19,12 @@ def fix(
     text: str | None = None,
     say: Callable[[str], None] = lambda _: None,
     zygote: Zygote | None = None,
+    served: Mapping[str, str] | None = None,
 ) -> Iterator[Result]:
     """Run `entry`, find its faults and, unless ``settings.repair`` is off, prove cures for them: one Result.
 
-    `text` is served in the entry's place (an unsaved buffer). `say` hears what is being done, for a progress line.
+    `text` is served in the entry's place (an unsaved buffer), `served` in place of its siblings, by path.
+    `say` hears what is being done, for a progress line.
     `zygote` is one that is warm already; without it one is started for this call.
     A tape or a traceback is read, and nothing is run; nor is it without ``settings.run``. So is the text where the
     interpreter can't be used; without cures to look for, that raises gradfix.run.InterpreterError.
@@ -37,7 +39,7 @@ def fix(
     if zygote is None:
         try:
             with Zygote(settings.python, sandbox=settings.sandbox or "auto") as own:
-                yield from fix(entry, settings, text, say, own)
+                yield from fix(entry, settings, text, say, own, served)
         except InterpreterError as problem:
             if not settings.repair:
                 raise
@@ -49,4 +51,4 @@ def fix(
     # torch is being imported in the zygote now: import libcst and parse meanwhile
     from gradfix.repair import repair
 
-    yield repair(entry, settings, text, say, zygote)
+    yield repair(entry, settings, text, say, zygote, served or {})

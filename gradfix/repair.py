@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,16 +16,21 @@ from gradfix.asked import asked
 from gradfix.codemod import codemods
 from gradfix.discover import project_root
 from gradfix.edit import Project
+from gradfix.fingerprint import fingerprint
 from gradfix.prove import Baseline, Prover, Verdict
 from gradfix.result import Cure, Diagnosis, Problem, Result, Settings
 from gradfix.run import Run
 from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError, readable
-from gradfix.verdict import Status
 
 
 def repair(
-    entry: Path, settings: Settings, text: str | None, say: Callable[[str], None], zygote: Zygote
+    entry: Path,
+    settings: Settings,
+    text: str | None,
+    say: Callable[[str], None],
+    zygote: Zygote,
+    siblings: Mapping[str, str],
 ) -> Result:
     """Run, find, cure and prove; see gradfix.pipeline.fix."""
     started = time.monotonic()
@@ -37,7 +42,7 @@ def repair(
     except SourceError as problem:
         return Result(entry, problem=Problem(problem.sentence, problem.detail))
     served = source is None or source.kind == "notebook"  # what is not on the disk as Python would read it
-    overlay = {str(entry): script} if served else {}
+    overlay = dict(siblings) | ({str(entry): script} if served else {})
     root = project_root(entry)
     template = Run(
         script=entry,
@@ -52,7 +57,8 @@ def repair(
     prover = Prover(zygote, template)
     say("recording a run")
     baseline = prover.baseline(overlay)
-    texts = readable(baseline.tape.sources, root, {str(entry): script})
+    ran = {path: text for path, text in siblings.items() if path in baseline.tape.sources}
+    texts = readable(baseline.tape.sources, root, {**ran, str(entry): script})
     files = {path: text for path, text in texts.items() if settings.edits(path)}
     if not settings.repair:
         return _result(entry, settings, baseline, texts, (), _Kept((baseline, texts)), started)
@@ -63,13 +69,16 @@ def repair(
         ),
         codemods=[m for m in codemods() if not settings.codemods or m.name() in settings.codemods],
         accept=settings.accepted(raised(baseline)),
+        granted=lambda c, now: (
+            bool(settings.granted) and fingerprint(c, {**texts, **now}) in settings.granted
+        ),
     )
     done: list[choose.Round] = []
     states: list[_State] = [(baseline, files)]
     for round_, now, last in choose.rounds(project, baseline, prover, wanted, say):
         done.append(round_)
         states.append((last, now.files))
-    kept = _kept(prover, done, states, settings.accepted(raised(baseline)))
+    kept = _kept(prover, done, states, wanted)
     result = _result(entry, settings, baseline, texts, done, kept, started)
     if result.problem is None or result.diagnoses:
         return result
@@ -119,7 +128,7 @@ class _Kept:
 
 
 def _kept(
-    prover: Prover, rounds: Sequence[choose.Round], states: Sequence[_State], accepted: Collection[Status]
+    prover: Prover, rounds: Sequence[choose.Round], states: Sequence[_State], wanted: choose.Wanted
 ) -> _Kept:
     """The longest run of rounds, from the first on, whose cures hold together."""
     held_back = ""
@@ -135,7 +144,7 @@ def _kept(
         verdict = rounds[0].tried[0].verdict if alone else prover.prove_whole(first, state[1], effects)
         if verdict.measured.get("remaining"):
             return _Kept(states[0], held_back=held_back or "a script that still fails is no repair")
-        if verdict.status in accepted:
+        if any(verdict.status in wanted.accepts(r.conflict, r.before) for r in applied):
             return _Kept(state, count, verdict, held_back)
         held_back = held_back or f"together they are {verdict.status}: {verdict.reason}"
     return _Kept(states[0], held_back=held_back)
@@ -184,7 +193,6 @@ def _result(
         minor=(*ending.minor(first), *map(_withdrawn, withdrawn)),
         trained=ending.reached_backward(first.tape),
         output=first.outcome.stdout + first.outcome.stderr,
-        torch=first.tape.torch,
     )
 
 

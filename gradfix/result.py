@@ -49,6 +49,9 @@ class Settings:
     ] = ()  # edit only these files, or files below these folders; empty: the whole project
     evidence: Literal["certain", "likely"] = "certain"  # of faults that were read, not recorded
     careful: bool = False  # a change that is meant needs a script that raised before
+    only: tuple[str, ...] = ()  # fingerprints (gradfix.fingerprint) of the faults to speak of; empty: all
+    spared: tuple[str, ...] = ()  # fingerprints of those to leave alone
+    granted: tuple[str, ...] = ()  # fingerprints of those whose change is meant, careful or not
 
     def accepted(self, raised: bool) -> tuple[Status, ...]:
         """The verdicts good enough to apply, for a script that PyTorch `raised` on before or that ran."""
@@ -118,5 +121,4 @@ class Result:
     minor: tuple[str, ...] = ()  # the recorder's notes that nothing of this run can hide behind, for -v
     trained: bool = True  # whether a backward was reached
     output: str = ""  # what the script itself printed, for -v
-    torch: str = ""  # the version that ran
     withheld: int = 0  # faults that are only likely, where certain ones were asked for

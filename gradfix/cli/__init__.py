@@ -14,6 +14,7 @@ import typer
 from gradfix import __version__
 from gradfix.cli.check import CHECK, check
 from gradfix.cli.fix import FIX, RUN, fix, run
+from gradfix.cli.migrate import MIGRATE, migrate
 from gradfix.cli.options import FAILED, INTERRUPTED, NOTHING, PIPE
 from gradfix.cli.pages import EXPLAIN, explain, rules
 from gradfix.cli.quick import plain
@@ -36,6 +37,7 @@ app = typer.Typer(
         "  gradfix fix train.py --write              the same, applied\n\n"
         "  gradfix fix train.py -- --epochs 1        with arguments of the script's own\n\n"
         "  gradfix check src                         the same faults from the text, nothing is run\n\n"
+        "  gradfix migrate --prove repo1 repo2 …     many repositories at once\n\n"
         "  python train.py 2>&1 | gradfix explain -  which fault is this error?\n\n"
         "Scripts run in a child process, in a scratch view of your project, for three steps of every "
         "optimizer. "
@@ -71,6 +73,7 @@ app.command(cls=ScriptCommand, epilog=FIX)(fix)
 app.command(cls=Command, epilog=CHECK)(check)
 app.command(cls=ScriptCommand, epilog=RUN)(run)
 app.command(cls=ScriptCommand, epilog=RECORD)(record)
+app.command(cls=Command, epilog=MIGRATE)(migrate)
 app.command(cls=Command, epilog=EXPLAIN)(explain)
 app.command(cls=Command)(rules)
 PLAIN: dict[str, Callable[..., int]] = {f.__name__: f for f in (check, explain, rules)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,11 +27,10 @@ from gradfix.cli.options import (
     configuration,
     fail,
     kinds,
-    known,
     known_faults,
     show_settings,
 )
-from gradfix.verdict import HELD
+from gradfix.cli.words import codemods, verdicts
 
 FIX = (
     "[bold]Examples[/bold]\n\n"
@@ -109,14 +107,6 @@ def fix(
             "mean to change nothing in the training.",
         ),
     ] = False,
-    output_patch: Annotated[
-        Path | None,
-        typer.Option(
-            "--output-patch",
-            metavar="FILE",
-            help="Write the cures into a file for [bold]gradfix apply[/bold].",
-        ),
-    ] = None,
     output_format: Format = "full",
     python: Python = None,
     steps: Steps = None,
@@ -142,7 +132,7 @@ def fix(
         isolated,
         select=kinds(select),
         ignore=kinds(ignore),
-        accept=_verdicts(accept),
+        accept=verdicts(accept),
         python=python,
         steps=steps,
         timeout=timeout,
@@ -161,7 +151,7 @@ def fix(
     from gradfix.work import Entries, Work
 
     asked = found.settings(
-        codemods=_codemods(codemod),
+        codemods=codemods(codemod),
         notes=notes,
         arguments=context.obj,
         seed=seed,
@@ -173,8 +163,7 @@ def fix(
     )
     entries = Entries(paths or [], entry or [], prove, stdin_filename, found.excluded())
     action: Literal["write", "diff"] = "write" if write else "diff"
-    work = Work(asked, action, diff or not write, output_format, verbose, Terminal(quiet))
-    return replace(work, output_patch=output_patch).go(entries)
+    return Work(asked, action, diff or not write, output_format, verbose, Terminal(quiet)).go(entries)
 
 
 def run(
@@ -220,20 +209,6 @@ def run(
         return work.go(Entries([script]))
     except BaselineError as problem:
         fail(str(problem))
-
-
-def _codemods(given: list[str] | None) -> tuple[str, ...]:
-    if not given:
-        return ()
-    from gradfix.registry import catalogue
-
-    return known("codemod", given, [about.name for about in catalogue()])
-
-
-def _verdicts(given: list[str] | None) -> tuple[str, ...]:
-    named = known("verdict", given, [*HELD, "untried"])
-    # who takes what nobody tried takes what was proved
-    return tuple(dict.fromkeys((*HELD, *named))) if "untried" in named else named
 
 
 def _traceback(file: Path | None) -> str:

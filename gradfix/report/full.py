@@ -156,10 +156,17 @@ def _diagnosis(
     )
     yield Text.assemble((head[:-2], style), (f": {said}", "bold"))
     yield from (Text(f"  {line}", style="bold") for line in more)
+    yield from excerpt(diagnosis, result, view)
+    margin = _margin(list(_spans(diagnosis, result, view)), result)
+    yield from _sentences(diagnosis, result, view, f"{'':>{margin}} = ", explain)
+
+
+def excerpt(diagnosis: Diagnosis, result: Result, view: View) -> Iterator[Text]:
+    """The fault's places in the source, each labelled with what happened there."""
     spans = list(_spans(diagnosis, result, view))
     here = next(p for p, span in spans if span.primary)
     order = sorted({p.path: p for p, _ in reversed(spans)}.values(), key=lambda p: p.path != here.path)
-    margin = max(2, *(len(_numbering(p.path, result)(p.end_line)) for p, _ in spans))
+    margin = _margin(spans, result)
     for number, first in enumerate(order):
         first = here if first.path == here.path else first
         inside = [span for p, span in spans if p.path == first.path]
@@ -172,7 +179,11 @@ def _diagnosis(
         else:
             numbers = _numbering(first.path, result)
             yield from draw(split_lines(text), inside, view.width, margin, view.glyphs, numbers)
-    yield from _sentences(diagnosis, result, view, f"{'':>{margin}} = ", explain)
+
+
+def _margin(spans: list[tuple[Place, Span]], result: Result) -> int:
+    """The width of the line numbers."""
+    return max(2, *(len(_numbering(p.path, result)(p.end_line)) for p, _ in spans))
 
 
 def _numbering(path: str, result: Result) -> Callable[[int], str]:

@@ -1,0 +1,134 @@
+"""One call of ``gradfix migrate``: the workspace held, the batch run, the reports written, the totals said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradfix.batch import written
+from gradfix.batch.display import display
+from gradfix.batch.engine import EngineError
+from gradfix.batch.git import GitError, valid_branch
+from gradfix.batch.intake import listed, specs
+from gradfix.batch.migrate import Batch
+from gradfix.batch.state import State, StateError, locked, wanted
+from gradfix.batch.summary import totals
+from gradfix.batch.values import Spec
+from gradfix.fingerprint import is_fingerprint
+from gradfix.report.layout import safe
+from gradfix.report.terminal import Terminal
+
+
+class CommandError(Exception):
+    """Why the call came to nothing, as a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is left to be done by somebody: faults that are not cured, repositories that failed."""
+
+    faults: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What was said on the command line."""
+
+    batch: Batch
+    places: tuple[str, ...] = ()
+    list_: Path | None = None
+    accept: tuple[str, ...] = ()  # fingerprints
+    refuse: tuple[str, ...] = ()
+
+    def go(self, terminal: Terminal) -> Left:
+        """Do it. Raises CommandError."""
+        self._checked()
+        new = specs([*self.places, *self._listed()])
+        workspace = self.batch.workspace
+        if not new and not (workspace / "state.db").is_file():
+            raise CommandError(
+                f"name repositories (gradfix migrate REPO …): {workspace} holds no migration to go on with"
+            )
+        with self._opened(create=bool(new)) as state:
+            state.add(new)
+            for name in self.accept:
+                state.decide(name, "accept")
+            for name in self.refuse:
+                state.decide(name, "refuse")
+            try:
+                with display(terminal) as say:
+                    done = self.batch.run(state, say)
+            finally:
+                written.write(workspace, state, state.specs())
+            return self._close(state, done, terminal)
+
+    def status(self, terminal: Terminal) -> Left:
+        """Say how far it is. Raises CommandError."""
+        try:
+            state = State(self.batch.workspace, create=False)
+            asked = wanted(state.specs(), self.batch.only)
+        except StateError as problem:
+            raise CommandError(str(problem)) from None
+        ended = state.ended()
+        for spec in asked:
+            said = [e for _, e in state.effects(spec.name).values()]
+            terminal.write(safe("  ".join([f"{ended.get(spec.name, 'waiting'):8}", spec.name, *said])))
+        return self._close(state, asked, terminal)
+
+    def _checked(self) -> None:
+        for name in (*self.batch.options.only, *self.refuse):
+            if not is_fingerprint(name):
+                raise CommandError(f"{name!r} is no fingerprint; the reports show them beside every fault")
+        branch = self.batch.wish.branch
+        try:
+            if branch and not valid_branch(branch):
+                raise CommandError(f"git takes no branch called {branch!r}")
+        except GitError as problem:
+            raise CommandError(f"--branch: {problem}") from None
+
+    def _listed(self) -> list[str]:
+        if self.list_ is None:
+            return []
+        try:
+            lines = listed(self.list_.read_text(encoding="utf-8", errors="surrogateescape"))
+        except OSError as problem:
+            raise CommandError(
+                f"{self.list_}: can't be read ({(problem.strerror or str(problem)).lower()})"
+            ) from None
+        return [str(self.list_.parent / line) for line in lines]
+
+    @contextmanager
+    def _opened(self, create: bool) -> Iterator[State]:
+        try:
+            with locked(self.batch.workspace):
+                state = State(self.batch.workspace, create=create)
+                try:
+                    yield state
+                finally:
+                    state.close()
+        except (StateError, EngineError) as problem:
+            raise CommandError(str(problem)) from None
+        except OSError as problem:
+            reason = (problem.strerror or str(problem)).lower()
+            raise CommandError(
+                f"{problem.filename or self.batch.workspace}: can't be used ({reason})"
+            ) from None
+
+    def _close(self, state: State, asked: list[Spec], terminal: Terminal) -> Left:
+        results = [r for s in asked if (r := state.result(s.name)) is not None]
+        refused = [
+            f"{s.name}: {effect}: {said}"
+            for s in asked
+            for effect, (result, said) in state.effects(s.name).items()
+            if result == "refused"
+        ]
+        if not terminal.quiet:
+            for line in refused:
+                terminal.err.out(safe(line), highlight=False)
+            terminal.write(safe(written.sentence(totals(asked, results))))
+            terminal.write(f"Reports: {self.batch.workspace}/report.md, report.json")
+        faults = sum(f.severity != "note" and f.status != "cured" for r in results for f in r.faults)
+        return Left(faults, sum(r.ended == "failed" for r in results) + len(refused))

@@ -1,0 +1,173 @@
+"""What is done with a result: a patch file, the working tree, a branch. Every effect can be done again after a kill, at
+any moment of it, and comes to the same."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from gradfix.batch.git import LINK, GitError, Repository, repository
+from gradfix.batch.values import RepoResult, Step
+from gradfix.report.diff import patch
+from gradfix.report.places import Paths
+from gradfix.source import Source, SourceError, write
+
+Note = Callable[[str], None]
+
+
+class Undone(Exception):
+    """Why an effect was not had, as a sentence; nothing was changed."""
+
+
+def save(file: Path, data: bytes) -> None:
+    """Write a file of the workspace: the old one or the new one is there, never half of one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=".new-", dir=file.parent)
+    try:
+        with open(descriptor, "wb") as out:
+            out.write(data)
+        os.chmod(name, 0o644)
+        os.replace(name, file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def to_patch(result: RepoResult, place: Path, file: Path) -> str:
+    """All changes in one patch file, as ``git apply`` and ``patch -p1`` take it; the sentence that says so."""
+    changes = {str(place / path): change for path, change in result.changes.items()}
+    save(file, b"".join(line + b"\n" for line in patch(changes, Paths(place))))
+    return f"{file.name} holds {_files(result)}"
+
+
+def to_tree(result: RepoResult, place: Path) -> str:
+    """All changes in the working tree. Raises Undone."""
+    if result.kind not in ("repository", "folder"):
+        raise Undone(f"{_article(result.kind)} has no working tree to write to; --diff makes a patch")
+    left: dict[str, tuple[str, str]] = {}
+    try:
+        for path, (old, new) in result.changes.items():
+            now = Source.read(place / path).text
+            if now not in (old, new):
+                raise Undone(f"{path} has changed since it was looked at; --retry {result.name} looks again")
+            if now == old:
+                if path in result.dirty:
+                    raise Undone(f"{path} has changes that are not committed; commit or stash them first")
+                left[str(place / path)] = (old, new)
+        write(left)
+    except SourceError as problem:
+        raise Undone(str(problem).replace(f"{place}/", "")) from None
+    return f"{_files(result)} written"
+
+
+def to_branch(result: RepoResult, place: Path, branch: str, made: str, making: Note) -> str:
+    """A branch with one commit a codemod, on top of what was checked out. HEAD, index and working tree stay untouched,
+    and no hook is run. `made` is the commit that gradfix had put it at, `making` hears of the new one before it is
+    there. Raises Undone."""
+    try:
+        found = repository(place)
+        if found is None:
+            raise Undone(f"{_article(result.kind)} has no branches; --diff makes a patch")
+        _unmoved(found, result, branch)
+        tip = commits(found, result)
+        at = found.ref(branch)
+        if at != tip:
+            if at and at != made:
+                raise Undone(
+                    f"there is a branch {branch} with something else on it; name another, or delete it"
+                )
+            making(tip)
+            found.move(branch, tip, at)
+    except GitError as problem:
+        raise Undone(str(problem)) from None
+    count = len(result.steps)
+    return f"{branch} at {tip[:10]}, {count} commit{'s' * (count != 1)} above {result.commit[:10]}"
+
+
+def commits(found: Repository, result: RepoResult) -> str:
+    """The last of the commits that the result's steps make. Raises Undone, GitError."""
+    tree = found.tree(result.commit)
+    blobs = {path: tree[path] for path in result.changes if path in tree}
+    for path in result.changes:
+        if path not in blobs or blobs[path].mode == LINK:
+            raise Undone(f"{path} is not tracked by git; add it first, or --write")
+    was = {
+        path: _decoded(path, data)
+        for path, data in zip(blobs, found.contents(b.name for b in blobs.values()), strict=True)
+    }
+    tip = result.commit
+    for step in result.steps:
+        files = {}
+        for path, text in step.texts.items():
+            if path not in was:  # changed, and changed back by a later step
+                continue
+            if was[path].text != result.originals[path]:
+                raise Undone(f"{path} has changes that are not committed; commit or stash them first")
+            files[path] = (blobs[path].mode, _encoded(was[path], text))
+        tip = found.commit(tip, files, message(step))
+    return tip
+
+
+def message(step: Step) -> str:
+    """What a commit says."""
+    lines = [
+        f"gradfix: {step.codemod} in {_some(list(step.texts))}",
+        "",
+        step.summary,
+        "",
+        f"Fault: {', '.join(step.kinds)}",
+        f"Verdict: {step.verdict}",
+        f"Measured: {step.reason}",
+    ]
+    lines += [f"Effect: after this, {step.effect}"] if step.effect else []
+    lines += [
+        f"Files: {', '.join(step.texts)}",
+        f"Script: {step.entry}",
+        f"Fingerprint: {', '.join(step.fingerprints)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _unmoved(found: Repository, result: RepoResult, branch: str) -> None:
+    head = found.head()
+    if head != result.commit:
+        was, now = result.commit[:10], head[:10]
+        raise Undone(
+            f"HEAD has moved from {was} to {now} since it was looked at; --retry {result.name} looks again"
+        )
+    if branch in found.checked_out():
+        raise Undone(f"{branch} is checked out; it would move under the working tree")
+    if result.dirty:
+        raise Undone(
+            f"{_some(list(result.dirty))}: not committed, and what was measured was measured with it"
+        )
+
+
+def _decoded(path: str, data: bytes) -> Source:
+    try:
+        return Source.decode(path, data)
+    except SourceError as problem:
+        raise Undone(f"as it is committed, {problem}") from None
+
+
+def _encoded(source: Source, text: str) -> bytes:
+    try:
+        return source.encode(text)
+    except SourceError as problem:
+        raise Undone(str(problem)) from None
+
+
+def _files(result: RepoResult) -> str:
+    count = len(result.changes)
+    return f"{count} changed file{'s' * (count != 1)}"
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _article(kind: str) -> str:
+    words = {"bare": "a bare repository", "archive": "an archive", "folder": "a plain folder"}
+    return words.get(kind, f"a {kind}")

@@ -1,0 +1,159 @@
+"""One call of migrate: what is open goes to the engine, what comes back is kept, what was asked for is done with it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gradfix.batch import effects, engine
+from gradfix.batch.engine import Engine, EngineError
+from gradfix.batch.state import State, wanted
+from gradfix.batch.values import Options, RepoResult, Spec, loads
+
+Retry = Literal["failed", "refused", "all"]
+AHEAD = 2  # repositories that wait at an executor beyond those it works on
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be done with results: `diff` patch files, `write` the working tree, `branch` a branch of that name."""
+
+    diff: bool = False
+    write: bool = False
+    branch: str = ""
+
+    @property
+    def effects(self) -> tuple[str, ...]:
+        """The effects by the names that the state knows them by."""
+        return (
+            *(["diff"] * self.diff),
+            *(["write"] * self.write),
+            *([f"branch {self.branch}"] * bool(self.branch)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a display is told: how many of how many are done, and the result that came in last (None: the beginning)."""
+
+    done: int
+    of: int
+    running: int
+    last: RepoResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A workspace and what is wanted of it. `only` are names of repositories, `retry` those to be looked at again."""
+
+    workspace: Path
+    options: Options
+    wish: Wish = Wish()
+    only: tuple[str, ...] = ()
+    retry: tuple[str, ...] = ()
+    jobs: int = 1
+    scheduler: str = ""  # of Dask; "": this machine
+
+    def run(self, state: State, say: Callable[[Progress], None]) -> list[Spec]:
+        """Do what is left to do; gives the repositories that were asked for. Raises StateError, EngineError."""
+        asked = wanted(state.specs(), self.only)
+        options = state.decided(self.options)
+        self._again(state, asked)
+        names = {s.name for s in asked}
+        todo = [s for s in state.open(options) if s.name in names]
+        done = [s for s in asked if s not in todo]
+        say(Progress(len(done), len(asked), 0))
+        for spec in done:
+            self._affect(state, spec)
+        for count, (spec, result, running) in enumerate(self._results(state, todo, options), len(done) + 1):
+            state.store(result, options)
+            self._affect(state, spec)
+            say(Progress(count, len(asked), running, result))
+        return asked
+
+    def _again(self, state: State, asked: list[Spec]) -> None:
+        ended = state.ended()
+        for word in self.retry:
+            if word in ("failed", "refused", "all"):
+                state.forget(s.name for s in asked if s.name in ended and word in ("all", ended[s.name]))
+            else:
+                state.forget(s.name for s in wanted(asked, (word,)))
+
+    def _results(
+        self, state: State, todo: list[Spec], options: Options
+    ) -> Iterator[tuple[Spec, RepoResult, int]]:
+        """Every result as it comes, with how many are being worked on."""
+        if not todo:
+            return
+        scratch = self.workspace / "scratch"
+        shutil.rmtree(scratch, ignore_errors=True)  # what a killed call has left
+        scratch.mkdir(parents=True)
+        try:
+            with self._engine(scratch, min(self.jobs, len(todo))) as there:
+                yield from _through(there, todo, options, state.began)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _engine(self, scratch: Path, jobs: int) -> AbstractContextManager[Engine]:
+        return engine.dask(self.scheduler) if self.scheduler else engine.local(jobs, scratch)
+
+    def _affect(self, state: State, spec: Spec) -> None:
+        """Have the effects that are asked for and not had yet."""
+        had = state.effects(spec.name)
+        due = [e for e in self.wish.effects if had.get(e, ("", ""))[0] != "done"]
+        result = state.result(spec.name) if due else None
+        if result is None or not result.changes:
+            return
+        for effect in due:
+            try:
+                state.affected(spec.name, effect, "done", self._do(effect, result, spec, state))
+            except effects.Undone as why:
+                state.affected(spec.name, effect, "refused", str(why))
+            except OSError as problem:
+                said = f"{problem.filename}: can't be written ({(problem.strerror or str(problem)).lower()})"
+                state.affected(spec.name, effect, "refused", said)
+
+    def _do(self, effect: str, result: RepoResult, spec: Spec, state: State) -> str:
+        place = Path(spec.place)
+        if effect == "diff":
+            return effects.to_patch(result, place, self.workspace / "patches" / f"{spec.name}.patch")
+        if effect == "write":
+            return effects.to_tree(result, place)
+        branch = self.wish.branch
+
+        def making(commit: str) -> None:
+            state.making(spec.name, branch, commit)
+
+        return effects.to_branch(result, place, branch, state.made(spec.name, branch), making)
+
+
+def _through(
+    there: Engine, todo: Iterable[Spec], options: Options, began: Callable[[str], None]
+) -> Iterator[tuple[Spec, RepoResult, int]]:
+    """Results as they come; never more at the executor than it can soon begin. Raises EngineError where it is gone."""
+    left = iter(todo)
+    flying: dict[Future[str], Spec] = {}
+    try:
+        while True:
+            while len(flying) < there.room + AHEAD and (spec := next(left, None)) is not None:
+                began(spec.name)
+                flying[there.submit(spec, options)] = spec
+            if not flying:
+                return
+            for future in wait(flying, return_when=FIRST_COMPLETED).done:
+                spec = flying.pop(future)
+                try:
+                    yield spec, loads(RepoResult, future.result()), min(len(flying), there.room)
+                except (CancelledError, OSError, TimeoutError) as problem:
+                    raise EngineError(
+                        f"the engine has gone ({problem or type(problem).__name__}); the same call goes on from here"
+                    ) from None
+    finally:
+        for future in flying:
+            with suppress(OSError):
+                future.cancel()

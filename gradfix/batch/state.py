@@ -1,0 +1,273 @@
+"""What a workspace remembers: SQLite in WAL mode, so that a kill at any moment loses what was in the air and nothing
+else. One process works in a workspace at a time; others may look.
+
+A result is stored whole or not at all. Texts are ASCII JSON: a path may hold bytes that are no text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import socket
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from gradfix.batch.values import Ended, Options, RepoResult, Spec, dumps, loads
+
+FORMAT = "1"
+TABLES = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS repos (
+    name TEXT PRIMARY KEY, place TEXT NOT NULL UNIQUE, position INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS results (
+    name TEXT PRIMARY KEY REFERENCES repos, options TEXT NOT NULL, ended TEXT NOT NULL, result TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS faults (
+    name TEXT NOT NULL REFERENCES repos, fingerprint TEXT NOT NULL, kind TEXT NOT NULL, status TEXT NOT NULL,
+    codemod TEXT NOT NULL, verdict TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS attempts (name TEXT NOT NULL REFERENCES repos, began TEXT NOT NULL, ended TEXT);
+CREATE TABLE IF NOT EXISTS effects (
+    name TEXT NOT NULL REFERENCES repos, effect TEXT NOT NULL, result TEXT NOT NULL, said TEXT NOT NULL,
+    PRIMARY KEY (name, effect)
+);
+CREATE TABLE IF NOT EXISTS decisions (fingerprint TEXT PRIMARY KEY, decision TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS by_fingerprint ON faults (fingerprint);
+"""
+
+
+class StateError(Exception):
+    """Why a workspace can't be used, as a sentence."""
+
+
+@contextmanager
+def locked(workspace: Path) -> Iterator[None]:
+    """Hold the workspace. Raises StateError with who holds it. A kill lets go of it too."""
+    workspace.mkdir(parents=True, exist_ok=True)
+    with open(workspace / "lock", "a+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "another process"
+            raise StateError(
+                f"{workspace} is in use by {holder}; --status looks without disturbing it"
+            ) from None
+        lock.truncate(0)
+        since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        lock.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
+        lock.flush()
+        yield
+        lock.truncate(0)
+
+
+class State:
+    """The database of a workspace. Raises StateError where there is none, or one of another version."""
+
+    def __init__(self, workspace: Path, *, create: bool = True) -> None:
+        file = workspace / "state.db"
+        if not create and not file.is_file():
+            raise StateError(f"{workspace} holds no migration")
+        try:
+            self._db = sqlite3.connect(file, timeout=30, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute(
+                "PRAGMA synchronous = NORMAL"
+            )  # in WAL mode: whole after a crash of the machine too
+            self._db.executescript(TABLES)
+            self._db.execute("INSERT OR IGNORE INTO meta VALUES ('format', ?)", (FORMAT,))
+            (found,) = self._db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+        except sqlite3.DatabaseError as problem:
+            raise StateError(f"{file} can't be used ({problem}); another --workspace can") from None
+        if found != FORMAT:
+            raise StateError(f"{file} was made by another version of gradfix (format {found}, here {FORMAT})")
+
+    def close(self) -> None:
+        """Write back and let go."""
+        self._db.close()
+
+    # ---- repositories
+
+    def add(self, specs: Iterable[Spec]) -> None:
+        """Take in what is new; a name that is taken by another place gets a number."""
+        with self._whole():
+            places = {place for (place,) in self._db.execute("SELECT place FROM repos")}
+            for spec in specs:
+                place = json.dumps(spec.place)
+                if place in places:
+                    continue
+                name, number = spec.name, 2
+                while self._db.execute("SELECT 1 FROM repos WHERE name = ?", (name,)).fetchone():
+                    name, number = f"{spec.name}-{number}", number + 1
+                self._db.execute(
+                    "INSERT INTO repos SELECT ?, ?, coalesce(max(position), 0) + 1 FROM repos", (name, place)
+                )
+                places.add(place)
+
+    def specs(self) -> list[Spec]:
+        """All of them, in the order in which they came."""
+        rows = self._db.execute("SELECT name, place FROM repos ORDER BY position")
+        return [Spec(name, json.loads(place)) for name, place in rows]
+
+    def open(self, options: Options) -> list[Spec]:
+        """Those of which there is no result with these options and the decisions as they are now."""
+        done = dict(self._db.execute("SELECT name, options FROM results"))
+        return [s for s in self.specs() if done.get(s.name) != self._wanted(s.name, options)]
+
+    # ---- results
+
+    def began(self, name: str) -> None:
+        """Note that a repository is being worked on."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._db.execute("INSERT INTO attempts VALUES (?, ?, NULL)", (name, now))
+
+    def store(self, result: RepoResult, options: Options) -> None:
+        """Keep a result in the place of an earlier one."""
+        with self._whole():
+            name = result.name
+            self._forget(name)
+            for fault in result.faults:
+                best = fault.cures[0] if fault.cures else None
+                self._db.execute(
+                    "INSERT INTO faults VALUES (?, ?, ?, ?, ?, ?)",
+                    (
+                        name,
+                        fault.fingerprint,
+                        fault.kind,
+                        fault.status,
+                        best.codemod if best else "",
+                        best.verdict if best else "",
+                    ),
+                )
+            self._db.execute(
+                "INSERT INTO results VALUES (?, ?, ?, ?)",
+                (name, self._wanted(name, options), result.ended, dumps(result)),
+            )
+            self._db.execute(
+                "UPDATE attempts SET ended = ? WHERE name = ? AND ended IS NULL", (result.ended, name)
+            )
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Look at these again."""
+        with self._whole():
+            for name in names:
+                self._forget(name)
+
+    def ended(self) -> dict[str, Ended]:
+        """How every repository that has a result ended."""
+        return dict(self._db.execute("SELECT name, ended FROM results"))
+
+    def result(self, name: str) -> RepoResult | None:
+        """What is known of a repository."""
+        row = self._db.execute("SELECT result FROM results WHERE name = ?", (name,)).fetchone()
+        return loads(RepoResult, row[0]) if row else None
+
+    def results(self) -> Iterator[RepoResult]:
+        """All results, in the order of the repositories, one in memory at a time."""
+        for spec in self.specs():
+            result = self.result(spec.name)
+            if result is not None:
+                yield result
+
+    def attempts(self) -> dict[str, int]:
+        """How often each repository was begun."""
+        return dict(self._db.execute("SELECT name, count(*) FROM attempts GROUP BY name"))
+
+    # ---- effects
+
+    def effects(self, name: str) -> dict[str, tuple[str, str]]:
+        """What came of every effect on a repository: ``done`` or ``refused``, and the sentence."""
+        rows = self._db.execute(
+            "SELECT effect, result, said FROM effects WHERE name = ? ORDER BY effect", (name,)
+        )
+        return {effect: (result, said) for effect, result, said in rows}
+
+    def affected(self, name: str, effect: str, result: str, said: str) -> None:
+        """Note what came of an effect."""
+        self._db.execute("INSERT OR REPLACE INTO effects VALUES (?, ?, ?, ?)", (name, effect, result, said))
+
+    def made(self, name: str, branch: str) -> str:
+        """The commit that gradfix last put a branch of a repository at, "" where it never did."""
+        row = self._db.execute(
+            "SELECT value FROM meta WHERE key = ?", (f"branch {name} {branch}",)
+        ).fetchone()
+        return row[0] if row else ""
+
+    def making(self, name: str, branch: str, commit: str) -> None:
+        """Note, before it happens, that a branch is put at `commit`."""
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"branch {name} {branch}", commit))
+
+    # ---- decisions
+
+    def decide(self, fingerprint: str, decision: str) -> None:
+        """``accept`` or ``refuse`` a group: its repositories are looked at again."""
+        if not self._db.execute("SELECT 1 FROM faults WHERE fingerprint = ?", (fingerprint,)).fetchone():
+            known = self._db.execute(
+                "SELECT 1 FROM decisions WHERE fingerprint = ?", (fingerprint,)
+            ).fetchone()
+            if not known:
+                raise StateError(f"no fault of this workspace has the fingerprint {fingerprint}")
+        self._db.execute("INSERT OR REPLACE INTO decisions VALUES (?, ?)", (fingerprint, decision))
+
+    def decisions(self) -> dict[str, str]:
+        """What was decided, by fingerprint."""
+        return dict(self._db.execute("SELECT fingerprint, decision FROM decisions ORDER BY fingerprint"))
+
+    def decided(self, options: Options) -> Options:
+        """The options with the decisions in them."""
+        made = self.decisions()
+        spared = tuple(f for f, d in made.items() if d == "refuse")
+        granted = tuple(f for f, d in made.items() if d == "accept")
+        return dataclasses.replace(options, spared=spared, granted=granted)
+
+    # ---- helpers
+
+    def _wanted(self, name: str, options: Options) -> str:
+        """What a result of `name` must have been made with to count: decisions on groups it has or had a part in."""
+        return f"{options.key} {' '.join(options.only)} {self._own(name, options)}"
+
+    def _own(self, name: str, options: Options) -> str:
+        ever = {f for (f,) in self._db.execute("SELECT fingerprint FROM faults WHERE name = ?", (name,))}
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (f"spared {name}",)).fetchone()
+        ever |= set(row[0].split()) if row else set()
+        return " ".join(f for f in (*options.spared, "|", *options.granted) if f == "|" or f in ever)
+
+    def _forget(self, name: str) -> None:
+        had = {f for (f,) in self._db.execute("SELECT fingerprint FROM faults WHERE name = ?", (name,))}
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (f"spared {name}",)).fetchone()
+        had |= set(row[0].split()) if row else set()
+        self._db.execute(
+            "INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"spared {name}", " ".join(sorted(had)))
+        )
+        for table in ("results", "faults", "effects"):
+            self._db.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+
+def wanted(specs: Iterable[Spec], only: Iterable[str]) -> list[Spec]:
+    """Those that `only` names: by name, by place, or by a shell's pattern of names. Raises StateError."""
+    specs, only = list(specs), list(only)
+    for word in only:
+        if not any(_named(word, spec) for spec in specs):
+            raise StateError(f"--only {word}: no repository of this workspace is called that")
+    return [s for s in specs if not only or any(_named(word, s) for word in only)]
+
+
+def _named(word: str, spec: Spec) -> bool:
+    return fnmatchcase(spec.name, word) or os.path.realpath(word) == spec.place

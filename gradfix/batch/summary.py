@@ -1,0 +1,106 @@
+"""What a workspace comes to: totals, groups of one fault over many repositories, and every repository, as plain data.
+The other reports are made of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from gradfix import __version__
+from gradfix.batch.state import State
+from gradfix.batch.values import Fault, RepoResult, Spec, dumps
+from gradfix.verdict import HELD
+
+Data = dict[str, Any]
+
+
+def summary(state: State, specs: Iterable[Spec]) -> Data:
+    """Everything but the repositories' own documents, which may be many: see repositories()."""
+    specs = list(specs)
+    results = [r for s in specs if (r := state.result(s.name)) is not None]
+    decisions = state.decisions()
+    return {
+        "gradfix": __version__,
+        "totals": totals(specs, results),
+        "groups": groups(results, decisions),
+        "decisions": decisions,
+    }
+
+
+def totals(specs: list[Spec], results: list[RepoResult]) -> Data:
+    """The numbers of a batch."""
+    faults = [f for r in results for f in r.faults]
+    errors = [f for f in faults if f.severity != "note"]
+    seconds = sorted(r.seconds for r in results)
+    steps = [s for r in results for s in r.steps]
+    return {
+        "repositories": len(specs),
+        "ended": dict(Counter(r.ended for r in results)),
+        "waiting": len(specs) - len(results),
+        "files": sum(r.files for r in results),
+        "lines": sum(r.lines for r in results),
+        "runs": sum(len(r.entries) for r in results),
+        "faults": len(errors),
+        "notes": len(faults) - len(errors),
+        "cured": sum(f.status == "cured" for f in faults),
+        "kinds": dict(Counter(f.kind for f in faults).most_common()),
+        "verdicts": dict(Counter(s.verdict for s in steps).most_common()),
+        "codemods": dict(Counter(s.codemod for s in steps).most_common()),
+        "changed": sum(bool(r.changes) for r in results),
+        "walls": dict(Counter(e.wall for r in results for e in r.entries if e.wall)),
+        "seconds": {
+            "median": seconds[len(seconds) // 2] if seconds else 0.0,
+            "p95": seconds[min(len(seconds) - 1, int(len(seconds) * 0.95))] if seconds else 0.0,
+            "sum": round(sum(seconds), 3),
+        },
+    }
+
+
+def groups(results: Iterable[RepoResult], decisions: dict[str, str]) -> list[Data]:
+    """Faults that are copies of each other, the most frequent first. `hint`: the cure that held most often, which says
+    nothing of the next copy but where to begin."""
+    found: dict[str, list[tuple[str, Fault]]] = {}
+    for result in results:
+        for fault in result.faults:
+            found.setdefault(fault.fingerprint, []).append((result.name, fault))
+    out = []
+    for name, members in found.items():
+        first = members[0][1]
+        best = [f.cures[0] for _, f in members if f.cures]
+        held = Counter(c.codemod for c in best if c.verdict in HELD)
+        out.append(
+            {
+                "fingerprint": name,
+                "kind": first.kind,
+                "severity": first.severity,
+                "message": first.message,
+                "faults": len(members),
+                "repositories": sorted({repo for repo, _ in members}),
+                "status": dict(Counter(f.status for _, f in members)),
+                "verdicts": dict(Counter(c.verdict for c in best)),
+                "hint": held.most_common(1)[0][0] if held else None,
+                "decision": decisions.get(name),
+            }
+        )
+    return sorted(out, key=lambda g: (-g["faults"], g["fingerprint"]))
+
+
+def repositories(state: State, specs: Iterable[Spec]) -> Iterator[Data]:
+    """Every repository with all that is known of it."""
+    attempts = state.attempts()
+    for spec in specs:
+        result = state.result(spec.name)
+        data: Data = (
+            json.loads(dumps(result)) if result is not None else {"name": spec.name, "ended": "waiting"}
+        )
+        data.pop("originals", None)
+        for step in data.get("steps", ()):
+            step["files"] = sorted(step.pop("texts"))
+        effects = state.effects(spec.name)
+        yield data | {
+            "place": spec.place,
+            "attempts": attempts.get(spec.name, 0),
+            "effects": {e: {"result": result_, "said": said} for e, (result_, said) in effects.items()},
+        }

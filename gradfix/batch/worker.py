@@ -1,0 +1,43 @@
+"""The process that works on one repository: ``python -m gradfix.batch.worker``.
+
+It is given one line of JSON (spec, options, scratch folder), answers in lines of JSON on what was its standard output,
+the last of them the result, and ends when its standard input does: with whoever started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+
+def main() -> None:
+    """Read what to do, do it, say what came of it."""
+    given = sys.stdin.buffer.readline()
+    answer = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)  # whatever a library prints is no answer
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    from gradfix.batch.one import migrate_one
+    from gradfix.batch.values import Options, Spec, dumps, loads
+
+    asked = json.loads(given)
+
+    def say(what: str) -> None:
+        print(json.dumps({"say": what}), file=answer, flush=True)
+
+    spec, options = loads(Spec, asked["spec"]), loads(Options, asked["options"])
+    result = migrate_one(spec, options, Path(asked["scratch"]), say)
+    print(json.dumps({"result": dumps(result)}), file=answer, flush=True)
+
+
+def _end_with_parent() -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    os.killpg(0, signal.SIGKILL) if os.getpgrp() == os.getpid() else os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

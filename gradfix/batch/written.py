@@ -1,0 +1,153 @@
+"""The reports that lie in a workspace: report.json, report.md, report.html, and a text for a pull request each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gradfix.batch.effects import save
+from gradfix.batch.state import State
+from gradfix.batch.summary import Data, repositories, summary
+from gradfix.batch.values import RepoResult, Spec
+from gradfix.report.layout import safe
+
+MOST = 200  # rows of a table in report.md; the rest is in report.json
+
+
+def write(workspace: Path, state: State, specs: list[Spec]) -> None:
+    """Bring every report up to date."""
+    about = summary(state, specs)
+    repos = list(repositories(state, specs))
+    document = about | {"repositories": repos}
+    save(workspace / "report.json", json.dumps(document, indent=1, sort_keys=True).encode("ascii"))
+    save(workspace / "report.md", safe_text("\n".join(markdown(document)) + "\n"))
+    for spec in specs:
+        result = state.result(spec.name)
+        file = workspace / "pull-requests" / f"{spec.name}.md"
+        if result is not None and result.steps:
+            save(file, safe_text(pull_request(result)))
+        else:
+            file.unlink(missing_ok=True)
+
+
+def safe_text(text: str) -> bytes:
+    """UTF-8, without what can't be said in it or would steer a terminal."""
+    return "\n".join(safe(line) for line in text.split("\n")).encode("utf-8")
+
+
+def markdown(document: Data) -> Iterator[str]:
+    """The report for people who read it where the repositories are discussed."""
+    totals = document["totals"]
+    yield from ("# gradfix migrate", "")
+    yield sentence(totals)
+    yield from ("", "## Groups", "", "The same fault in several places, names and numbers aside.", "")
+    rows = [
+        [
+            g["fingerprint"],
+            g["kind"],
+            g["faults"],
+            len(g["repositories"]),
+            g["hint"] or "",
+            counts(g["verdicts"]),
+        ]
+        for g in document["groups"]
+    ]
+    yield from table(["fingerprint", "fault", "times", "repositories", "cured by", "verdicts"], rows)
+    yield from ("", "## Repositories", "")
+    rows = [
+        [
+            r["name"],
+            r["ended"],
+            len(r.get("faults", ())),
+            _cured(r),
+            counts(_verdicts(r)),
+            r.get("seconds", ""),
+            _why(r),
+        ]
+        for r in document["repositories"]
+    ]
+    yield from table(["repository", "", "found", "cured", "verdicts", "s", ""], rows)
+
+
+def sentence(totals: Data) -> str:
+    """The totals in words."""
+    ended = totals["ended"]
+    parts = [
+        f"{totals['repositories']} repositories: {counts(ended)}"
+        + (f", {totals['waiting']} waiting" if totals["waiting"] else "")
+    ]
+    parts.append(f"{totals['files']} files, {totals['runs']} scripts run")
+    cured = f"{totals['faults']} faults and {totals['notes']} notes found, {totals['cured']} of them cured"
+    parts.append(cured + (f" ({counts(totals['verdicts'])})" if totals["verdicts"] else ""))
+    seconds = totals["seconds"]
+    parts.append(f"a repository took {seconds['median']:.1f} s (median), {seconds['p95']:.1f} s (p95)")
+    return "; ".join(parts) + "."
+
+
+def counts(given: dict[str, int]) -> str:
+    """``3 proved, 1 intended``."""
+    return ", ".join(f"{n} {what}" for what, n in given.items()) or "none"
+
+
+def table(head: list[str], rows: Iterable[list[Any]]) -> Iterator[str]:
+    """A table of Markdown; what is beyond the first rows is counted."""
+    rows = list(rows)
+    yield f"| {' | '.join(head)} |"
+    yield f"|{' --- |' * len(head)}"
+    for row in rows[:MOST]:
+        yield "| " + " | ".join(str(x).replace("|", "\\|").replace("\n", " ") for x in row) + " |"
+    if rows[MOST:]:
+        yield from ("", f"{len(rows) - MOST} more are in report.json.")
+
+
+def pull_request(result: RepoResult) -> str:
+    """A title and a body, ready to be posted."""
+    kinds = list(dict.fromkeys(k for s in result.steps for k in s.kinds))
+    lines = [
+        f"Fix {len(result.steps)} autograd fault{'s' * (len(result.steps) != 1)} ({', '.join(kinds)})",
+        "",
+    ]
+    shown = {f.fingerprint: f for f in result.faults if f.status == "cured"}
+    for step in result.steps:
+        for name in step.fingerprints:
+            fault = shown.get(name)
+            if fault is not None:
+                lines += [
+                    f"**{fault.kind}** in `{fault.path}`, line {fault.line}: {fault.message}.",
+                    "",
+                    "```",
+                ]
+                lines += ["".join(text for text, _ in row) for row in fault.shown]
+                lines += ["```", ""]
+        lines.append(f"Cure: {step.summary} (`{step.codemod}`).")
+        lines.append(f"Verdict: **{step.verdict}**. {step.reason[:1].upper()}{step.reason[1:]}.")
+        lines += [f"After this, {step.effect}."] if step.effect else []
+        lines.append("")
+    runs = [e for e in result.entries if e.wall]
+    if runs:
+        lines.append(
+            f"Measured by running {', '.join(f'`{e.path}`' for e in runs)} before and after, for a few steps."
+        )
+    else:
+        lines.append("Nothing was run: these changes are not proved.")
+    lines.append("Found and changed by gradfix; please review it as any other patch.")
+    return "\n".join(lines) + "\n"
+
+
+def _cured(repo: Data) -> int:
+    return sum(f["status"] == "cured" for f in repo.get("faults", ()))
+
+
+def _verdicts(repo: Data) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for step in repo.get("steps", ()):
+        out[step["verdict"]] = out.get(step["verdict"], 0) + 1
+    return out
+
+
+def _why(repo: Data) -> str:
+    said = [repo.get("sentence", "")]
+    said += [f"{effect}: {e['said']}" for effect, e in repo["effects"].items() if e["result"] == "refused"]
+    return "; ".join(s for s in said if s)

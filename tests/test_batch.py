@@ -1,0 +1,265 @@
+"""gradfix migrate: many repositories, each left as it was but for what was asked for."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repositories import faulty, git, plain, repository, sound, state
+
+from gradfix.batch.engine import local
+from gradfix.batch.git import GitError
+from gradfix.batch.intake import specs
+from gradfix.batch.migrate import Batch, Wish
+from gradfix.batch.state import State, StateError, locked
+from gradfix.batch.values import Options, RepoResult, Spec, dumps, loads
+
+NOTHING = Wish()
+UNTRIED = Options(accept=("proved", "preserved", "intended", "untried"))
+
+
+def migrate(workspace: Path, places=(), options=UNTRIED, wish=NOTHING, **more) -> dict[str, RepoResult]:
+    workspace.mkdir(exist_ok=True)
+    known = State(workspace)
+    known.add(specs(map(str, places)))
+    Batch(workspace, options, wish, jobs=2, **more).run(known, lambda _: None)
+    found = {r.name: r for r in known.results()}
+    known.close()
+    return found
+
+
+def said(workspace: Path, name: str) -> dict[str, tuple[str, str]]:
+    known = State(workspace)
+    found = known.effects(name)
+    known.close()
+    return found
+
+
+def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gradfix", "migrate", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def without_times(found: dict[str, RepoResult]) -> str:
+    def drop(value):
+        if isinstance(value, dict):
+            return {k: drop(v) for k, v in value.items() if k != "seconds"}
+        return [drop(v) for v in value] if isinstance(value, list) else value
+
+    return json.dumps({name: drop(json.loads(dumps(r))) for name, r in sorted(found.items())}, sort_keys=True)
+
+
+# ---- what is found, and what is done with it
+
+
+def test_reading_finds_and_changes_nothing(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty(), "ok.py": sound()})
+    before = state(repo)
+    found = migrate(tmp_path / "ws", [repo], Options())["repo"]
+    assert [(f.kind, f.path, f.line, f.status) for f in found.faults] == [
+        ("stale-saved-tensor", "train.py", 7, "left")
+    ]
+    assert [m.role for m in found.faults[0].marks] == ["saved", "overwritten", "needed"]
+    assert found.faults[0].cures[0].verdict == "untried"
+    assert not found.steps
+    assert not found.entries
+    assert state(repo) == before
+
+
+def test_proving_runs_what_trains_and_nothing_else(tmp_path):
+    repo = repository(
+        tmp_path / "repo",
+        {"train.py": faulty(), "tool.py": "import torch\nopen('ran', 'w')\n", "ok.py": sound()},
+    )
+    found = migrate(tmp_path / "ws", [repo], Options(prove=True))["repo"]
+    assert [(e.path, e.ended) for e in found.entries] == [("ok.py", "steps"), ("train.py", "steps")]
+    assert [(s.codemod, s.verdict) for s in found.steps] == [("out-of-place", "proved")]
+    assert found.faults[0].status == "cured"
+    assert all(e.wall in ("namespaces", "bubblewrap", "landlock") for e in found.entries)
+    assert not (repo / "ran").exists()
+
+
+def test_a_branch_is_all_that_changes(tmp_path):
+    files = {"train.py": faulty(), "pkg/other.py": faulty("other"), "crlf.py": faulty().replace("\n", "\r\n")}
+    repo = repository(tmp_path / "repo", files)
+    before = state(repo, "cured")
+    found = migrate(tmp_path / "ws", [repo], wish=Wish(branch="cured"))["repo"]
+    assert state(repo, "cured") == before
+    assert len(found.steps) == 3
+    assert git(repo, "rev-list", "--count", "main..cured") == "3"
+    assert git(repo, "show", "cured:train.py") == sound().strip()
+    assert b"value = value + 1\r\n" in subprocess.check_output(["git", "show", "cured:crlf.py"], cwd=repo)
+    told = git(repo, "log", "-1", "--format=%B", "cured")
+    assert "Fault: stale-saved-tensor\nVerdict: untried\n" in told
+    assert git(repo, "fsck", "--strict") == ""
+
+
+def test_written_files_and_patches(tmp_path):
+    one = repository(tmp_path / "one", {"train.py": faulty()})
+    two = plain(tmp_path / "two", {"train.py": faulty("model")})
+    migrate(tmp_path / "ws", [one, two], wish=Wish(diff=True, write=True))
+    assert (two / "train.py").read_text() == sound("model")
+    git(one, "checkout", "train.py")
+    subprocess.run(["git", "apply", str(tmp_path / "ws/patches/one.patch")], cwd=one, check=True)
+    assert (one / "train.py").read_text() == sound()
+
+
+def test_twice_is_once(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    wish = Wish(diff=True, branch="cured")
+    first = migrate(tmp_path / "ws", [repo], wish=wish)
+    before = state(repo)
+    assert dumps(migrate(tmp_path / "ws", [repo], wish=wish)["repo"]) == dumps(first["repo"])
+    again = migrate(tmp_path / "ws", [repo], wish=wish, retry=("all",))
+    assert without_times(again) == without_times(first)
+    assert migrate(tmp_path / "elsewhere", [repo], wish=wish)["repo"].steps == first["repo"].steps
+    assert said(tmp_path / "elsewhere", "repo")["branch cured"][0] == "done"
+    assert state(repo) == before
+
+
+def test_only_and_retry(tmp_path):
+    places = [plain(tmp_path / name, {"a.py": sound()}) for name in ("one", "two", "three")]
+    (tmp_path / "gone").mkdir()
+    assert set(migrate(tmp_path / "ws", [*places, tmp_path / "gone"], only=("t*",))) == {"two", "three"}
+    shutil.rmtree(tmp_path / "gone")
+    found = migrate(tmp_path / "ws")
+    assert found["gone"].sentence == "there is no such folder or archive"
+    plain(tmp_path / "gone", {"train.py": faulty()})
+    assert migrate(tmp_path / "ws")["gone"].ended == "refused"
+    assert migrate(tmp_path / "ws", retry=("refused",))["gone"].faults
+
+
+# ---- groups
+
+
+def test_copies_of_a_fault_have_one_fingerprint_and_one_decision(tmp_path):
+    one = plain(tmp_path / "one", {"train.py": faulty()})
+    two = plain(tmp_path / "two", {"deep/down.py": "# a copy\n\n" + faulty("critic", 9, 4)})
+    other = plain(tmp_path / "other", {"train.py": faulty().replace("exp()", "sigmoid()")})
+    found = migrate(tmp_path / "ws", [one, two, other])
+    prints = {name: r.faults[0].fingerprint for name, r in found.items()}
+    assert prints["one"] == prints["two"] != prints["other"]
+    known = State(tmp_path / "ws")
+    known.decide(prints["one"], "refuse")
+    assert [s.name for s in known.open(known.decided(UNTRIED))] == ["one", "two"]
+    known.close()
+    found = migrate(tmp_path / "ws", wish=Wish(write=True))
+    assert (one / "train.py").read_text() == faulty()
+    assert not found["one"].faults
+    assert "value = " in (other / "train.py").read_text().split("sigmoid()")[1]
+    known = State(tmp_path / "ws")
+    assert known.open(known.decided(UNTRIED)) == []
+    known.decide(prints["one"], "accept")
+    known.close()
+    assert migrate(tmp_path / "ws")["two"].faults[0].fingerprint == prints["two"]
+
+
+def test_only_a_group(tmp_path):
+    repo = plain(tmp_path / "repo", {"a.py": faulty(), "b.py": faulty().replace("exp()", "sigmoid()")})
+    first = migrate(tmp_path / "ws", [repo], Options())["repo"].faults[0]
+    found = migrate(tmp_path / "ws", options=Options(only=(first.fingerprint,)))
+    assert [f.path for f in found["repo"].faults] == [first.path]
+
+
+# ---- limits
+
+
+def test_a_repository_that_takes_too_much_is_a_sentence(tmp_path):
+    repo = plain(tmp_path / "repo", {"train.py": faulty()})
+    found = migrate(tmp_path / "ws", [repo], Options(memory=1 << 20))["repo"]
+    assert (found.ended, found.sentence) == ("failed", "it took more than 0.0 GB of memory")
+
+
+def test_a_worker_that_dies_is_tried_again(tmp_path, monkeypatch):
+    repo = plain(tmp_path / "repo", {"train.py": faulty()})
+    site = plain(tmp_path / "site", {"sitecustomize.py": DYING.format(mark=str(tmp_path / "died"))})
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+    assert migrate(tmp_path / "ws", [repo])["repo"].faults
+    assert (tmp_path / "died").read_text() == "1"
+    (tmp_path / "died").write_text("")
+    monkeypatch.setenv("ALWAYS", "1")
+    found = migrate(tmp_path / "ws", retry=("all",))["repo"]
+    assert found.sentence == "its worker was killed (signal 9): it said nothing; it was tried 2 times"
+
+
+DYING = """\
+import os, signal, sys
+mark = {mark!r}
+if "gradfix.batch.worker" in sys.orig_argv:
+    died = len(open(mark).read()) if os.path.exists(mark) else 0
+    if died < 1 or "ALWAYS" in os.environ:
+        open(mark, "a").write("1")
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_who_holds_a_workspace_is_said(tmp_path):
+    repo = plain(tmp_path / "repo", {"train.py": sound()})
+    with locked(tmp_path / "ws"):
+        done = call("repo", "--workspace", "ws", cwd=tmp_path)
+        assert done.returncode == 2
+        assert f"ws is in use by process {os.getpid()} on " in done.stderr
+    with locked(tmp_path / "ws"), pytest.raises(StateError, match="in use"), locked(tmp_path / "ws"):
+        pass
+    assert repo.exists()
+
+
+# ---- values
+
+
+def test_values_survive_json():
+    spec = Spec("x", "/tmp/\udcff")
+    assert loads(Spec, dumps(spec)) == spec
+    options = Options(prove=True, accept=("proved",), only=("0" * 12,))
+    assert loads(Options, dumps(options)) == options
+    with pytest.raises(ValueError, match="unknown more"):
+        loads(Spec, '{"name": "a", "place": "b", "more": 1}')
+
+
+def test_names_tell_places_apart(tmp_path):
+    places = [tmp_path / "a" / "gan", tmp_path / "b" / "gan", tmp_path / "a" / "gan"]
+    assert [s.name for s in specs(map(str, places))] == ["gan", "b-gan"]
+
+
+# ---- the command line
+
+
+def test_the_command_line(tmp_path):
+    repository(tmp_path / "repo", {"train.py": faulty()})
+    (tmp_path / "list").write_text("# what to do\nrepo\n")
+    done = call("--branch", "cured", "repo", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--branch writes cures that hold" in done.stderr
+    done = call("--from", "list", "--accept", "untried", "--branch", "cured", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, done.stderr)
+    assert done.stderr.startswith("[1/1] repo: 1 faults, 1 cured (1 untried), ")
+    report = json.loads((tmp_path / "gradfix-migrate/report.json").read_text())
+    assert report["totals"]["cured"] == 1
+    assert report["repositories"][0]["effects"]["branch cured"]["result"] == "done"
+    assert "untried" in (tmp_path / "gradfix-migrate/report.md").read_text()
+    assert "Nothing was run" in (tmp_path / "gradfix-migrate/pull-requests/repo.md").read_text()
+    done = call("--status", cwd=tmp_path)
+    assert done.stdout.startswith("done      repo  cured at ")
+    done = call("--only", "nothing", cwd=tmp_path)
+    assert (done.returncode, "no repository of this workspace" in done.stderr) == (2, True)
+    done = call("--refuse", "0123456789ab", cwd=tmp_path)
+    assert "no fault of this workspace has the fingerprint" in done.stderr
+    assert call("--branch", "a..b", "--prove", cwd=tmp_path).returncode == 2
+    assert "holds no migration" in call("--workspace", "none", cwd=tmp_path).stderr
+
+
+def test_the_engine_leaves_nothing_behind(tmp_path):
+    with local(1, tmp_path) as here:
+        future = here.submit(Spec("x", str(tmp_path / "none")), Options())
+        assert loads(RepoResult, future.result()).ended == "refused"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_git_errors_are_sentences(tmp_path):
+    from gradfix.batch.git import Repository
+
+    with pytest.raises(GitError, match=r"^nothing is committed in it"):
+        Repository(tmp_path, None).head()

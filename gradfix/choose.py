@@ -176,8 +176,12 @@ def identity(conflict: Conflict, project: Project) -> tuple[str, str]:
     if not found:
         return conflict.kind, f"{conflict.at.file}:{conflict.at.line}"
     view, node = found
-    statement = view.small_statement(node) or node
-    return conflict.kind, view.code(statement)
+    text = view.code(view.small_statement(node) or node)
+    made = conflict.label("made") if conflict.kind == "missing-grad" else None
+    maker = project.node(made.at) if made is not None else None
+    if maker is not None:  # one statement may read the gradients of several
+        text += "\n" + maker[0].code(maker[0].small_statement(maker[1]) or maker[1])
+    return conflict.kind, text
 
 
 def _merit(tried: Tried) -> tuple[bool, bool, int, int, bool, int, int, int, str]:

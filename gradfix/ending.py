@@ -49,13 +49,21 @@ def problem(entry: Path, first: Baseline, faults: bool) -> Problem | None:
     return None
 
 
-def remarks(first: Baseline, settings: Settings, faults: bool, sources: Mapping[str, str]) -> Iterator[str]:
-    """Sentences that qualify the report: what was not seen, what else is wrong."""
+def remarks(
+    first: Baseline, last: Baseline, settings: Settings, faults: bool, sources: Mapping[str, str]
+) -> Iterator[str]:
+    """Sentences that qualify the report: what was not seen, what else is wrong. `last` is the script as it is left."""
     failure = first.failure
     told = failure is not None and any(
         c.kind == "legacy-api" and isinstance(c.event, Failure) for c in first.conflicts
     )
-    if faults and failure is not None and not failure.autograd and not told:
+    cured = last.failure is None  # with the faults, this went away
+    if (
+        faults
+        and failure is not None
+        and not failure.autograd
+        and not (told or cured or _of_none(first, failure))
+    ):
         at = f" in line {failure.at.line}" if failure.at is not None else ""
         yield f"the script also {_not_autograds(failure, at)}"
     if first.outcome.ended == "timeout":
@@ -63,6 +71,12 @@ def remarks(first: Baseline, settings: Settings, faults: bool, sources: Mapping[
     if faults or first.outcome.ended in ("finished", "steps"):
         yield from first.outcome.missed
     yield from (n.text for n in _notes(first.tape) if _matters(n, first))
+
+
+def _of_none(first: Baseline, failure: Failure) -> bool:
+    """Whether the script fails on the None that it read for a gradient."""
+    read = any(c.kind == "missing-grad" and c.pattern == "read" for c in first.conflicts)
+    return read and failure.type in ("TypeError", "AttributeError") and "None" in failure.message
 
 
 def _missed(tape: Tape) -> list[str]:

@@ -186,7 +186,7 @@ def _result(
         seconds=time.monotonic() - started,
         rounds=len(rounds),
         lines=(
-            *ending.remarks(first, settings, found, files),
+            *ending.remarks(first, last, settings, found, files),
             *_spared(diagnoses, settings),
             *_misspelt(files),
         ),

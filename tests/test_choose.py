@@ -190,3 +190,57 @@ def test_a_ratio_whose_both_sides_are_made_anew_is_no_repair(tmp_path, zygote):
     assert moved.verdict.status == "untried"
     assert "policy's 2 parameters is zero at every step" in moved.verdict.reason
     assert not result.files
+
+
+GRADIENTS = """\
+import torch
+
+torch.manual_seed(0)
+x = torch.randn(4, 3)
+hidden = x.requires_grad_() * 2
+hidden.pow(2).sum().backward()
+print(hidden.grad)
+w = torch.randn(3, requires_grad=True).double() * 0.1
+for _ in range(3):
+    loss = (x.detach().double() @ w - 1).pow(2).mean()
+    loss.backward()
+    w = w - 0.1 * w.grad
+"""
+CURED = """\
+import torch
+
+torch.manual_seed(0)
+x = torch.randn(4, 3)
+hidden = x.requires_grad_() * 2
+hidden.retain_grad()
+hidden.pow(2).sum().backward()
+print(hidden.grad)
+w = (torch.randn(3).double() * 0.1).requires_grad_()
+for _ in range(3):
+    loss = (x.detach().double() @ w - 1).pow(2).mean()
+    loss.backward()
+    with torch.no_grad():
+        w -= 0.1 * w.grad
+        w.grad = None
+"""
+
+
+def test_missing_gradients_do_not_stand_in_each_others_way(tmp_path, zygote):
+    """One that ends the script, one that does not, and one that shows once the first of its line is there."""
+    script = tmp_path / "train.py"
+    script.write_text(GRADIENTS, encoding="utf-8")
+    result = testing.one(script, zygote, Settings())
+    assert [text for _, text in result.files.values()] == [CURED]
+    assert [d.status for d in result.diagnoses] == ["cured"] * 3
+    assert result.lines == ()  # nothing that the script "also" fails for
+    seen = testing.one(script, zygote, Settings(repair=False))
+    assert (len(seen.diagnoses), seen.lines) == (2, ())
+
+
+def test_a_failure_beside_a_missing_gradient_is_told(tmp_path, zygote):
+    script = tmp_path / "train.py"
+    head, _, _ = GRADIENTS.partition("w = ")
+    script.write_text(head + "print({}['hidden'])\n", encoding="utf-8")
+    result = testing.one(script, zygote, Settings(repair=False))
+    assert len(result.diagnoses) == 1
+    assert ["KeyError" in line for line in result.lines] == [True]

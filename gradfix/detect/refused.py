@@ -92,7 +92,11 @@ def refusals(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         elif isinstance(event, Backward) and NO_GRAPH in event.refused:
             found.add(("no-graph", event.stack), event.time, _no_graph(graph, event, cuts))
         elif isinstance(event, GradRead):
-            found.add(("read", event.stack[-1:]), event.time, _grad_read(graph, event))
+            made = graph.records.get(event.node) if event.node is not None else None
+            place = (
+                made.stack[-1:] if made is not None else ()
+            )  # one that is made elsewhere has a cure of its own
+            found.add(("read", event.stack[-1:], place), event.time, _grad_read(graph, event))
         elif isinstance(event, Optimizer):
             found.add(("parameter", event.stack), event.time, _non_leaf_parameter(graph, event))
         elif isinstance(event, Failure):

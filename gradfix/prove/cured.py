@@ -110,6 +110,14 @@ def _first(
 
 
 def _same_place_at_fault(after: Conflict, before: Conflict, lines: Lines) -> bool:
+    made, was = after.label("made"), before.label("made")
+    if (
+        after.kind == "missing-grad"
+        and made is not None
+        and was is not None
+        and not lines.same(made.at, was.at)
+    ):
+        return False  # one line may read the gradients of several
     return lines.same(after.at, before.at)
 
 

@@ -7,8 +7,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 from gradfix.detect import Conflict, detect
@@ -23,88 +22,18 @@ from gradfix.prove.compare import (
     likeness,
     read,
 )
-from gradfix.prove.cured import Left, Lines, left, stale_for_ever
+from gradfix.prove.cured import Lines, left, stale_for_ever
 from gradfix.prove.doubts import cancelled, drift, idle, unmoved, weak, zeros
 from gradfix.prove.effects import Attempt, Impose, attempts, kept_sites
+from gradfix.prove.runs import CLEAN, After, Baseline, joined, met
 from gradfix.run import Outcome, Run
 from gradfix.run.zygote import Zygote
-from gradfix.tape import Failure, Note, Tape
+from gradfix.tape import Tape
 from gradfix.verdict import Effect, Status, Verdict
 from gradfix.wording import shortened
 
-CLEAN = ("finished", "steps")
+HIDDEN = 4  # missing gradients that hide one behind the other
 WORKERS = 4  # runs at once, over all candidates
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """The script as it is: its recorded run, whose gradients are those of the program as written, and its
-    plain run, whose gradients (or error) are what PyTorch gives."""
-
-    files: Mapping[str, str]
-    outcome: Outcome
-    plain: Outcome
-    conflicts: tuple[Conflict, ...]
-    base: Impose = field(default_factory=dict)  # what lets the script run that else would reach no backward
-    _imposed: dict[str, Future[Outcome]] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def tape(self) -> Tape:
-        """The recorded run's events; an empty tape where there was none."""
-        return self.outcome.tape or Tape(())
-
-    @property
-    def failure(self) -> Failure | None:
-        """What plain PyTorch raised on the script as it is."""
-        return self.plain.failure
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """What the recorder could not watch, as sentences."""
-        return tuple(dict.fromkeys(e.text for e in self.tape.events if isinstance(e, Note)))
-
-    @cached_property
-    def oracle(self) -> Measured:
-        """The exact gradients of the program as written."""
-        return read(self.outcome.measurement)
-
-    @cached_property
-    def measured(self) -> Measured:
-        """What plain PyTorch computes."""
-        return read(self.plain.measurement)
-
-    @cached_property
-    def names(self) -> words.Names:
-        return words.Names.of(self.tape)
-
-    @cached_property
-    def sound(self) -> bool:
-        """Whether plain PyTorch runs it to the end and gives the exact gradients."""
-        return self.plain.ended in (*CLEAN, "exit") and difference(self.measured, self.oracle) is None
-
-
-@dataclass(frozen=True)
-class After:
-    """A candidate: its plain run, and its recorded one."""
-
-    plain: Outcome
-    recorded: Outcome
-    left: Left
-
-    @cached_property
-    def measured(self) -> Measured:
-        """The plain run, unless another fault that was there before ends it or spoils its gradients in silence."""
-        spoilt = self.plain.failure or any(c.kind == "silent-overwrite" for c in self.left.others)
-        return read((self.recorded if spoilt else self.plain).measurement)
-
-    @cached_property
-    def oracle(self) -> Measured:
-        return read(self.recorded.measurement)
-
-    @property
-    def broken_off(self) -> bool:
-        """Whether it ends at another call of an old PyTorch's, which is still to be cured."""
-        return any(isinstance(c.event, Failure) and c.kind == "legacy-api" for c in self.left.others)
 
 
 class Refusal(Exception):
@@ -188,12 +117,14 @@ class Prover:
             return self._with_base(baseline, {"retain": True})
         known: list[Any] = []
         now = baseline
-        for _ in range(4):  # one missing gradient may hide the next
-            sites = kept_sites(conflicts if now is baseline else now.conflicts)
+        for _ in range(HIDDEN):  # one missing gradient may hide the next
+            sites = kept_sites((*conflicts, *now.conflicts))
             if now.outcome.ended != "failed" or all(s in known for s in sites):
                 break
             known += [s for s in sites if s not in known]
-            now = self._with_base(baseline, {"keep": known})
+            now = self._with_base(
+                replace(baseline, conflicts=met(baseline.conflicts, now.conflicts)), {"keep": known}
+            )
         return now
 
     def _with_base(self, baseline: Baseline, base: Impose) -> Baseline:
@@ -202,9 +133,13 @@ class Prover:
         if not read(outcome.measurement).passes:
             return baseline
         found = detect(outcome.tape) if outcome.tape else ()
-        later = tuple(c for c in found if not any(_alike(c, b) for b in baseline.conflicts))
-        known = (*baseline.conflicts, *later)
-        return replace(baseline, outcome=outcome, conflicts=known, base=dict(base), _imposed={})
+        return replace(
+            baseline,
+            outcome=outcome,
+            conflicts=joined(baseline.conflicts, found),
+            base=dict(base),
+            _imposed={},
+        )
 
     def _can_judge(self, baseline: Baseline) -> None:
         before = baseline.outcome
@@ -266,9 +201,7 @@ class Prover:
         )
         if failed and not more:
             raise _failure(plain)
-        recorded = self._start(files, record=True).result()
-        _trust(recorded)
-        found = detect(recorded.tape) if recorded.tape else ()
+        recorded, found, base = self._run_on(files, bool(baseline.base))
         rest = left(found, baseline.conflicts, conflicts, lines)
         if whole and rest.gone:  # some were cured, the errors among the others are said to be left
             more_left = tuple(c for c in rest.still if c.severity == "error")
@@ -283,7 +216,7 @@ class Prover:
                 f"a new fault: {worse.message}" if rest.new else f"runs, and trains wrongly: {worse.message}"
             )
             raise Refusal("rejected", f"{said}; {numbers}" if numbers else said)
-        after = After(plain, recorded, rest)
+        after = After(plain, recorded, rest, base)
         ended = rest.others and (after.broken_off or recorded.ended in (*CLEAN, baseline.outcome.ended))
         if failed and not ended:
             raise _failure(plain)
@@ -299,6 +232,23 @@ class Prover:
                 said = words.differs(unlike, words.Names.of(recorded.tape or Tape(())))
                 raise Refusal("rejected", f"plain PyTorch does not give its exact gradient: {said}")
         return after
+
+    def _run_on(self, files: Mapping[str, str], on: bool) -> tuple[Outcome, tuple[Conflict, ...], Impose]:
+        """A recorded run and the faults it shows, with what was imposed on it: where a missing gradient ends it, and
+        it is to go `on`, the gradient is there."""
+        recorded = self._start(files, record=True).result()
+        _trust(recorded)
+        found = first = detect(recorded.tape) if recorded.tape else ()
+        sites: list[Any] = []
+        for _ in range(HIDDEN):
+            more = [s for s in kept_sites(found) if s not in sites]
+            if not on or recorded.ended != "failed" or not more:
+                break
+            sites += more
+            recorded = self._start(files, record=True, impose={"keep": sites}).result()
+            now = detect(recorded.tape) if recorded.tape else ()
+            found = joined(met(first, found), now)
+        return recorded, found, {"keep": sites} if sites else {}
 
     def _compare(
         self,
@@ -365,7 +315,7 @@ class Prover:
         """(the first difference or None, what was measured before, after)."""
         run = None
         if attempt.after is not None:
-            run = self._start(files, record=bool(after.left.others), impose=attempt.after)
+            run = self._start(files, record=bool(after.left.others), impose={**after.base, **attempt.after})
         before = baseline.oracle
         if attempt.before is not None:
             before = read(self._imposed(baseline, attempt.before).measurement)
@@ -483,10 +433,6 @@ def _kept(before: words.Names, after: words.Names) -> dict[int, list[int]]:
             if all(ref.name in place for ref in event.refs):
                 found[k] = [place[ref.name] for ref in event.refs]
     return found
-
-
-def _alike(one: Conflict, other: Conflict) -> bool:
-    return one.kind == other.kind and one.at == other.at
 
 
 def _mixes(conflict: Conflict, cured: Sequence[Conflict], lines: Lines) -> bool:

@@ -14,6 +14,18 @@ y = w(torch.randn(8, 4)).exp()
 y += 1
 y.sum().backward()
 """
+MEANT = """\
+import torch
+
+rnn = torch.nn.RNNCell(2, 2)
+h = torch.zeros(1, 2)
+for _ in range(3):
+    h = rnn(torch.randn(1, 2), h)
+    h.sum().backward()
+"""  # its cures mean to change the training: they cut the graph
+CURED_LOOP = tuple(
+    FAULT.split("y += 1")[0].rstrip("\n") if n == 0 else "y += 1" + FAULT.split("y += 1")[1] for n in (0, 1)
+)
 
 
 @pytest.fixture

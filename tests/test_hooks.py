@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_baseline import FAULT
+from test_baseline import FAULT, MEANT
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL")
@@ -96,17 +96,6 @@ def test_the_fixing_hook_changes_the_file_and_runs_nothing(say, hooks, tmp_path)
     assert (project / "train.py").read_text() == CURED + ran
     assert (project / "meant.py").read_text() == MEANT
     assert not (project / "ran").exists()
-
-
-MEANT = """\
-import torch
-
-rnn = torch.nn.RNNCell(2, 2)
-h = torch.zeros(1, 2)
-for _ in range(3):
-    h = rnn(torch.randn(1, 2), h)
-    h.sum().backward()
-"""  # its cures mean to change the training: they cut the graph
 
 
 def test_what_runs_nothing_takes_no_script_to_run(say, tmp_path):

@@ -84,3 +84,10 @@ def test_light_commands_import_neither_torch_nor_libcst(command):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["gradfix.server.features", "gradfix.server.nursery"])
+def test_the_language_server_loads_neither_torch_nor_libcst(module):
+    code = f"import sys, {module}\nassert not {{'torch', 'libcst'}} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

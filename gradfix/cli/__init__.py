@@ -19,6 +19,7 @@ from gradfix.cli.options import FAILED, INTERRUPTED, NOTHING, PIPE
 from gradfix.cli.pages import EXPLAIN, explain, rules
 from gradfix.cli.quick import plain
 from gradfix.cli.record import RECORD, record
+from gradfix.cli.server import SERVER, server
 from gradfix.cli.usage import Command, Group, ScriptCommand
 from gradfix.registry import CodemodError
 
@@ -76,6 +77,7 @@ app.command(cls=ScriptCommand, epilog=RECORD)(record)
 app.command(cls=Command, epilog=MIGRATE)(migrate)
 app.command(cls=Command, epilog=EXPLAIN)(explain)
 app.command(cls=Command)(rules)
+app.command(cls=Command, epilog=SERVER)(server)
 PLAIN: dict[str, Callable[..., int]] = {f.__name__: f for f in (check, explain, rules)}
 
 

@@ -99,7 +99,7 @@ for _ in range(2):
 
 def _behind(found: Plan) -> Iterator[Proposal]:
     effect = DRAW if found.draws() else LATER
-    step = shown(found.view, found.step.node)
+    step = shown(found.view, found.behind.node)
     drops = [(v, [e]) for v, e in found.drops()]
     idle = "; drop the idle retain_graph"
     if not found.kept:

@@ -155,7 +155,7 @@ def _split(project: Project, found: Plan, function: cst.FunctionDef) -> _Split |
     groups = _groups(found, [stored(e.value) for e in target.elements])
     if groups is None:
         return None
-    between = found.flat[found.flat.index(found.kept[0]) + 1 : found.flat.index(found.step) + 1]
+    between = found.flat[found.flat.index(found.kept[0]) + 1 : found.flat.index(found.until) + 1]
     if any(touches(u.writes, names(call.value).reads) for u in between):
         return None
     new = _new_names(project, function, [last.value.elements[g[0]].value for g in groups], target, groups)
@@ -182,7 +182,7 @@ def _split(project: Project, found: Plan, function: cst.FunctionDef) -> _Split |
 def _groups(found: Plan, targets: Sequence[frozenset[str]]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Indexes of the returned values that are read before the step, and of those read behind it."""
     start = found.flat.index(found.kept[0]) + 1
-    before = {r for u in found.flat[start : found.flat.index(found.step) + 1] for r in u.reads}
+    before = {r for u in found.flat[start : found.flat.index(found.until) + 1] for r in u.reads}
     first = tuple(n for n, t in enumerate(targets) if touches(t, before))
     second = tuple(n for n, t in enumerate(targets) if n not in first and touches(t, found.read_later))
     if not first or not second or len(first) + len(second) != len(targets):
@@ -441,7 +441,7 @@ def _rewritten(
             late_block = found.around.deep_clone().with_changes(
                 body=cst.IndentedBlock([late]), leading_lines=()
             )
-            edits.append(put_after(found.step, late_block))
+            edits.append(put_after(found.behind, late_block))
         else:
-            edits.append(put_after(found.step if small is found.kept[0].node else unit, late))
+            edits.append(put_after(found.behind if small is found.kept[0].node else unit, late))
     return tuple(edits)

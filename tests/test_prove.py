@@ -402,6 +402,23 @@ def test_two_cures_together(bench):
     assert verdict.status == "intended", verdict.reason
 
 
+def test_a_clip_is_a_change_of_the_parameters_as_the_step_is(bench):
+    folder = Path(__file__).parents[1] / "fixtures" / "recompute_after_step" / "clipped_behind_the_step"
+    before, after = ((folder / name).read_text(encoding="utf-8") for name in ("before.py", "after.py"))
+    verdict = bench.verdict(before, after, "later-parameters")
+    assert verdict.status == "intended", verdict.reason
+    clip = "            p.clamp_(-0.5, 0.5)\n"
+    again = "    loss_g = -D(fake).mean()\n"
+    for wrong in (
+        swap(after, (clip, "            pass\n")),
+        swap(after, (clip, clip.replace("0.5)", "0.1)"))),
+        swap(after, (again, ""), (clip, clip + f"{again}    opt_d.step()\n")),
+        swap(after, (again, "    loss_g = -D(fake.detach()).mean() + D(G(torch.zeros(8, 4))).mean()\n")),
+    ):
+        verdict = bench.verdict(before, wrong, "later-parameters")
+        assert verdict.status == "rejected", verdict.reason
+
+
 def test_old_calls_run_through_a_shim(bench):
     before = NET + swap(
         INPLACE, ("h *= 2", "h = h * 2"), ("loss.backward()", "loss.backward(retain_variables=True)")

@@ -33,7 +33,7 @@ def weak(
         lost = next(((k, x.lost) for k, x in likeness(now, oracle).items() if x.lost), None)
         if lost:
             return f"{names.parameters(*lost)} without a gradient (had one before)"
-    if "write" in (attempt.before or {}) and not _as_often(now, before):
+    if {"write", "clips"} & set(attempt.before or {}) and not _as_often(now, before):
         return (
             f"the write is made {sum(now.writes.values())} times, {sum(before.writes.values())} times before"
         )

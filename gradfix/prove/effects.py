@@ -15,7 +15,7 @@ from gradfix.detect import Conflict
 from gradfix.detect.targets import target_edges
 from gradfix.graph import Graph
 from gradfix.prove.compare import Measured, Terms
-from gradfix.tape import Backward, GradRead, Mutate, Optimizer, Record, Stack, Tape
+from gradfix.tape import Backward, GradRead, Mutate, Optimizer, Record, Stack, Step, Tape
 from gradfix.verdict import Effect, EffectKind
 
 Impose = Mapping[str, Any]
@@ -86,12 +86,14 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
     round_ = period(before)
     rounds: dict[str, Any] = {"period": list(round_ or ())}
     if kind in ("later-parameters", "new-draw"):
-        if round_ and len(round_) > 1:
-            # updates put off to the round's end: parameters still move, so a frozen copy or lr=0 shows
-            moving = {"null": "rounds", "draws": {}, **rounds}
-            yield Attempt(before=moving, after=moving, terms=Terms(still=True))
-        still = {"null": "steps" if before.steps else "writes", "draws": {}, **rounds}
-        yield Attempt(before=still, after=still, terms=Terms(still=True), frozen=True)
+        # what a clip makes of the parameters is a change of theirs, as the step's is
+        for clips in ({}, {"clips": True}) if before.steps and _clips(tape) else ({},):
+            if round_ and len(round_) > 1:
+                # updates put off to the round's end: parameters still move, so a frozen copy or lr=0 shows
+                moving = {"null": "rounds", "draws": {}, **rounds, **clips}
+                yield Attempt(before=moving, after=moving, terms=Terms(still=True))
+            still = {"null": "steps" if before.steps else "writes", "draws": {}, **rounds, **clips}
+            yield Attempt(before=still, after=still, terms=Terms(still=True), frozen=True)
     elif kind == "cut-round":
         for limit in ("step", "backward"):
             yield Attempt(before={"cut": limit, **rounds}, terms=Terms(cut=True, losses=False))
@@ -118,6 +120,17 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
         yield Attempt(before={"clear": True})
     elif kind == "restored":
         yield Attempt()  # the run before is the restored one
+
+
+def _clips(tape: Tape) -> bool:
+    """Whether the script writes into parameters by hand once an optimizer has stepped."""
+    stepped: set[int] = set()
+    for event in tape.events:
+        if isinstance(event, Step):
+            stepped.update(ref.storage for ref in event.refs)
+        elif isinstance(event, Mutate) and event.optimizer is None and event.ref.storage in stepped:
+            return True
+    return False
 
 
 def period(before: Measured) -> tuple[int, ...] | None:

@@ -66,12 +66,15 @@ def stale(project: Project, backward: Backward) -> tuple[tuple[Record, ...], Sta
 @dataclass(frozen=True)
 class Plan:
     """One body with a stale computation: `again` are the statements to run after `step`, of which `kept`
-    also stay where they are."""
+    also stay where they are. They are put after `behind`: the step, what writes the same parameters after it (a clip),
+    or the loop around it; what comes after `until` is run later than the step."""
 
     project: Project
     view: View
     flat: tuple[Unit, ...]
     step: Unit
+    until: Unit
+    behind: Unit
     backward: Unit
     again: tuple[Unit, ...]
     kept: tuple[Unit, ...]
@@ -86,7 +89,7 @@ class Plan:
     @cached_property
     def read_later(self) -> frozenset[str]:
         """Names that the backward's loss is computed from after the step."""
-        after = self.flat[self.flat.index(self.step) + 1 :]
+        after = self.flat[self.flat.index(self.until) + 1 :]
         wanted: set[str] = set(self.backward.reads)
         for unit in reversed(after[: after.index(self.backward)] if self.backward in after else ()):
             if touches(unit.writes, wanted):
@@ -112,7 +115,7 @@ class Plan:
         if self.around is not None:
             body = cst.IndentedBlock(list(lines))
             lines = [self.around.deep_clone().with_changes(body=body, leading_lines=())]
-        return (put_after(self.step, *lines),)
+        return (put_after(self.behind, *lines),)
 
     def _once_more(self, unit: Unit) -> cst.BaseStatement:
         """The unit as a line to run again; of an ``if`` only what is read afterwards."""
@@ -155,7 +158,7 @@ class Plan:
 
     def later(self) -> tuple[Unit, ...]:
         """What runs behind the step until the backward, the moved statements first."""
-        here = self.flat.index(self.step) + 1
+        here = self.flat.index(self.until) + 1
         return (*self.moved, *self.flat[here : self.flat.index(self.backward) + 1])
 
     def _reads_of(self, name: str) -> list[tuple[Unit, cst.BaseExpression]]:
@@ -261,12 +264,18 @@ def plan(project: Project, backward: Backward) -> Plan | None:
     block = common_block(view, stepped[1], needed[1])
     if block is None or any(meeting(r.stack, step, backward.stack) != depth for r in records):
         return None
-    made = [frame(project, r.stack, depth) for r in records]
-    around, flat = _flat(view, block, [m[1] for m in made if m], (stepped[1], needed[1]))
-    index = {kind: _find(view, flat, node) for kind, node in (("step", stepped[1]), ("backward", needed[1]))}
-    origins = {_find(view, flat, m[1]) for m in made if m}
-    i, j = index["step"], index["backward"]
-    if i is None or j is None or not i < j or None in origins or not origins:
+    made = [m[1] for r in records if (m := frame(project, r.stack, depth))]
+    around, flat = _flat(view, block, made, (stepped[1], needed[1]))
+    i, j = _find(view, flat, stepped[1]), _find(view, flat, needed[1])
+    if i is None or j is None or not i < j:
+        return None
+    loop = flat[i]
+    if isinstance(loop.node, (cst.For, cst.While)) and any(_inside(view, m, loop.node) for m in made):
+        # made and stepped in each pass of an inner loop: what its last pass leaves is made again behind it
+        around, inner = _flat(view, loop.node.body, made, (stepped[1],))
+        flat, i, j = (*inner, *flat[i + 1 : j + 1]), len(inner) - 1, len(inner) + j - i - 1
+    origins = {_find(view, flat, m) for m in made}
+    if None in origins or not origins:
         return None
     found = _again(flat, {o for o in origins if o is not None}, i, j)
     if found is None:
@@ -274,17 +283,52 @@ def plan(project: Project, backward: Backward) -> Plan | None:
     again, kept = found
     if any(ONCE.search(view.code(flat[n].node)) for n in kept):
         return None  # reads data or writes a log: not to be done twice
+    at = _find(view, flat, stepped[1])
+    if at is None:
+        return None
+    inside = flat[i] is not loop
+    written = i if inside else _last_written(project, view, flat, records, depth, backward, (i, j))
+    moved = {w for n in again if n not in kept for w in flat[n].writes}
+    while written > i and any(touches(flat[m].reads, moved) for m in range(i + 1, written + 1)):
+        written -= 1
     return Plan(
         project,
         view,
         flat,
+        flat[at],
         flat[i],
+        loop if inside else flat[written],
         flat[j],
         tuple(flat[n] for n in again),
         tuple(flat[n] for n in kept),
         around,
         backward,
     )
+
+
+def _last_written(
+    project: Project,
+    view: View,
+    flat: Sequence[Unit],
+    records: Sequence[Record],
+    depth: int,
+    backward: Backward,
+    within: tuple[int, int],
+) -> int:
+    """The last unit between a step and a backward that writes, by hand, what the stale nodes have saved (a clip);
+    the step's own where there is none."""
+    first, last = within
+    saved = {ref.storage for r in records for ref in r.saves}
+    found = first
+    for e in project.tape.events:
+        if not isinstance(e, Mutate) or e.optimizer is not None or e.ref.storage not in saved:
+            continue
+        if records[0].time < e.time < backward.time and meeting(e.stack, backward.stack) == depth:
+            place = frame(project, e.stack, depth)
+            index = _find(view, flat, place[1]) if place is not None and place[0] is view else None
+            if index is not None and first < index < last:
+                found = max(found, index)
+    return found
 
 
 def _again(

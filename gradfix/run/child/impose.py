@@ -12,6 +12,7 @@ The request is a JSON object; every key is optional, and they combine:
 ``cut``      no gradient flows through nodes of an earlier round (``step``), or of before the last run of the
              same backward (``backward``), or that were made in one of the ``places`` (lists of frames, each
              [file, first line, last line], outermost first).
+``clips``    once an optimizer has stepped, the script's own in-place writes to parameters are left out, and counted.
 ``own``      the k-th backward fills only the parameters of the optimizers listed for it, and leaves of none.
 ``edges``    no gradient flows from the node with the first sequence number to its input with the second.
 ``write``    an op's in-place writes to some parameters or to tensors of a shape are left out, and counted.
@@ -392,7 +393,22 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         if self.imposer.leaves and args[0].untyped_storage().data_ptr() in self.imposer.leaves:
             return True
-        return self.write is not None and not self.imposer.depth and self._suppressed(func, args)
+        if self.imposer.depth:
+            return False
+        if self.imposer.request.get("clips") and self.imposer.rounds.steps and self._of_parameter(args[0]):
+            self._count(func, args)
+            return True
+        return self.write is not None and self._suppressed(func, args)
+
+    def _of_parameter(self, target: Any) -> bool:
+        where = target.untyped_storage().data_ptr()
+        return any(
+            p.untyped_storage().data_ptr() == where for _, _, p in self.imposer.optimizers.parameters()
+        )
+
+    def _count(self, func: Any, args: Any) -> None:
+        what = "{} {}".format(func, ",".join(about(x) for x in args[1:]))
+        self.writes[what] = self.writes.get(what, 0) + 1
 
     def _suppressed(self, func: Any, args: Any) -> bool:
         op, name = self.write["op"], str(func).rpartition(".")[0]
@@ -412,8 +428,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return False
         elif list(target.shape) != self.write.get("shape"):
             return False
-        what = "{} {}".format(func, ",".join(about(x) for x in args[1:]))
-        self.writes[what] = self.writes.get(what, 0) + 1
+        self._count(func, args)
         return True
 
 

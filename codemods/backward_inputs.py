@@ -99,14 +99,15 @@ def _restricted(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     assert conflict.backward is not None
     group = _group(project, conflict.backward)
     named = [b for b in (conflict.earlier, conflict.backward) if b is not None]
-    for rank, some in enumerate(
-        (tuple({b.time: b for b in (*group, *named)}.values()), tuple(named), named[:1])
-    ):
+    ways = (tuple({b.time: b for b in (*group, *named)}.values()), tuple(named), named[:1])
+    for rank, some in enumerate(ways, int(conflict.pattern == "left-over")):  # (what is left can be cleared)
         parts = []
         for b in some:
             place = backward_call(project, b)
-            inputs = _inputs(project, b, place[0], place[1], group) if place else None
-            if place is None or inputs is None or says(place[1], "inputs"):
+            if place is None or says(place[1], "inputs") or _keeps_to_itself(project, b, group):
+                continue
+            inputs = _inputs(project, b, place[0], place[1], group)
+            if inputs is None:
                 continue
             parts.append((place[0], [with_arguments(place[1], {"inputs": inputs})]))
         if parts:
@@ -116,14 +117,9 @@ def _restricted(conflict: Conflict, project: Project) -> Iterator[Proposal]:
 def _inputs(
     project: Project, backward: Backward, view: View, call: cst.Call, group: Sequence[Backward]
 ) -> cst.BaseExpression | None:
-    """What the backward trains, as an expression; of several optimizers that step behind it, not those
-    that another backward of the pass is there for."""
-    graph = project.graph
-    serves = graph.serves(backward)
-    taken = [graph.serves(b) for b in group if b.time != backward.time]
-    own = serves.difference(*(t for t in taken if t < serves)) or serves
+    """What the backward trains, as an expression."""
     found: list[cst.BaseExpression] = []
-    for optimizer in sorted(own):
+    for optimizer in sorted(_trained(project, backward, group)):
         expression = parameters_of(project, optimizer, view, call)
         if expression is None:
             return None
@@ -131,6 +127,15 @@ def _inputs(
     if len(found) < 2:
         return found[0] if found else None
     return cst.List([cst.StarredElement(_unlisted(f)) for f in found])
+
+
+def _trained(project: Project, backward: Backward, group: Sequence[Backward]) -> frozenset[int]:
+    """The optimizers that a backward is for; of several that step behind it, not those that another backward of the
+    pass is there for."""
+    graph = project.graph
+    serves = graph.serves(backward)
+    taken = [graph.serves(b) for b in group if b.time != backward.time]
+    return serves.difference(*(t for t in taken if t < serves)) or serves
 
 
 def _unlisted(node: cst.BaseExpression) -> cst.BaseExpression:
@@ -327,11 +332,11 @@ def _shared(one: Backward, other: Backward) -> bool:
     return any(n >= 0 for n in set(one.nodes) & set(other.nodes))
 
 
-def _keeps_to_itself(project: Project, backward: Backward) -> bool:
-    """Whether a backward fills no gradients but those its own optimizers step with."""
+def _keeps_to_itself(project: Project, backward: Backward, group: Sequence[Backward]) -> bool:
+    """Whether a backward fills no gradients but those of the parameters it trains."""
     graph = project.graph
-    own = {r.storage for k in graph.serves(backward) for r in graph.optimizers[k].refs}
-    others = {r.storage for k, e in graph.optimizers.items() for r in e.refs} - own
+    own = {r.storage for k in _trained(project, backward, group) for r in graph.optimizers[k].refs}
+    others = {r.storage for e in graph.optimizers.values() for r in e.refs} - own
     return not any(graph.reaches(n) & others for n in backward.nodes if n >= 0)
 
 
@@ -351,18 +356,17 @@ def _proposal(
     moved.append(put_after(end, *(g.line() for g in behind)))
     restricted: list[Edit] = []
     kept: list[Edit] = []
-    apart = False
+    every = [p.event for p in placed]
     for n, p in enumerate(placed):
-        inputs = _inputs(project, p.event, view, p.call, [x.event for x in placed])
-        put = {} if inputs is None or says(p.call, "inputs") else {"inputs": inputs}
+        put: dict[str, cst.BaseExpression] = {}
+        if not says(p.call, "inputs") and not _keeps_to_itself(project, p.event, every):
+            inputs = _inputs(project, p.event, view, p.call, every)
+            if inputs is None:
+                return
+            put = {"inputs": inputs}
         if not any(_shared(p.event, x.event) for x in placed if x is not p):
-            apart = True
-            if not _keeps_to_itself(project, p.event):
-                restricted.append(with_arguments(p.call, put))
-            continue
-        if inputs is None:
-            return
-        if n == len(placed) - 1:
+            restricted.append(with_arguments(p.call, put))
+        elif n == len(placed) - 1:
             restricted.append(with_arguments(p.call, put, ("retain_graph",)))
         elif says(p.call, "retain_graph") == "True":
             restricted.append(with_arguments(p.call, put))
@@ -373,9 +377,8 @@ def _proposal(
     summary = f"take every gradient before {steps}, each into its own parameters"
     if others:
         summary += f"; what sees the stepped parameters goes along ({listed(others)})"
-    # Losses that share no graph need not be made together: where the later one can be made behind the step, as the
-    # field does, that is the smaller change.
-    yield Proposal(summary, NONE, gather((view, [*restricted, *moved])), 2, last_resort=apart)
+    # Where the boundary can be detached, or the later loss be made behind the step, that is the field's way.
+    yield Proposal(summary, NONE, gather((view, [*restricted, *moved])), 2, last_resort=True)
     if clearing:
         return
     # The plain reorder is in real repositories: shown with what it does to the other gradients.

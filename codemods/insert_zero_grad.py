@@ -11,14 +11,25 @@ from gradfix.detect import Conflict
 from gradfix.edit import Project
 from gradfix.rewrite.boundary import frame, meeting
 from gradfix.rewrite.calls import step_expression
-from gradfix.rewrite.statements import block_of, put_after, put_before, unit_in, units
+from gradfix.rewrite.statements import (
+    block_of,
+    common_block,
+    lifted,
+    put_after,
+    put_before,
+    take_away,
+    unit_in,
+    units,
+)
 from gradfix.tape import Backward, Step
+from gradfix.wording import briefly
 
+OWN = Effect("cut-own-loss", "each step uses the gradient of its own loss only")
 CLEARED = Effect("adds-gradient", "every step uses the gradient of its own pass only")
 
 
 class InsertZeroGrad(Codemod):
-    """Clear an optimizer's gradients once for each of its steps.
+    """Clear an optimizer's gradients once for each of its steps, before the backward that the step is for.
 
     Why: `backward()` adds to `.grad`. Without `optimizer.zero_grad()` every step uses the sum of the
     gradients of all passes so far. It is cleared before the first backward that the step is for, or right
@@ -27,8 +38,8 @@ class InsertZeroGrad(Codemod):
     When not: where the sum over all passes is meant (a hand-written running sum of gradients).
     """
 
-    kinds = ("unreset-grad",)
-    effects = ("adds-gradient",)
+    kinds = ("unreset-grad", "mixed-gradient")
+    effects = ("adds-gradient", "cut-own-loss")
     examples = (
         Example(
             """\
@@ -59,6 +70,8 @@ for x in torch.randn(3, 4, 3):
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         step = conflict.event
+        if conflict.pattern == "left-over" and isinstance(step, Step):
+            yield from _left_over(conflict, project, step)
         if conflict.pattern != "never-cleared" or not isinstance(step, Step):
             return
         optimizer = step_expression(project, step)
@@ -89,8 +102,41 @@ for x in torch.randn(3, 4, 3):
         )
 
 
+def _left_over(conflict: Conflict, project: Project, step: Step) -> Iterator[Proposal]:
+    """What another loss has left in `.grad` goes before this one's backward: a `zero_grad()` that stands behind the
+    step comes too late for it."""
+    mixed, own = conflict.earlier, {r.storage for r in step.refs}
+    since = (e for e in project.graph.before_step(step) if isinstance(e, Backward))
+    meant = [b for b in since if mixed is not None and b.time > mixed.time]
+    first = min((b for b in meant if any(r.storage in own for r in b.accumulates)), key=_time, default=None)
+    depth = len(step.stack) - 1
+    optimizer = step_expression(project, step)
+    if first is None or optimizer is None or meeting(first.stack, step.stack) != depth:
+        return
+    made, stepped = frame(project, first.stack, depth), frame(project, step.stack, depth)
+    block = common_block(made[0], made[1], stepped[1]) if made and stepped and made[0] is stepped[0] else None
+    if made is None or stepped is None or block is None:
+        return
+    view, body = made[0], units(block)
+    start, end = unit_in(view, block, made[1]), unit_in(view, block, stepped[1])
+    if start is None or end is None or isinstance(body[start].node, cst.BaseCompoundStatement):
+        return
+    code = view.code(optimizer)
+    late = next((u for u in body[end + 1 :] if view.code(u.node).startswith(f"{code}.zero_grad(")), None)
+    if late is not None:
+        edits = (put_before(body[start], lifted(late)), *take_away(late, view))
+    else:
+        edits = (put_before(body[start], cst.parse_statement(f"{code}.zero_grad()")),)
+    said = f"clear the gradients of `{code}` before `{briefly(view.code(body[start].node))}`"
+    yield Proposal(said, OWN, {view.path: edits})
+
+
 def _first(conflict: Conflict, project: Project, step: Step) -> Backward | None:
     """The first backward since the optimizer's last step that fills what it steps."""
     own = {r.storage for r in step.refs}
     found = (e for e in project.graph.before_step(step) if isinstance(e, Backward))
     return next((b for b in found if any(r.storage in own for r in b.accumulates)), conflict.backward)
+
+
+def _time(event: Backward) -> int:
+    return event.time

@@ -54,7 +54,7 @@ def target_edges(graph: Graph, conflict: Conflict) -> Iterator[tuple[int, int]]:
 def _attached(graph: Graph) -> Iterator[tuple[str, Record, Record, Backward]]:
     """(pattern, the attached value, the op of the loss that it enters, the backward) in every pass."""
     for backward in graph.backwards:
-        if backward.inputs or backward.create or not graph.filled(backward):
+        if backward.create or not graph.filled(backward):
             continue
         owned = graph.owned_mask(graph.uses(backward))  # what is cleared before it is used does no harm
         for node in sorted(graph.walk(backward), reverse=True):

@@ -22,6 +22,7 @@ from gradfix.tape import (
     Optimizer,
     Record,
     Ref,
+    Site,
     Stack,
     Step,
     Tape,
@@ -92,6 +93,16 @@ class Graph:
     def backwards(self) -> tuple[Backward, ...]:
         """Every backward, in order of time."""
         return tuple(e for e in self.tape.events if isinstance(e, Backward))
+
+    def plain_gradients(self, *around: Backward | None) -> tuple[Site, ...]:
+        """Where autograd.grad() was called without create_graph in the function in which it was called last before one
+        of `around`, or as one of them."""
+        calls = [b for b in self.backwards if b.inputs and not b.accumulates and not b.create and b.stack]
+        last = [next((c for c in reversed(calls) if c.time <= b.time), None) for b in around if b is not None]
+        functions = {(c.stack[-1].file, c.stack[-1].function) for c in last if c is not None}
+        return tuple(
+            dict.fromkeys(c.stack[-1] for c in calls if (c.stack[-1].file, c.stack[-1].function) in functions)
+        )
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:

@@ -118,6 +118,10 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
             yield Attempt(terms=Terms(gains=True))
         yield Attempt(before={"through": through_sites(conflicts) or True})
         yield Attempt(before={"clear": True})
+        gradients = [c for c in conflicts if c.kind in ("freed-graph", "cut-graph")]
+        calls = Graph(tape).plain_gradients(*(b for c in gradients for b in (c.earlier, c.backward)))
+        if calls:
+            yield Attempt(before={"create": [[s.file, s.line] for s in calls]})
     elif kind == "restored":
         yield Attempt()  # the run before is the restored one
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import libcst as cst
 
 from gradfix.edit import Edit, Project, Replace, View
+from gradfix.rewrite.spelling import function_of
 from gradfix.rewrite.statements import body_of, dotted, names, walk
 from gradfix.tape import Backward, Step
 
@@ -18,6 +19,7 @@ _FREEZE = re.compile(
     r"\brequires_grad_\(\s*(?!True\b|\))|\.requires_grad\s*=\s*(?!True\b)|[\"']requires_grad[\"']\s*,"
 )
 POSITIONS = ("gradient", "retain_graph", "create_graph", "inputs")  # Tensor.backward
+GRAD_POSITIONS = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph")  # torch.autograd.grad
 
 
 def backward_call(project: Project, backward: Backward) -> tuple[View, cst.Call] | None:
@@ -60,14 +62,8 @@ def loss_of(call: cst.Call) -> cst.BaseExpression:
 
 
 def argument(call: cst.Call, name: str) -> cst.Arg | None:
-    """The argument of a Tensor.backward call by its name, given by keyword or by position."""
-    for index, arg in enumerate(call.args):
-        if arg.keyword is not None:
-            if arg.keyword.value == name:
-                return arg
-        elif not arg.star and index < len(POSITIONS) and POSITIONS[index] == name:
-            return arg
-    return None
+    """The argument of a Tensor.backward or autograd.grad call by its name, given by keyword or by position."""
+    return next((arg for index, arg in enumerate(call.args) if _name(call, index, arg) == name), None)
 
 
 def says(call: cst.Call, name: str) -> str:
@@ -84,20 +80,18 @@ def with_arguments(
 
     def build(node: cst.CSTNode) -> cst.CSTNode:
         assert isinstance(node, cst.Call)
-        args = [a for n, a in enumerate(node.args) if _name(n, a) not in drop]
+        args = [a for n, a in enumerate(node.args) if _name(node, n, a) not in drop]
         if len(args) < len(node.args) and args:
             args[-1] = args[-1].with_changes(comma=node.args[-1].comma)
         for name, value in put.items():
-            old = next((n for n, a in enumerate(args) if _name(n, a) == name), None)
+            old = next((n for n, a in enumerate(args) if _name(node, n, a) == name), None)
             if old is not None:
                 args[old] = args[old].with_changes(value=value)
                 continue
             comma: cst.Comma | cst.MaybeSentinel = cst.MaybeSentinel.DEFAULT
             if args and isinstance(args[-1].comma, cst.Comma):  # a trailing one, on lines of their own maybe
                 comma = args[-1].comma
-                lines = isinstance(node.whitespace_before_args, cst.ParenthesizedWhitespace)
-                gap = node.whitespace_before_args if lines else cst.SimpleWhitespace(" ")
-                args[-1] = args[-1].with_changes(comma=cst.Comma(whitespace_after=gap))
+                args[-1] = args[-1].with_changes(comma=cst.Comma(whitespace_after=_gap(node)))
             elif args:
                 args[-1] = args[-1].with_changes(comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" ")))
             bare = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
@@ -108,10 +102,19 @@ def with_arguments(
     return Replace(call, build)
 
 
-def _name(index: int, arg: cst.Arg) -> str:
+def _gap(call: cst.Call) -> cst.BaseParenthesizableWhitespace:
+    """What stands between arguments: a new line where the first one has a line of its own."""
+    first = call.whitespace_before_args
+    if not isinstance(first, cst.ParenthesizedWhitespace):
+        return cst.SimpleWhitespace(" ")
+    return first.with_changes(first_line=cst.TrailingWhitespace(), empty_lines=())
+
+
+def _name(call: cst.Call, index: int, arg: cst.Arg) -> str:
     if arg.keyword is not None:
         return arg.keyword.value
-    return POSITIONS[index] if not arg.star and index < len(POSITIONS) else ""
+    positions = GRAD_POSITIONS if function_of(call) == "grad" else POSITIONS
+    return positions[index] if not arg.star and index < len(positions) else ""
 
 
 def drop_retain(call: cst.Call) -> Edit | None:

@@ -22,6 +22,7 @@ The request is a JSON object; every key is optional, and they combine:
 ``retain``   non-leaf tensors given to an optimizer keep their gradient, as leaves do.
 ``keep``     tensors made in the [file, line, how]s listed keep their gradient as ``retain_grad()`` has them do
              (``keep``), or are leaves (``leaf``).
+``create``   ``torch.autograd.grad`` at the [file, line]s listed makes a graph of its own (``create_graph=True``).
 ``shims``    calls of PyTorch 0.x that were removed do what they did.
 
 Standard library and torch only; installed after the recorder and before the measurer.
@@ -44,6 +45,7 @@ from .measure import Optimizers, parameters, quiet
 from .pretend import (
     DATA,
     about,
+    differentiate_twice,
     foreign,
     freeze_statistics,
     key_draws_of_others,
@@ -87,6 +89,8 @@ class Imposer:
             freeze_statistics()
         if "through" in self.request:
             see_through(self.request["through"])
+        if self.request.get("create"):
+            differentiate_twice(self.request["create"])
         if self.request.get("retain"):
             retain_gradients()
         if self.request.get("shims"):

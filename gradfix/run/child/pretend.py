@@ -133,6 +133,20 @@ def see_through(sites: Any) -> None:
     torch.tensor = tensor  # type: ignore
 
 
+def differentiate_twice(sites: Any) -> None:
+    """torch.autograd.grad() in the [file, line]s gives gradients that can be differentiated in turn."""
+    wanted = {(os.path.realpath(f), line) for f, line in sites}
+    plain, create = torch.autograd.grad, 4  # the position of create_graph
+
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        frame = sys._getframe(1)
+        if (os.path.realpath(frame.f_code.co_filename), frame.f_lineno) in wanted:
+            args, kwargs["create_graph"] = args[:create], True
+        return plain(*args, **kwargs)
+
+    torch.autograd.grad = grad
+
+
 def retain_gradients() -> None:
     """An optimizer takes non-leaf tensors, and they keep their gradient."""
     add = torch.optim.Optimizer.add_param_group

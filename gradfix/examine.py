@@ -97,9 +97,10 @@ def matters(raw: bytes) -> bool:
     return might_matter(raw) or b"gradfix" in raw
 
 
-def read_text(path: Path, text: str) -> tuple[Reading, ...]:
-    """The readings of `text` as the file at `path`. Raises SourceError where nothing could be made of it."""
-    readings = read(path, text, root=project_root(path))
+def read_text(path: Path, text: str, files: Mapping[str, str] | None = None) -> tuple[Reading, ...]:
+    """The readings of `text` as the file at `path`, among `files` over the disk's. Raises SourceError where nothing
+    could be made of it."""
+    readings = read(path, text, root=project_root(path), files=files)
     problem = next((p for r in readings for p in r.problems), None)
     if problem is not None and not any(reading.tape.events for reading in readings):
         check_syntax(text, str(path))

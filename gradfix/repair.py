@@ -193,6 +193,7 @@ def _result(
         minor=(*ending.minor(first), *map(_withdrawn, withdrawn)),
         trained=ending.reached_backward(first.tape),
         output=first.outcome.stdout + first.outcome.stderr,
+        torch=first.tape.torch,
     )
 
 

@@ -121,4 +121,5 @@ class Result:
     minor: tuple[str, ...] = ()  # the recorder's notes that nothing of this run can hide behind, for -v
     trained: bool = True  # whether a backward was reached
     output: str = ""  # what the script itself printed, for -v
+    torch: str = ""  # the version that ran
     withheld: int = 0  # faults that are only likely, where certain ones were asked for

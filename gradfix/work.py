@@ -91,6 +91,7 @@ class Work:
     terminal: Terminal
     baseline: Baseline | None = None  # faults that are not reported again
     update: bool = False  # make it know all of them, and report nothing
+    output_patch: Path | None = None  # where the fixes go, to be applied elsewhere
 
     def go(self, asked: Entries) -> int:
         """Every entry through the pipeline, its report as soon as it is there; the exit code."""
@@ -122,7 +123,7 @@ class Work:
                 self.terminal.write(f"{self.baseline.file} knows {counted(kept, 'fault')} now.")
             return FAILED if any(r.problem for r in results) else NOTHING
         self._close(results, view, stdin)
-        return self._code(results)
+        return self._code(results) if self._saved(results) else FAILED
 
     def _results(self, entries: Sequence[Path], settings: Settings, stdin: Source | None) -> Iterator[Result]:
         text = None if stdin is None else stdin.text
@@ -170,6 +171,27 @@ class Work:
         lines += [Text(line, style="bold") for line in fold(last, view.width)] if last else []
         filtering = self.action == "write" and stdin is not None
         self.terminal.show(lines, self.terminal.err if filtering else None)
+
+    def _saved(self, results: list[Result]) -> bool:
+        """Write the fixes to a file of their own, where that was asked for; False where it could not be."""
+        if self.output_patch is None:
+            return True
+        from gradfix.patches import file, make
+
+        try:
+            patch = make.of_results(results, Path.cwd())
+            file.save(patch, self.output_patch)
+        except file.PatchError as problem:
+            self.terminal.error(f"{self.output_patch} was not written: {problem}")
+            return False
+        except OSError as problem:
+            reason = (problem.strerror or str(problem)).lower()
+            self.terminal.error(f"{self.output_patch}: can't be written ({reason})")
+            return False
+        if not self.terminal.quiet:
+            said = f"{len(patch.fixes)} fix{'' if len(patch.fixes) == 1 else 'es'} in {self.output_patch}"
+            self.terminal.err.print(f"{said}.", soft_wrap=True)
+        return True
 
     def _code(self, results: list[Result]) -> int:
         if any(r.problem for r in results):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -107,6 +108,14 @@ def fix(
             "mean to change nothing in the training.",
         ),
     ] = False,
+    output_patch: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-patch",
+            metavar="FILE",
+            help="Write the cures into a file for [bold]gradfix apply[/bold].",
+        ),
+    ] = None,
     output_format: Format = "full",
     python: Python = None,
     steps: Steps = None,
@@ -163,7 +172,8 @@ def fix(
     )
     entries = Entries(paths or [], entry or [], prove, stdin_filename, found.excluded())
     action: Literal["write", "diff"] = "write" if write else "diff"
-    return Work(asked, action, diff or not write, output_format, verbose, Terminal(quiet)).go(entries)
+    work = Work(asked, action, diff or not write, output_format, verbose, Terminal(quiet))
+    return replace(work, output_patch=output_patch).go(entries)
 
 
 def run(

@@ -13,7 +13,7 @@ at the same places. Imports the standard library and `gradfix.tape`: neither tor
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -88,15 +88,20 @@ class Reading:
 
 
 def read(
-    path: Path, text: str, *, root: Path | None = None, budget: Budget | None = None
+    path: Path,
+    text: str,
+    *,
+    root: Path | None = None,
+    budget: Budget | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> tuple[Reading, ...]:
     """Every entry of the program `text`, which lies (or would lie) at `path`.
 
     The first is ``__main__``; after it come the functions with a backward that it did not reach, and each ``forward``
     by itself. The same fault may show in several: a caller tells them apart by kind and sites.
     `root` is the outermost folder in which imported modules are looked for (default: the folder of `path`); their
-    text is read from the disk. Never raises for what `text` is: where it cannot be read there is one Reading with an
-    empty tape and a Problem.
+    text is read from the disk, unless `files` has it by its absolute path. Never raises for what `text` is: where it
+    cannot be read there is one Reading with an empty tape and a Problem.
     """
     budget = budget or Budget()
     from gradfix.read import entries  # the interpreter: not for files that are skipped, or known from before
@@ -107,7 +112,7 @@ def read(
         return (Reading("__main__", Tape((), str(path)), problems=(Problem(problem.text, problem.line),)),)
     total = entries.backward_sites(unit)
     found = []
-    for walk in entries.walk(path, unit, root, budget):
+    for walk in entries.walk(path, unit, root, budget, files or {}):
         found.append(Reading(walk.entry, walk.tape, walk.likely, walk.reached, total, unknowns=walk.unknowns))
     return tuple(found)
 

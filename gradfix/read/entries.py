@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +54,11 @@ def deep() -> Iterator[None]:
         sys.setrecursionlimit(before)
 
 
-def walk(path: Path, unit: Unit, root: Path | None, budget: Budget) -> Iterator[Walk]:
-    """Every entry of `unit`: its main part, then what that did not reach."""
-    project = Project(root or path.parent, path.parent)
+def walk(
+    path: Path, unit: Unit, root: Path | None, budget: Budget, files: Mapping[str, str]
+) -> Iterator[Walk]:
+    """Every entry of `unit`: its main part, then what that did not reach. `files` are texts over the disk's."""
+    project = Project(root or path.parent, path.parent, files)
     project.units[str(path)] = unit
     m = Machine(project, budget)
     unit.entered = True

@@ -6,6 +6,7 @@ import ast
 import hashlib
 import warnings
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,10 @@ def parsed(path: str, text: str, name: str) -> Unit:
 class Project:
     """The files below `root` as they are imported, each read at most once."""
 
-    def __init__(self, root: Path, folder: Path) -> None:
+    def __init__(self, root: Path, folder: Path, files: Mapping[str, str]) -> None:
         self._folders = tuple(dict.fromkeys((folder, root)))
         self._root = root
+        self._files = files
         self.units: dict[str, Unit] = {}
         self._missing: set[str] = set()
         self._there: dict[str, bool] = {}
@@ -177,7 +179,7 @@ class Project:
                 if not path.is_file():
                     self._missing.add(key)
                     continue
-                text = path.read_text(encoding="utf-8")
+                text = self._files.get(key) or path.read_text(encoding="utf-8")
                 self._read += len(text)
                 if self._read > MOST_READ:
                     return None

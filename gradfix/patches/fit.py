@@ -1,0 +1,130 @@
+"""Where a hunk may belong in a text, and how well it fits there.
+
+The lines that are replaced must be there, but for names, comments and indentation; the lines around them may have
+changed. How much is left of those is what diff-match-patch says.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from diff_match_patch import diff_match_patch
+
+from gradfix.patches.lines import Line, Names, lexed, renames
+from gradfix.patches.values import Hunk
+
+SLACK = 4  # lines that may have come in between the lines around a place
+LIKE = 0.5  # from here on a changed line counts, as much as is left of it
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """The lines of a hunk that must be there, `old` and as many before (`lead`) and after it as give it a hold: what
+    goes in between two lines needs both."""
+
+    lines: tuple[str, ...]
+    lead: int
+    trail: int
+
+    @classmethod
+    def of(cls, hunk: Hunk, old: tuple[str, ...] | None = None) -> Touched:
+        """`old` in place of the hunk's own."""
+        middle = hunk.old if old is None else old
+        if any(lexed(x).kind == "code" for x in middle):
+            return cls(middle, 0, 0)
+        before, after = _to_code(hunk.before[::-1])[::-1], _to_code(hunk.after)
+        return cls((*before, *middle, *after), len(before), len(after))
+
+
+def _to_code(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """The first of `lines`, up to and with one that is code."""
+    for n, text in enumerate(lines, 1):
+        if lexed(text).kind == "code":
+            return lines[:n]
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Lines `start` to `end` (from 0, the end exclusive) of a text, in which the lines that a hunk replaces are
+    `names`; `score` is how much of what stood around them still does, from 0 to 1."""
+
+    start: int
+    end: int
+    names: Names = field(compare=False)
+    score: float
+
+
+class Text:
+    """A file's lines, for many questions."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = text.split("\n")
+
+    @cached_property
+    def code(self) -> list[int]:
+        """The numbers of the lines that are code."""
+        return [n for n, text in enumerate(self.lines) if lexed(text).kind == "code"]
+
+    def around(self, start: int, end: int, before: int, after: int) -> tuple[list[int], list[int]]:
+        """So many lines of code before `start`, and from `end` on."""
+        at, to = bisect_left(self.code, start), bisect_left(self.code, end)
+        return self.code[max(at - before, 0) : at], self.code[to : to + after]
+
+
+def places(hunk: Hunk, text: Text, old: tuple[str, ...] | None = None) -> Iterator[Place]:
+    """Every place where the lines that `hunk` replaces (or `old`) stand."""
+    touched = Touched.of(hunk, old)
+    size = len(touched.lines)
+    if not any(lexed(x).kind == "code" for x in touched.lines):
+        return
+    for at in range(len(text.lines) - size + 1):
+        names = renames(touched.lines, text.lines[at : at + size])
+        if names is not None:
+            start, end = at + touched.lead, at + size - touched.trail
+            yield Place(start, end, names, score(hunk, text, start, end, names))
+
+
+def score(hunk: Hunk, text: Text, start: int, end: int, names: Names) -> float:
+    """How much of the lines around the hunk stands around these lines of `text`."""
+    before, after = (_code(lines) for lines in (hunk.before, hunk.after))
+    if not before and not after:
+        return 1.0
+    above, below = text.around(start, end, len(before) + SLACK, len(after) + SLACK)
+    there = [[lexed(text.lines[n]).spelled({}) for n in numbers] for numbers in (above, below)]
+    kept = _kept([x.spelled(names) for x in before], there[0]) + _kept(
+        [x.spelled(names) for x in after], there[1]
+    )
+    return kept / (len(before) + len(after))
+
+
+def _code(lines: Sequence[str]) -> list[Line]:
+    return [line for line in map(lexed, lines) if line.kind == "code"]
+
+
+def _kept(old: list[str], now: list[str]) -> float:
+    """How many of the lines `old` are among `now`, in order; a changed one counts as far as it is the same."""
+    engine = diff_match_patch()
+    engine.Diff_Timeout = 0  # the same answer on every machine
+    a, b, lines = engine.diff_linesToChars(*("".join(f"{x}\n" for x in some) for some in (old, now)))
+    steps = engine.diff_main(a, b, False)
+    engine.diff_charsToLines(steps, lines)
+    kept, gone = 0.0, ""
+    for step, text in steps:
+        if step == engine.DIFF_EQUAL:
+            kept, gone = kept + text.count("\n"), ""
+        elif step == engine.DIFF_DELETE:
+            gone = text
+        elif gone:
+            kept += _alike(engine, gone, text) * min(gone.count("\n"), text.count("\n"))
+            gone = ""
+    return kept
+
+
+def _alike(engine: diff_match_patch, old: str, now: str) -> float:
+    distance = engine.diff_levenshtein(engine.diff_main(old, now, False))
+    alike = 1 - distance / max(len(old), len(now))
+    return alike if alike >= LIKE else 0.0

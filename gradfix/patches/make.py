@@ -1,0 +1,180 @@
+"""A Result's change as a fix: hunks with as much context as tells their place from every other."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradfix import __version__
+from gradfix.detect import Conflict
+from gradfix.examine import findings, read_text
+from gradfix.notebook import locate
+from gradfix.patches.file import inside
+from gradfix.patches.fit import Text, places
+from gradfix.patches.lines import lexed
+from gradfix.patches.names import Bindings
+from gradfix.patches.values import Bound, Cured, FilePatch, Fix, Hunk, Meant, Patch
+from gradfix.report.diff import unified
+from gradfix.report.places import Paths
+from gradfix.source import Source, SourceError
+from gradfix.tape import Site
+from gradfix.verdict import Verdict
+
+if TYPE_CHECKING:
+    from gradfix.result import Cure, Result
+
+LEAST, MOST = 4, 40  # lines of code that are kept on either side of a change
+ALIKE = 0.5  # another place that fits better than this asks for more of them
+
+Texts = Mapping[str, tuple[str, str]]  # by path from the root, with slashes: a file before and after
+
+
+def patch(fixes: Iterable[Fix], torch: str = "") -> Patch:
+    """The fixes as one patch; `torch` is the version that ran, "" where nothing did."""
+    made = {"gradfix": __version__, "torch": torch, "python": platform.python_version()}
+    return Patch(made, tuple(fixes))
+
+
+def of_results(results: Iterable[Result], cwd: Path) -> Patch:
+    """What `fix` came to, as a patch whose root is `cwd`, else what all of it lies in. Raises PatchError where a
+    file has a name that a patch can't have."""
+    changing = [r for r in results if r.files]
+    named = [Path(p) for r in changing for p in (str(r.entry), *r.files)]
+    root = (
+        cwd
+        if all(p.is_relative_to(cwd) for p in named)
+        else Path(os.path.commonpath([p.parent for p in named]))
+    )
+    fixes = [one for r in changing if (one := of_result(r, root)) is not None]
+    return patch(fixes, next((r.torch for r in changing if r.torch), ""))
+
+
+def of_result(result: Result, root: Path) -> Fix | None:
+    """The fix that `result` comes to; None where nothing changes. Its files are below `root`."""
+    if not result.files or result.verdict is None:
+        return None
+
+    def name(path: str) -> str:
+        return Path(path).relative_to(root).as_posix()
+
+    texts = {name(path): both for path, both in result.files.items()}
+    done = [cured(d.conflict, d.cures[0], name(d.conflict.at.file)) for d in result.diagnoses
+            if d.status == "cured"]  # fmt: skip
+    return fix(name(str(result.entry)), result.verdict, done, texts, root)
+
+
+def cured(conflict: Conflict, cure: Cure, path: str) -> Cured:
+    """What a patch says of one cure; `path` is the name of the file that the fault is in."""
+    effect, verdict = cure.effect, cure.verdict
+    return Cured(
+        conflict.kind,
+        conflict.message,
+        path,
+        conflict.at.line,
+        cure.codemod,
+        cure.summary,
+        Meant(effect.kind, effect.words),
+        verdict.status,
+        verdict.reason,
+        dict(verdict.measured),
+    )
+
+
+def fix(entry: str, verdict: Verdict, cures: Sequence[Cured], texts: Texts, root: Path) -> Fix:
+    """The change `texts` as one fix with this verdict. The program `entry` is read where it lies, below `root`. Raises
+    PatchError where a name is none that a patch may have."""
+    for path in (entry, *texts):
+        inside(path)
+    before = {str(root / path): old for path, (old, _) in texts.items()}
+    after = {str(root / path): new for path, (_, new) in texts.items()}
+    return Fix(
+        entry,
+        verdict.status,
+        verdict.reason,
+        dict(verdict.measured),
+        tuple(cures),
+        faults(root / entry, before, after),
+        tuple(
+            FilePatch(path, digest(old), hunks(path, old, new)) for path, (old, new) in sorted(texts.items())
+        ),
+        "".join(f"{line}\n" for line in unified(texts, Paths(root))),
+    )
+
+
+def digest(text: str) -> str:
+    """What a patch knows a text by."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def hunks(path: str, old: str, new: str) -> tuple[Hunk, ...]:
+    """The change of one file."""
+    text, b = Text(old), new.split("\n")
+    known, became = _bindings(old), _bindings(new)
+    out = []
+    for tag, i, end, j, stop in SequenceMatcher(None, text.lines, b, autojunk=False).get_opcodes():
+        if tag == "equal":
+            continue
+        found = locate(old, i + 1) if path.endswith(".ipynb") else None
+        hunk = _placed(text, i, end, tuple(b[j:stop]), found[0] if found else None)
+        used = {name for line in (*hunk.old, *hunk.new) for name in lexed(line).used}
+        names: dict[str, Bound] = {}
+        for name in sorted(used):
+            if known is None or became is None:
+                break
+            names[name] = known.where(name, i + 1)
+            if names[name] == "free" and became.where(name, j + 1) in ("block", "file"):
+                names[name] = "new"
+        out.append(replace(hunk, names=names))
+    return tuple(out)
+
+
+def _bindings(text: str) -> Bindings | None:
+    try:
+        return Bindings.of(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _placed(text: Text, start: int, end: int, new: tuple[str, ...], cell: int | None) -> Hunk:
+    """The hunk with the least context that no other place fits too well; with the most there may be, if none does."""
+    old = tuple(text.lines[start:end])
+    size = LEAST
+    while True:
+        above, below = text.around(start, end, size, size)
+        first, last = (above or [start])[0], (below or [end - 1])[-1]
+        # the file's first and last lines are a hold, too
+        first = first if len(above) == size else 0
+        last = last if len(below) == size else len(text.lines) - 1
+        hunk = Hunk(
+            start + 1, tuple(text.lines[first:start]), old, new, tuple(text.lines[end : last + 1]), cell=cell
+        )
+        alike = max((p.score for p in places(hunk, text) if (p.start, p.end) != (start, end)), default=0.0)
+        if alike <= ALIKE or size >= MOST or len(above) + len(below) < size:
+            return replace(hunk, alike=round(alike, 3))
+        size += LEAST
+
+
+def faults(entry: Path, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """How many faults show in the text of the program `entry`, and of the files that change, before and after, by
+    kind. A text is what is on the disk where it is not given."""
+    old, new = _faults(entry, before), _faults(entry, after)
+    return {kind: (old[kind], new[kind]) for kind in sorted(old | new)}
+
+
+def _faults(entry: Path, texts: Mapping[str, str]) -> Counter[str]:
+    seen: set[tuple[str, Site]] = set()
+    for path in dict.fromkeys([str(entry), *texts]):
+        try:
+            text = texts[path] if path in texts else Source.read(path).text
+            found = findings(Path(path), text, read_text(Path(path), text, texts))
+        except SourceError:
+            continue
+        seen |= {(f.conflict.kind, f.conflict.at) for f in found}
+    return Counter(kind for kind, _ in seen)

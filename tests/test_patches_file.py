@@ -1,0 +1,165 @@
+"""The patch file: what is written, and what is refused."""
+
+import json
+import os
+from pathlib import Path
+
+import jsonschema
+import made
+import pytest
+from test_cli import fake, gradfix
+
+from gradfix.patches import file, make
+from gradfix.patches.file import PatchError
+from gradfix.patches.fit import Text, places
+
+__all__ = ["fake"]
+ROOT = Path(__file__).parent.parent
+SCHEMA = json.loads((ROOT / "gradfix/patches/schema.json").read_text())
+
+
+def written(tmp_path: Path) -> dict:
+    path = tmp_path / "gan.py"
+    path.write_text(made.GAN)
+    return json.loads(file.dumps(make.of_results([made.cured(path)], tmp_path)))
+
+
+def test_what_a_fix_says_of_itself(tmp_path):
+    value = written(tmp_path)
+    jsonschema.validate(value, SCHEMA)
+    (fix,) = value["fixes"]
+    assert (fix["entry"], fix["verdict"], fix["cures"][0]["line"]) == ("gan.py", "intended", 14)
+    assert fix["measured"] == {"cosine": 0.99981}
+    assert "+    lossG = loss(g)" in fix["diff"]
+    (hunk,) = fix["files"][0]["hunks"]
+    assert (hunk["line"], hunk["old"], hunk["new"]) == (15, ["    lossG = d"], ["    lossG = loss(g)"])
+    assert hunk["before"][-1] == "    optimD.step()"
+    assert hunk["names"] == {"d": "block", "g": "block", "loss": "file", "lossG": "block"}
+
+
+def test_faults_that_a_reader_sees():
+    case = ROOT / "fixtures/recompute_after_step/shared_score"
+    old, new = ((case / name).read_text() for name in ("before.py", "after.py"))
+    here = str(case / "before.py")
+    assert make.faults(case / "before.py", {here: old}, {here: new})["stale-saved-tensor"] == (1, 0)
+
+
+def test_there_and_back(tmp_path):
+    text = json.dumps(written(tmp_path)).encode()
+    assert json.loads(file.dumps(file.loads(text))) == written(tmp_path)
+
+
+def test_context_grows_until_no_other_place_fits():
+    block = "for x in data:\n    loss = f(x)\n    loss.backward()\n    opt.step()\n    print(loss)\n"
+    old = f"first = 1\na = 1\nb = 2\n{block}\nsecond = 2\nc = 1\nd = 2\ne = 3\n{block}\nlast = 3\n"
+    new = old.replace("    loss.backward()", "    loss.backward(retain_graph=True)", 1)
+    (hunk,) = make.hunks("x.py", old, new)
+    other = max(p.score for p in places(hunk, Text(old)) if p.start != hunk.line - 1)
+    assert "a = 1" in hunk.before
+    assert other == pytest.approx(hunk.alike, abs=1e-3)
+    assert other < 0.7
+
+
+def test_numbers_that_json_lacks_are_words(tmp_path):
+    path = tmp_path / "gan.py"
+    path.write_text(made.GAN)
+    result = made.cured(path)
+    result.diagnoses[0].cures[0].verdict.measured["cosine"] = float("nan")
+    text = file.dumps(make.of_results([result], tmp_path))
+    assert json.loads(text)["fixes"][0]["measured"] == {"cosine": "nan"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/x.py", "../x.py", "a/../../x.py", "./x.py", "a//x.py", "", ".git/x.py", "a\\x.py", "C:x.py", "x.sh",
+     "a\nb.py", "a\0.py"],
+)  # fmt: skip
+def test_a_path_that_leads_out_is_refused(tmp_path, path):
+    value = written(tmp_path)
+    value["fixes"][0]["files"][0]["path"] = path
+    with pytest.raises(PatchError, match="it names"):
+        file.loads(json.dumps(value).encode())
+
+
+def _set(*keys, to):
+    def change(value):
+        for key in keys[:-1]:
+            value = value[key]
+        if to is None:
+            del value[keys[-1]]
+        else:
+            value[keys[-1]] = to
+
+    return change
+
+
+HUNK = ("fixes", 0, "files", 0, "hunks", 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("version", to=2),
+        _set("version", to=True),
+        _set("format", to="other"),
+        _set("made", to=[]),
+        _set("more", to=1),
+        _set("fixes", to=None),
+        _set("fixes", to={}),
+        _set("fixes", 0, "verdict", to="fine"),
+        _set("fixes", 0, "faults", to={"x": [1]}),
+        _set("fixes", 0, "faults", to={"x": [1, "2"]}),
+        _set(*HUNK, "old", to="lines"),
+        _set(*HUNK, "old", to=["two\nlines"]),
+        _set(*HUNK, "new", to=["a\0b"]),
+        _set(*HUNK, "new", to=["    lossG = d"]),
+        _set(*HUNK, "line", to=0),
+        _set(*HUNK, "line", to=True),
+        _set(*HUNK, "alike", to=2),
+        _set(*HUNK, "names", to={"x": "wherever"}),
+        _set(*HUNK, "cell", to="1"),
+    ],
+)
+def test_what_is_no_patch_is_refused(tmp_path, change):
+    value = written(tmp_path)
+    change(value)
+    with pytest.raises(PatchError):
+        file.loads(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff", b"[]", b"[" * 100_000, b"null", b'{"a": NaN}', b"1" * 10_000])
+def test_nonsense_is_refused(raw):
+    with pytest.raises(PatchError):
+        file.loads(raw)
+
+
+def test_a_file_is_not_named_twice(tmp_path):
+    value = written(tmp_path)
+    value["fixes"][0]["files"] *= 2
+    with pytest.raises(PatchError, match="twice"):
+        file.loads(json.dumps(value).encode())
+
+
+def test_one_that_is_too_large_is_not_read(tmp_path):
+    path = tmp_path / "p.json"
+    path.touch()
+    os.truncate(path, file.LARGEST + 1)
+    with pytest.raises(PatchError, match="larger"):
+        file.load(path)
+
+
+def test_fix_writes_one(fake, capsys):
+    assert gradfix("fix", "gan.py", "--output-patch", "p.json", "--write") == 0
+    jsonschema.validate(json.loads(Path("p.json").read_text()), SCHEMA)
+    assert "1 fix in p.json" in capsys.readouterr().err
+
+
+def test_fix_without_a_cure_writes_an_empty_one(fake, capsys):
+    fake.make = made.left
+    assert gradfix("fix", "gan.py", "--output-patch", "p.json") == 1
+    assert json.loads(Path("p.json").read_text())["fixes"] == []
+
+
+def test_fix_says_where_it_could_not_write(fake, capsys):
+    assert gradfix("fix", "gan.py", "--output-patch", "nowhere/p.json") == 2
+    assert "nowhere/p.json: can't be written (no such file or directory)" in capsys.readouterr().err

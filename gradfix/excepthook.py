@@ -1,0 +1,93 @@
+"""A diagnosis below PyTorch's traceback: gradfix.install(), or ``python -m gradfix.excepthook train.py``.
+
+Nothing is recorded and nothing is run again, unless asked for: the traceback says which error, the text says how it
+came about. Only what the standard library has loaded already is imported before there is an error.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+Raised = tuple[type[BaseException], BaseException, TracebackType | None]
+
+USAGE = "usage: python -m gradfix.excepthook [--record] SCRIPT [ARGUMENT ...]"
+
+
+class Hook:
+    """What stands in for sys.excepthook: the one before it, then the diagnosis."""
+
+    def __init__(self, record: bool) -> None:
+        self.record = record
+        self.before = sys.excepthook
+
+    def __call__(self, kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
+        tb = _theirs(tb)
+        value.__traceback__ = tb
+        self.before(kind, value, tb)
+        if issubclass(kind, Exception):
+            _explain((kind, value, tb), self.record)
+
+
+def install(record: bool = False) -> None:
+    """See gradfix.install. Once is enough."""
+    if isinstance(sys.excepthook, Hook):
+        sys.excepthook.record = record
+    else:
+        sys.excepthook = Hook(record)
+
+
+def _theirs(tb: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script on: without the frames that lead to it, where this module runs it."""
+    frame, start = tb, tb
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == __file__:
+            start = frame.tb_next
+        frame = frame.tb_next
+    return start
+
+
+def _explain(raised: Raised, record: bool) -> None:
+    import traceback
+
+    try:
+        from gradfix import escaped
+
+        sys.stdout.flush()
+        escaped.explain("".join(traceback.format_exception(*raised)), _script(), sys.argv[1:], record)
+    except Exception as problem:  # the person's own error has been shown; ours must not look like it
+        print(f"gradfix: no diagnosis ({type(problem).__name__}: {problem})", file=sys.stderr)
+
+
+def _script() -> str | None:
+    """The file that is being run, if it is one."""
+    return getattr(sys.modules.get("__main__"), "__file__", None)
+
+
+def main(arguments: list[str]) -> None:
+    """Run a script as ``python SCRIPT`` does, with the hook in place."""
+    import os
+    from types import ModuleType
+
+    record = arguments[:1] == ["--record"]
+    words = arguments[1:] if record else arguments
+    if not words or words[0].startswith("-"):
+        sys.exit(USAGE)
+    try:
+        with open(words[0], "rb") as file:
+            code = compile(file.read(), words[0], "exec", dont_inherit=True)
+    except OSError as problem:
+        sys.exit(f"gradfix: {words[0]}: can't be read ({(problem.strerror or str(problem)).lower()})")
+    sys.argv = words
+    sys.path[0] = os.path.dirname(os.path.realpath(words[0]))
+    main_module = ModuleType("__main__")
+    main_module.__file__ = words[0]
+    main_module.__dict__["__builtins__"] = __builtins__
+    sys.modules["gradfix.__excepthook__"] = sys.modules["__main__"]  # it must outlive the script's
+    sys.modules["__main__"] = main_module
+    install(record)
+    exec(code, main_module.__dict__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

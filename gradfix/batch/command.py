@@ -16,6 +16,7 @@ from gradfix.batch.migrate import Batch
 from gradfix.batch.state import State, StateError, locked, wanted
 from gradfix.batch.summary import totals
 from gradfix.batch.values import Spec
+from gradfix.batch.words import sentence
 from gradfix.fingerprint import is_fingerprint
 from gradfix.report.layout import safe
 from gradfix.report.terminal import Terminal
@@ -128,7 +129,10 @@ class Command:
         if not terminal.quiet:
             for line in refused:
                 terminal.err.out(safe(line), highlight=False)
-            terminal.write(safe(written.sentence(totals(asked, results))))
-            terminal.write(f"Reports: {self.batch.workspace}/report.md, report.json")
+            terminal.write(safe(sentence(totals(asked, results))))
+            workspace = self.batch.workspace
+            page = (workspace / "report.html").is_file()
+            more = ", report.html" if page else " (report.html needs jinja2: pip install 'gradfix[batch]')"
+            terminal.write(f"Reports: {workspace}/report.md, report.json{more}")
         faults = sum(f.severity != "note" and f.status != "cured" for r in results for f in r.faults)
         return Left(faults, sum(r.ended == "failed" for r in results) + len(refused))

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gradfix.batch.effects import save
+from gradfix.batch.html import page
 from gradfix.batch.state import State
 from gradfix.batch.summary import Data, repositories, summary
 from gradfix.batch.values import RepoResult, Spec
+from gradfix.batch.words import counts, sentence
 from gradfix.report.layout import safe
 
 MOST = 200  # rows of a table in report.md; the rest is in report.json
@@ -23,6 +25,9 @@ def write(workspace: Path, state: State, specs: list[Spec]) -> None:
     document = about | {"repositories": repos}
     save(workspace / "report.json", json.dumps(document, indent=1, sort_keys=True).encode("ascii"))
     save(workspace / "report.md", safe_text("\n".join(markdown(document)) + "\n"))
+    made = page(document)
+    if made is not None:
+        save(workspace / "report.html", made.encode("utf-8"))
     for spec in specs:
         result = state.result(spec.name)
         file = workspace / "pull-requests" / f"{spec.name}.md"
@@ -69,26 +74,6 @@ def markdown(document: Data) -> Iterator[str]:
         for r in document["repositories"]
     ]
     yield from table(["repository", "", "found", "cured", "verdicts", "s", ""], rows)
-
-
-def sentence(totals: Data) -> str:
-    """The totals in words."""
-    ended = totals["ended"]
-    parts = [
-        f"{totals['repositories']} repositories: {counts(ended)}"
-        + (f", {totals['waiting']} waiting" if totals["waiting"] else "")
-    ]
-    parts.append(f"{totals['files']} files, {totals['runs']} scripts run")
-    cured = f"{totals['faults']} faults and {totals['notes']} notes found, {totals['cured']} of them cured"
-    parts.append(cured + (f" ({counts(totals['verdicts'])})" if totals["verdicts"] else ""))
-    seconds = totals["seconds"]
-    parts.append(f"a repository took {seconds['median']:.1f} s (median), {seconds['p95']:.1f} s (p95)")
-    return "; ".join(parts) + "."
-
-
-def counts(given: dict[str, int]) -> str:
-    """``3 proved, 1 intended``."""
-    return ", ".join(f"{n} {what}" for what, n in given.items()) or "none"
 
 
 def table(head: list[str], rows: Iterable[list[Any]]) -> Iterator[str]:

@@ -326,6 +326,46 @@ def test_leaf_write_is_let_through(record: Recorded, write: str) -> None:
     assert record.out == "True True\n"
 
 
+@pytest.mark.parametrize(
+    ("write", "leaf"),
+    [
+        ("w[1:] *= 0.5", True),
+        ("w[1:] = 2 * w[:-1]", True),
+        ("w.mul_(0.9).add_(0.1 * other)", True),
+        ("w.copy_(other)", True),
+        ("w.lerp_(other, 0.1)", True),
+        ("w.copy_(net(torch.ones(3)))", False),  # a model's output: its gradient is meant
+        ("w.copy_(plain * 2)", False),
+        (
+            "w.sub_(torch.autograd.grad((w * w).sum(), w, create_graph=True)[0])",
+            False,
+        ),  # second-order terms are
+    ],
+)
+def test_parameter_made_of_parameters_stays_one(record: Recorded, write: str, leaf: bool) -> None:
+    tape = record(f"""
+        import torch
+        w, other = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.zeros(3))
+        net, plain = torch.nn.Linear(3, 3), torch.ones(3, requires_grad=True)
+        {write}
+        print(w.is_leaf, w.requires_grad)
+    """)
+    assert all("leaf Variable" in e.refused for e in of(tape, Mutate) if e.refused)
+    assert any(e.refused for e in of(tape, Mutate))
+    assert record.out == f"{leaf} True\n"
+
+
+def test_part_of_a_leaf_scaled_in_place_leaves_it_one(record: Recorded) -> None:
+    record("""
+        import torch
+        x = torch.ones(3, requires_grad=True)
+        x[1:] *= 2
+        x.sum().backward()
+        print(x.is_leaf, x.grad.tolist())
+    """)
+    assert record.out == "True [1.0, 1.0, 1.0]\n"
+
+
 def test_accumulator_stays_differentiable(record: Recorded) -> None:
     tape = record("""
         import torch

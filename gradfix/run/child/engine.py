@@ -60,6 +60,7 @@ class Engine:
         self._plain: Any = None
         self._depth = 0
         self._inner: Walk | None = None
+        self.second_order = False  # a backward has made graphs of gradients
         self._freed: set[int] = set()  # nodes whose saved tensors were freed, used or not
         self._freed_numbers: set[int] = set()  # those of them that saved numbers only: these pass no hook
         self._passes: dict[Any, list[Any]] = {}
@@ -90,6 +91,7 @@ class Engine:
         r = self.r
         r.optimizers.abandon()
         r.gradients.settle()
+        self.second_order = self.second_order or bool(create)
         if self._depth:
             return self._nested(outputs, grads, retain, create, inputs, more, kwargs)
         frame = sys._getframe(2)

@@ -232,9 +232,9 @@ class Watch(TorchFunctionMode):
 
     def _let_through(self, func: Any, args: Any, kwargs: Any, targets: list[Any], refused: str) -> Any:
         """Do the write that PyTorch refused. One whose value needs a gradient stays differentiable: the leaf
-        gives up its place as a leaf, as it would in the program without its ``requires_grad=True``. A
-        forbidden view is written through an alias, for once its counter has moved PyTorch refuses to read it,
-        too."""
+        gives up its place as a leaf, as it would in the program without its ``requires_grad=True``. A parameter
+        that is made of parameters (initialised, averaged, normalised) stays one. A forbidden view is written
+        through an alias, for once its counter has moved PyTorch refuses to read it, too."""
         if writes.SHARED in refused:
             return self._own_memory(func, args, kwargs, targets, refused)
         if writes.is_view_refusal(refused):
@@ -244,8 +244,16 @@ class Watch(TorchFunctionMode):
                     *[swap.get(id(a), a) for a in args], **{k: swap.get(id(a), a) for k, a in kwargs.items()}
                 )
             return next((t for t in targets if swap.get(id(t)) is result), result)
-        values = [a for a in (*args, *kwargs.values()) if all(a is not t for t in targets)]
-        if torch.is_grad_enabled() and writes.needs_grad(values):
+        own = {address_of(t) for t in targets if isinstance(t, torch.Tensor)}
+        values = [  # (the second half of `w[2:] *= 0.5` writes back a view of w)
+            a
+            for a in (*args, *kwargs.values())
+            if not isinstance(a, torch.Tensor) or address_of(a) not in own
+        ]
+        updates = all(writes.is_parameter(t) for t in targets) and not self.r.engine.second_order
+        if updates and writes.of_parameters(values):
+            pass
+        elif torch.is_grad_enabled() and writes.needs_grad(values):
             for tensor in targets:
                 base = tensor if tensor.is_leaf else tensor._base
                 if base is not None and base.is_leaf and tensor is base:

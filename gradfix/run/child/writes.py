@@ -151,6 +151,55 @@ def op_name(func: Any) -> str:
     return "aten." + name.strip("_") + ("_" if name.endswith("_") and not name.startswith("__") else "")
 
 
+_MODELS = (
+    "Addmm",
+    "Addmv",
+    "Addbmm",
+    "Baddbmm",
+    "Mm",
+    "Mv",
+    "Bmm",
+    "Dot",
+    "Convolution",
+    "Embedding",
+    "Bilinear",
+)
+_FEW = 64  # nodes of a value that arithmetic made
+
+
+def is_parameter(tensor: Any) -> bool:
+    """Whether it is a parameter of a module's, or a view of one."""
+    base = tensor if tensor.is_leaf or tensor._base is None else tensor._base
+    return isinstance(base, torch.nn.Parameter)
+
+
+def of_parameters(values: Any) -> bool:
+    """Whether all that needs a gradient among call arguments is made of parameters by arithmetic alone: what they are
+    averaged, scaled or initialised with, and not what a model computes."""
+    todo = [v.grad_fn for v in values if isinstance(v, torch.Tensor) and v.grad_fn is not None]
+    if not all(
+        isinstance(v, torch.nn.Parameter) for v in values if isinstance(v, torch.Tensor) and _plain_leaf(v)
+    ):
+        return False
+    seen: set[Any] = set()
+    while todo and len(seen) < _FEW:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not isinstance(leaf, torch.nn.Parameter):
+            return False
+        if node.name().partition("Backward")[0] in _MODELS:
+            return False
+        todo += [n for n, _ in node.next_functions if n is not None]
+    return not todo
+
+
+def _plain_leaf(tensor: Any) -> bool:
+    return bool(tensor.requires_grad and tensor.is_leaf)
+
+
 def needs_grad(values: Any) -> bool:
     """Whether a tensor among call arguments requires grad."""
     for value in values:

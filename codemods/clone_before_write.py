@@ -9,9 +9,9 @@ import libcst as cst
 
 from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Edit, Insert, Project, Replace, View
+from gradfix.edit import Edit, Insert, Project, Replace, View, exchange
 from gradfix.rewrite.blocks import assignment, copy, line, method
-from gradfix.rewrite.liveness import dotted, scope_of, shared_with, sharing
+from gradfix.rewrite.liveness import dotted, reads, scope_of, shared_with, sharing
 from gradfix.rewrite.passed import Passed, passed
 from gradfix.rewrite.spelling import descendants, function_of, peeled, undone_data
 from gradfix.rewrite.tensors import detached_alias, element_of, is_leaf, of_container
@@ -101,6 +101,9 @@ h.sum().backward()
             code = f"{write.view.code(element_of(write))}.clone()"
             effect = FLOWS if write.hidden else NONE
             yield Proposal(f"write into a copy: `{code}`", effect, {write.view.path: edits}, rank)
+            if (edits := _value_first(write)) is not None:
+                said = f"write into a copy made behind the value's computation: `{code}`"
+                yield Proposal(said, effect, {write.view.path: edits}, rank + 1)
         elif (edits := _before_view(write, conflict, project)) is not None:
             yield Proposal("clone before the view of it is taken", NONE, {write.view.path: edits}, 1)
         if saved:
@@ -212,6 +215,28 @@ def _before(write: Write, conflict: Conflict, project: Project) -> tuple[Edit, .
     return (*_insert(write.view, small, clone), *_undone(write))
 
 
+def _value_first(write: Write) -> tuple[Edit, ...] | None:
+    """``new_h = f(h[i])``, ``h = h.clone()``, ``h[i] = new_h``: where the value written is computed from the tensor
+    itself, a clone before the whole statement would be what was saved, and be overwritten."""
+    small = write.small
+    if write.form != "item" or not isinstance(small, cst.Assign) or not write.alone or write.hidden:
+        return None
+    if write.name not in reads(small.value):
+        return None
+    root = cast(cst.BaseAssignTargetExpression, element_of(write))
+    taken = {n.value for n in descendants(write.view.module) if isinstance(n, cst.Name)}
+    new = f"new_{write.name.rpartition('.')[2]}"
+    while new in taken:
+        new += "_"
+    value = assignment(cst.Name(new), copy(small.value))
+    clone = assignment(root, method(copy(root), "clone"))
+    return (
+        *_insert(write.view, small, value),
+        *_insert(write.view, small, clone),
+        exchange(small.value, cst.Name(new)),
+    )
+
+
 def _undone(write: Write) -> tuple[Edit, ...]:
     if not write.hidden or write.form == "data":
         return ()
@@ -251,7 +276,9 @@ def _what_was_saved(
     scope = scope_of(view, at)
     for site in reversed(record.stack):
         found = project.node(site)
-        if found is None or found[0] is not view or scope_of(*found) is not scope:
+        if found is None or found[0] is not view:
+            continue
+        if scope_of(*found) is not scope and not _same_object(view, found[1], at, name):
             continue
         node = found[1].value if isinstance(found[1], cst.Expr) else found[1]
         if (
@@ -265,6 +292,12 @@ def _what_was_saved(
             return (cast(cst.BaseExpression, node),) if made else ()
         return tuple(_operands(node, {name} | sharing(view, at, name).names)) if name else ()
     return ()
+
+
+def _same_object(view: View, one: cst.CSTNode, other: cst.CSTNode, name: str) -> bool:
+    """Whether `name` is an attribute of the object whose methods both nodes stand in: the same tensor in both."""
+    homes = [view.enclosing(n, cst.ClassDef) for n in (one, other)]
+    return name.startswith("self.") and homes[0] is not None and homes[0] is homes[1]
 
 
 def _operands(node: cst.CSTNode, names: set[str]) -> Iterator[cst.BaseExpression]:

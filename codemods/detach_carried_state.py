@@ -124,7 +124,9 @@ def _ways(
     for group in groups:
         shapes = {i.name: ("tensor", "tuple") if _entries(i) else i.shapes(project, edges) for i in group}
         # another method may read an attribute after it is stored, so it is detached where it is read
-        ways = [_read, _stored, _after] if any("." in i.name for i in group) else [_stored, _read, _after]
+        # (a buffer that is written in part would go on gathering graphs)
+        elsewhere = any("." in i.name and not _in_part(i) for i in group)
+        ways = [_read, _stored, _after] if elsewhere else [_stored, _read, _after]
         if any(map(_entries, group)):
             ways = [_stored]
         elif any(dropped(i.view, i.reader.node, i.name) for i in group):
@@ -162,6 +164,12 @@ def _stored(item: Carried, shape: str) -> list[Edit]:
             return []
         edits.append(detach(node.value, shape))
     return edits
+
+
+def _in_part(item: Carried) -> bool:
+    """Whether the name is a tensor whose items are written: ``self.memory[index] = features``."""
+    targets = [t.target for u in item.stores if isinstance(u.node, cst.Assign) for t in u.node.targets]
+    return bool(targets) and all(isinstance(t, cst.Subscript) for t in targets)
 
 
 def _entries(item: Carried) -> bool:

@@ -137,6 +137,7 @@ def test_the_action_checks_without_torch(environment, tmp_path):
     installed = step(install["run"])
     assert installed.returncode == 0, installed.stderr
     assert step("python -c 'import torch'").returncode == 1
+    assert "+++ b/.vim/compiler/gradfix.vim" in step("gradfix ide vim --diff").stdout  # its data came along
     done = step(check["run"])
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("::error file=train.py,line=5,")

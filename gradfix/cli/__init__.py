@@ -14,6 +14,7 @@ import typer
 from gradfix import __version__
 from gradfix.cli.check import CHECK, check
 from gradfix.cli.fix import FIX, RUN, fix, run
+from gradfix.cli.ide import IDE, ide
 from gradfix.cli.migrate import MIGRATE, migrate
 from gradfix.cli.options import FAILED, INTERRUPTED, NOTHING, PIPE
 from gradfix.cli.pages import EXPLAIN, explain, rules
@@ -78,6 +79,7 @@ app.command(cls=Command, epilog=MIGRATE)(migrate)
 app.command(cls=Command, epilog=EXPLAIN)(explain)
 app.command(cls=Command)(rules)
 app.command(cls=Command, epilog=SERVER)(server)
+app.command(cls=Command, epilog=IDE)(ide)
 PLAIN: dict[str, Callable[..., int]] = {f.__name__: f for f in (check, explain, rules)}
 
 

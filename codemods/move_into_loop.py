@@ -12,7 +12,8 @@ from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.boundary import detach, frame, gather, meeting, owned, rebinding, shape_of
 from gradfix.rewrite.cached import cached
 from gradfix.rewrite.calls import backward_call, drop_retain
-from gradfix.rewrite.carried import entries, made_outside
+from gradfix.rewrite.carried import entered, entries, made_outside
+from gradfix.rewrite.closures import into_closure
 from gradfix.rewrite.rerun import called_names, draws, views
 from gradfix.rewrite.statements import (
     Block,
@@ -88,16 +89,17 @@ for x in torch.randn(3, 4, 3):
         if backward is None:
             return
         early = _early(project, backward)
-        if not early:
-            return
         call = backward_call(project, backward)
         drop: list[Part] = [(call[0], [drop_retain(call[1])])] if call else []
+        for summary, part in into_closure(project, backward):
+            yield Proposal(summary, LATER, gather(part, *drop), 1 if early else 0)
+        if not early:
+            return
         trains = any(owned(project.graph, r.node) or _updated_by_hand(project, r) for r in early)
         if trains:
             yield from _as_constant(project, backward, drop)
         else:
-            entered = [e.producer for e in entries(project, backward)]
-            outside = [r for r in entered if made_outside(project, r, backward)]
+            outside = [r for r in entered(project, backward) if made_outside(project, r, backward)]
             yield from _detached(project, outside, backward, drop)
         yield from _moved(project, early, backward, drop, trains)
         place = cached(project, early, backward)
@@ -116,10 +118,10 @@ def _updated_by_hand(project: Project, record: Record) -> bool:
 
 def _early(project: Project, backward: Backward) -> list[Record]:
     """One node for each place outside the loop that made a part of the graph which the loop walks again."""
-    entered = [e.producer for e in entries(project, backward) if made_outside(project, e.producer, backward)]
-    last = max((r.time for r in entered), default=-1)
+    outside = [r for r in entered(project, backward) if made_outside(project, r, backward)]
+    last = max((r.time for r in outside), default=-1)
     places: dict[Stack, Record] = {}
-    for record in (*entered, *filter(None, map(project.graph.records.get, backward.nodes))):
+    for record in (*outside, *filter(None, map(project.graph.records.get, backward.nodes))):
         if record.time <= last and record.stack not in places and made_outside(project, record, backward):
             places[record.stack] = record
     return list(places.values())

@@ -35,6 +35,14 @@ def entries(project: Project, backward: Backward) -> tuple[Crossing, ...]:
     return tuple(found)
 
 
+def entered(project: Project, backward: Backward) -> tuple[Record, ...]:
+    """The nodes of before its previous execution that `backward` walks into; what it starts from where that is one of
+    them itself."""
+    producers = [e.producer for e in entries(project, backward)]
+    known = project.graph.records
+    return tuple(producers or [known[n] for n in backward.roots if n in known])
+
+
 def made_outside(project: Project, record: Record, backward: Backward) -> bool:
     """Whether `record` was made outside the innermost loop around the backward (or around the call that
     leads to it); without a loop in the source, before the backward ran first."""

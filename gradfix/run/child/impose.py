@@ -250,7 +250,7 @@ class _Steps:
         hooks.register_optimizer_step_pre_hook(self._pre)
         hooks.register_optimizer_step_post_hook(self._post)
 
-    def _pre(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _pre(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         self.imposer.depth += 1  # a closure's backward and the writes of a step are not the script's own
         if self.null:
             with quiet():
@@ -258,6 +258,24 @@ class _Steps:
                 if self.null == "steps":
                     state = {p: {k: _copy(v) for k, v in s.items()} for p, s in optimizer.state.items()}
                 self.before[id(optimizer)] = ([p.detach().clone() for p in parameters(optimizer)], state)
+            return _closed(args, kwargs, lambda closure: self._still(optimizer, closure))
+        return None
+
+    def _still(self, optimizer: Any, closure: Any) -> Any:
+        """A closure that finds the parameters as they were when the step began, however often it is called."""
+        old, _ = self.before[id(optimizer)]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with quiet():
+                now = [p.detach().clone() for p in parameters(optimizer)]
+                _put(optimizer, old)
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                with quiet():
+                    _put(optimizer, now)
+
+        return call
 
     def _post(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.imposer.depth -= 1
@@ -278,6 +296,20 @@ class _Steps:
                 for p, value in self.due.values():
                     DATA.__get__(p).copy_(value)
                 self.due.clear()
+
+
+def _closed(args: Any, kwargs: Any, wrap: Callable[[Any], Any]) -> Any:
+    """The arguments of a step (the optimizer first), its closure wrapped; None where it has none."""
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": wrap(kwargs["closure"])}
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], wrap(args[1]), *args[2:]), kwargs
+    return None
+
+
+def _put(optimizer: Any, values: Any) -> None:
+    for p, value in zip(parameters(optimizer), values):  # noqa: B905  (Python 3.9)
+        DATA.__get__(p).copy_(value)  # through .data: no version counter moves
 
 
 class _Keep(TorchFunctionMode):

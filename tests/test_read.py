@@ -46,6 +46,24 @@ def test_a_function_that_nothing_calls_is_entered(tmp_path):
     assert found(tmp_path, text) == [("train", "freed-graph", 8)]
 
 
+@pytest.mark.parametrize(("optimizer", "often"), [("LBFGS", True), ("LBFGS, 1, 1", False), ("SGD", False)])
+def test_a_closure_is_run_as_often_as_its_optimizer_does(tmp_path, optimizer, often):
+    name, *rest = optimizer.split(", ")
+    text = f"""\
+    net = nn.Linear(2, 1)
+    opt = torch.optim.{name}(net.parameters(), {", ".join(rest) or 0.1})
+    loss = net(torch.ones(3, 2)).exp().sum()
+
+    def closure():
+        opt.zero_grad()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    """
+    assert found(tmp_path, text) == [("__main__", "freed-graph", 7)] * often
+
+
 def test_callers_are_entered_before_what_they_call(tmp_path):
     text = """\
     def step(loss):

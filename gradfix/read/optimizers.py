@@ -22,6 +22,9 @@ def initialise(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[
     optimizer.extra.update(
         parameters=groups, number=len(m.optimizers), vague=not known, fused=kwargs.get("fused") is True
     )
+    # the one optimizer that runs its closure several times a step
+    most = args[2] if len(args) > 2 else kwargs.get("max_iter")
+    optimizer.extra["again"] = optimizer.kind.endswith(".LBFGS") and most != 1
     m.optimizers.append(optimizer)
     bad = next((t for t in owned(optimizer) if ops.requires(m, t) and t.node is not None), None)
     _told(m, optimizer)
@@ -82,8 +85,9 @@ def _step(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, 
     result: Value = None
     if closure is not None and not isinstance(closure, Unknown):
         node = m.frame.node
-        result = calls.call(m, closure, [], {})
-        m.frame.node = node
+        for _ in range(2 if optimizer.extra.get("again") else 1):
+            result = calls.call(m, closure, [], {})
+            m.frame.node = node
     if optimizer.extra.get("escaped") or "number" not in optimizer.extra:
         return result
     names.look(m)

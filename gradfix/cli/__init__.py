@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from gradfix import __version__
+from gradfix.cli.apply import APPLY, apply
 from gradfix.cli.check import CHECK, check
 from gradfix.cli.fix import FIX, RUN, fix, run
 from gradfix.cli.ide import IDE, ide
@@ -76,6 +77,7 @@ app.command(cls=Command, epilog=CHECK)(check)
 app.command(cls=ScriptCommand, epilog=RUN)(run)
 app.command(cls=ScriptCommand, epilog=RECORD)(record)
 app.command(cls=Command, epilog=MIGRATE)(migrate)
+app.command(cls=ScriptCommand, epilog=APPLY)(apply)
 app.command(cls=Command, epilog=EXPLAIN)(explain)
 app.command(cls=Command)(rules)
 app.command(cls=Command, epilog=SERVER)(server)

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gradfix.patches.values import Patch
+from gradfix.report.json import plain
 from gradfix.source import NEWLINE
 
 FORMAT, VERSION = "gradfix-patch", 1
@@ -86,13 +87,7 @@ def _umask() -> int:
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)  # JSON has neither
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+    return [_plain(v) for v in value] if isinstance(value, tuple) else plain(value)
 
 
 @lru_cache

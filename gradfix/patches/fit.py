@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from diff_match_patch import diff_match_patch
 
@@ -69,6 +70,22 @@ class Text:
         """The numbers of the lines that are code."""
         return [n for n, text in enumerate(self.lines) if lexed(text).kind == "code"]
 
+    @cached_property
+    def unit(self) -> str:
+        """What one level is indented by; "" where nothing is, or not everything by the same."""
+        code = [lexed(self.lines[n]) for n in self.code]
+        steps = {
+            line.indent.removeprefix(head.indent)
+            for head, line in pairwise(code)
+            if head.tokens[-1] == ("fixed", ":") and len(line.indent) > len(head.indent)
+        }
+        return steps.pop() if len(steps) == 1 else ""
+
+    @cached_property
+    def spelled(self) -> dict[int, str]:
+        """The lines that are code, as they compare."""
+        return {n: lexed(self.lines[n]).spelled({}) for n in self.code}
+
     def around(self, start: int, end: int, before: int, after: int) -> tuple[list[int], list[int]]:
         """So many lines of code before `start`, and from `end` on."""
         at, to = bisect_left(self.code, start), bisect_left(self.code, end)
@@ -88,13 +105,41 @@ def places(hunk: Hunk, text: Text, old: tuple[str, ...] | None = None) -> Iterat
             yield Place(start, end, names, score(hunk, text, start, end, names))
 
 
+def rival(hunk: Hunk, text: Text, own: Place) -> tuple[float, int]:
+    """How well the best other place fits between the same lines, and its line (from 0): one where at least one of the
+    lines that are replaced stands, or the one right before or after them."""
+    marks: list[tuple[str, int, int]] = []  # a line, and how far before it the place begins and after it ends
+    size = len(hunk.old)
+    for n, line in enumerate(hunk.old):
+        marks.append((line, n, size - n))
+    for n, line in enumerate(hunk.before[::-1], 1):
+        if lexed(line).kind == "code":
+            marks.append((line, -n, n + size))
+            break
+    for n, line in enumerate(hunk.after):
+        if lexed(line).kind == "code":
+            marks.append((line, n + size, -n))
+            break
+    found: dict[tuple[int, int], float] = {}
+    for line, before, after in marks:
+        said = lexed(line).spelled(own.names)
+        for at in text.code if said else ():
+            start, end = max(at - before, 0), min(at + after, len(text.lines))
+            if abs(start - own.start) <= size + SLACK or (start, end) in found or start > end:
+                continue
+            if text.spelled[at] == said:
+                found[start, end] = score(hunk, text, start, end, own.names)
+    best = max(found, key=lambda x: found[x], default=None)
+    return (found[best], best[0]) if best is not None else (0.0, 0)
+
+
 def score(hunk: Hunk, text: Text, start: int, end: int, names: Names) -> float:
     """How much of the lines around the hunk stands around these lines of `text`."""
     before, after = (_code(lines) for lines in (hunk.before, hunk.after))
     if not before and not after:
         return 1.0
     above, below = text.around(start, end, len(before) + SLACK, len(after) + SLACK)
-    there = [[lexed(text.lines[n]).spelled({}) for n in numbers] for numbers in (above, below)]
+    there = [[text.spelled[n] for n in numbers] for numbers in (above, below)]
     kept = _kept([x.spelled(names) for x in before], there[0]) + _kept(
         [x.spelled(names) for x in after], there[1]
     )

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 _TOKEN = re.compile(
     r"""(?P<string>[A-Za-z]{0,2}(?:'''.*?'''|\"\"\".*?\"\"\"|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'))"""
@@ -107,46 +108,62 @@ def rename(text: str, names: Names) -> str:
     return "".join(out) + text[at:]
 
 
+def quoted(text: str, name: str) -> bool:
+    """Whether a formatted string of the line `text` speaks of `name`."""
+    strings = (m[0] for m in _TOKEN.finditer(text) if m.lastgroup == "string" and m[0][0] in "fFrR")
+    return any(re.search(rf"\b{re.escape(name.lstrip('.'))}\b", x) for x in strings)
+
+
 @dataclass(frozen=True, slots=True)
 class Indents:
-    """How lines are indented now that were indented otherwise: (old, new) indentations of lines that are the same."""
+    """How lines are indented now that were indented otherwise: (old, new) indentations of lines that are the same
+    (`known`), and what one level more is (`unit`, "" where that differs) and was
+    (`was`)."""
 
     known: Mapping[str, str]
+    was: str
+    unit: str
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[str, str]]) -> Indents | None:
+    def of(cls, pairs: Iterable[tuple[str, str]], was: str, unit: str) -> Indents | None:
         """None where lines that stood alike do not any more."""
         known: dict[str, str] = {}
         for old, now in pairs:
             if known.setdefault(old, now) != now:
                 return None
-        return cls(known)
+        return cls(known, was, unit)
 
     def moved(self, text: str) -> str | None:
         """`text` as it is indented there; None where that can't be told."""
         line = lexed(text)
+        if line.kind in ("blank", "marker"):
+            return text
         new = self._new(line.indent)
-        if line.kind in ("blank", "marker") or new is None:
-            return text if line.kind in ("blank", "marker") else None
-        return new + text[len(line.indent) :]
+        return None if new is None else new + text[len(line.indent) :]
 
     def _new(self, indent: str) -> str | None:
         if indent in self.known:
             return self.known[indent]
-        if all(old == now for old, now in self.known.items()):
-            return indent
-        units = {(a[len(b) :], self.known[a][len(self.known[b]) :]) for a in self.known for b in self.known
-                 if a.startswith(b) and self.known[a].startswith(self.known[b]) and a != b}  # fmt: skip
-        changed = {(old, now) for old, now in units if old != now}
         for old in sorted(self.known, key=len, reverse=True):
             now = self.known[old]
             if indent.startswith(old):
-                more = indent[len(old) :]
-                found = {b for a, b in units if a == more}
-                if len(found) == 1:
-                    return now + found.pop()
-                return None if found or changed else now + more
-            if old.startswith(indent) and not changed:
-                less = old[len(indent) :]
-                return now.removesuffix(less) if now.endswith(less) else None
-        return None
+                more = self._levels(indent[len(old) :])
+                return None if more is None else now + more
+            if old.startswith(indent):
+                less = self._levels(old[len(indent) :])
+                return now.removesuffix(less) if less is not None and now.endswith(less) else None
+        return indent if not self.known and self.was == self.unit else None
+
+    def _levels(self, more: str) -> str | None:
+        """So many levels as they are now."""
+        if self.was == self.unit:
+            return more
+        count = len(more) // len(self.was) if self.was and self.unit else 0
+        return self.unit * count if more == self.was * count else None
+
+
+def level(lines: Iterable[str]) -> str:
+    """What one level more is indented by in `lines`, going by the least step that there is."""
+    indents = sorted({lexed(x).indent for x in lines if lexed(x).kind == "code"}, key=len)
+    steps = [b[len(a) :] for a, b in pairwise(indents) if b.startswith(a)]
+    return min(steps, key=len, default="")

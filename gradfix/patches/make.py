@@ -17,7 +17,7 @@ from gradfix.detect import Conflict
 from gradfix.examine import findings, read_text
 from gradfix.notebook import locate
 from gradfix.patches.file import inside
-from gradfix.patches.fit import Text, places
+from gradfix.patches.fit import Place, Text, Touched, places, rival
 from gradfix.patches.lines import lexed
 from gradfix.patches.names import Bindings
 from gradfix.patches.values import Bound, Cured, FilePatch, Fix, Hunk, Meant, Patch
@@ -123,7 +123,8 @@ def hunks(path: str, old: str, new: str) -> tuple[Hunk, ...]:
             continue
         found = locate(old, i + 1) if path.endswith(".ipynb") else None
         hunk = _placed(text, i, end, tuple(b[j:stop]), found[0] if found else None)
-        used = {name for line in (*hunk.old, *hunk.new) for name in lexed(line).used}
+        lines = (*Touched.of(hunk).lines, *hunk.old, *hunk.new)
+        used = {name for line in lines for name in lexed(line).used}
         names: dict[str, Bound] = {}
         for name in sorted(used):
             if known is None or became is None:
@@ -155,7 +156,9 @@ def _placed(text: Text, start: int, end: int, new: tuple[str, ...], cell: int | 
         hunk = Hunk(
             start + 1, tuple(text.lines[first:start]), old, new, tuple(text.lines[end : last + 1]), cell=cell
         )
-        alike = max((p.score for p in places(hunk, text) if (p.start, p.end) != (start, end)), default=0.0)
+        own = Place(start, end, {}, 1.0)
+        others = [p.score for p in places(hunk, text) if (p.start, p.end) != (start, end)]
+        alike = max([rival(hunk, text, own)[0], *others])
         if alike <= ALIKE or size >= MOST or len(above) + len(below) < size:
             return replace(hunk, alike=round(alike, 3))
         size += LEAST

@@ -44,13 +44,14 @@ class Bindings:
         """Where `name` (an attribute's with a dot before) comes from for who uses it in `line`."""
         if name.startswith("."):
             return "attribute" if name[1:] in self.attributes else "free"
-        if name in self._block(line):
+        at = self.block(line)
+        if self.blocks and name in self.blocks[at]:
             return "block"
         return "file" if name in self.module else "free"
 
-    def _block(self, line: int) -> frozenset[str]:
-        at = bisect_right(self.starts, line) - 1
-        return self.blocks[max(at, 0)] if self.blocks else frozenset()
+    def block(self, line: int) -> int:
+        """Which of the module's statements `line` belongs to."""
+        return max(bisect_right(self.starts, line) - 1, 0)
 
 
 def _bound(node: ast.AST, inside: bool) -> Iterator[str]:

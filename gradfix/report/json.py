@@ -106,7 +106,7 @@ def cure_value(cure: Cure, view: View) -> dict[str, Any]:
         "effect": {"kind": cure.effect.kind, "words": cure.effect.words},
         "verdict": cure.verdict.status,
         "reason": cure.verdict.reason,
-        "measured": {k: _value(v) for k, v in cure.verdict.measured.items()},
+        "measured": {k: plain(v) for k, v in cure.verdict.measured.items()},
         "edits": [
             e for path, (old, new) in sorted(files.items()) for e in edits(view.paths.show(path), old, new)
         ],
@@ -114,14 +114,14 @@ def cure_value(cure: Cure, view: View) -> dict[str, Any]:
     }
 
 
-def _value(value: object) -> object:
+def plain(value: object) -> object:
     """A number JSON has: it knows no NaN and no infinity."""
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return str(value)
     if isinstance(value, dict):
-        return {str(k): _value(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_value(v) for v in value]
+        return [plain(v) for v in value]
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 

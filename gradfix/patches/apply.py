@@ -1,0 +1,172 @@
+"""A patch in a tree: each fix placed in all of its files, or refused with a sentence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from gradfix.discover import Search
+from gradfix.patches.file import SUFFIXES, PatchError
+from gradfix.patches.make import faults
+from gradfix.patches.place import Placed, Refused, place
+from gradfix.patches.values import FilePatch, Fix, Patch
+from gradfix.source import Source, SourceError
+from gradfix.suppress import REPORTED
+from gradfix.verdict import Verdict
+from gradfix.wording import listed
+
+LOOKED = 2000  # files that are searched for one that was moved
+
+Status = Literal["placed", "already", "refused"]
+Files = Mapping[str, tuple[str, str]]
+Proof = Callable[[Fix, Path, Mapping[str, str], Mapping[str, str]], Verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What came of one fix. `why` it was refused; `files` are old and new text by absolute path; `lines` where each
+    hunk was and is, by path; `seen` what the text alone shows of it; `verdict` that of a proof in this tree."""
+
+    fix: Fix
+    status: Status
+    why: str = ""
+    files: Files = field(default_factory=dict)
+    lines: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    seen: str = ""
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Where a patch is applied: below `root`. `prove` runs a program before and after; `accept` are the verdicts of it
+    that are good enough. `write` puts new texts on the disk (raises SourceError, and then nothing is changed)."""
+
+    root: Path
+    prove: Proof | None = None
+    accept: Sequence[str] = ("proved", "preserved", "intended")
+    write: Callable[[Files], None] = lambda _: None
+
+
+def apply(patch: Patch, tree: Tree) -> Iterator[Applied]:
+    """What comes of each fix, one on top of the other. Raises PatchError, before anything is written, where a file of
+    the patch lies outside the tree."""
+    for fix in patch.fixes:
+        for path in (fix.entry, *(f.path for f in fix.files)):
+            _within(tree.root, path)
+    known: dict[str, Source] = {}
+    texts: dict[str, str] = {}
+    for fix in patch.fixes:
+        try:
+            done = _applied(fix, tree, known, texts)
+            if done.status == "placed":
+                tree.write(done.files)
+                texts |= {path: new for path, (_, new) in done.files.items()}
+        except Refused as why:
+            done = Applied(fix, "refused", f"{why}.")
+        except SourceError as problem:
+            done = Applied(fix, "refused", f"{_from(tree.root, problem.sentence)}.")
+        yield done
+
+
+def _within(root: Path, path: str) -> None:
+    real, base = os.path.realpath(root / path), os.path.realpath(root)
+    inside = Path(real).is_relative_to(base)
+    if not inside or ".git" in Path(real).relative_to(base).parts:
+        raise PatchError(f"it names {path!r}, which leads out of {root}")
+
+
+def _applied(fix: Fix, tree: Tree, known: dict[str, Source], texts: Mapping[str, str]) -> Applied:
+    """Raises Refused and SourceError."""
+    placed: dict[str, Placed] = {}
+    for file in fix.files:
+        path = str(tree.root / file.path)
+        if path not in known:
+            known[path] = _read(file, tree.root)
+        placed[path] = place(file, texts.get(path, known[path].text))
+        known[path].encode(placed[path].text)  # the file's encoding may lack a character
+    lines = {file.path: placed[str(tree.root / file.path)].lines for file in fix.files}
+    there = [path for path, p in placed.items() if p.already]
+    if len(there) == len(placed):
+        return Applied(fix, "already", lines=lines)
+    if any(
+        path not in texts for path in there
+    ):  # what an earlier fix of this patch has made is shared with it
+        raise Refused(
+            f"{_from(tree.root, there[0])} is changed as the fix has it, and the other files are not"
+        )
+    before = {path: texts.get(path, known[path].text) for path in placed}
+    after = {path: each.text for path, each in placed.items()}
+    changed = {path: (before[path], after[path]) for path in placed if before[path] != after[path]}
+    done = Applied(
+        fix, "placed", "", changed, lines, _seen(fix, tree, {**texts, **before}, {**texts, **after})
+    )
+    if tree.prove is None:
+        return done
+    verdict = tree.prove(fix, tree.root, {**texts, **before}, {**texts, **after})
+    done = replace(done, verdict=verdict)
+    if verdict.status in tree.accept:
+        return done
+    return replace(done, status="refused", why=f"here it is {verdict.status}: {verdict.reason}.", files={})
+
+
+def _read(file: FilePatch, root: Path) -> Source:
+    """Raises Refused, and SourceError."""
+    path = root / file.path
+    if not path.exists():
+        found = _moved(file, root)
+        hint = f"; its lines are in {found}: was it moved?" if found else ""
+        raise Refused(f"{file.path} is not there{hint}")
+    return Source.read(path)
+
+
+def _moved(file: FilePatch, root: Path) -> str:
+    """A file of the tree that all hunks of `file` have a place in, one of the same name before others."""
+    name = Path(file.path).name
+    below = list(islice(Search(suffixes=SUFFIXES).below(root), LOOKED))
+    for path in sorted(below, key=lambda p: p.name != name):
+        try:
+            if path.suffix == Path(name).suffix:
+                place(file, Source.read(path).text)
+                return path.relative_to(root).as_posix()
+        except (Refused, SourceError):
+            continue
+    return ""
+
+
+def _seen(fix: Fix, tree: Tree, before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """What the text alone shows of the fix, as a sentence. Raises Refused where it shows that the fault is gone
+    already, or is not cured, or that there is a new one; a run may know better."""
+    cured = {c.kind for c in fix.cures}
+    visible = {kind for kind, (old, new) in fix.faults.items() if old > new and kind in cured}
+    now = faults(tree.root / fix.entry, before, after)
+    new = [k for k, (old, then) in now.items() if then > old and REPORTED.get(k) == "error"]
+    brought = [k for k in new if fix.faults.get(k, (0, 0))[0] >= fix.faults.get(k, (0, 0))[1]]
+    gone = sorted(k for k in visible if not now.get(k, (0, 0))[0])
+    left = sorted(k for k in visible if k not in gone and now[k][1] >= now[k][0])
+    said = ""
+    if gone:
+        said = f"{listed(gone)} does not show in the text any more, as it did in the source of the fix"
+    elif left:
+        said = f"{listed(left)} shows in the text after the fix as it does before"
+    elif brought:
+        said = f"with the fix, {listed(brought)} shows in the text, which it did not before"
+    if said and tree.prove is None:
+        raise Refused(f"{fix.entry}: {said} (--reprove runs it)")
+    if said:
+        return f"{said}."
+    if not visible:
+        fault = listed(sorted(cured)) if cured else "the fault"
+        return (
+            f"Whether {fault} is still there does not show in the text alone, nor did it in the source of the fix: "
+            "--reprove runs the script."
+        )
+    return f"The text alone shows {listed(sorted(visible))} before the fix, and not after it."
+
+
+def _from(root: Path, sentence: str) -> str:
+    """`sentence` with paths from the root on."""
+    return sentence.replace(f"{root}/", "").rstrip(".")

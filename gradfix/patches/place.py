@@ -1,0 +1,367 @@
+"""One file's hunks into a text that may have changed: each where it belongs, or none of them.
+
+A hunk is only placed where its lines are (but for names that were changed throughout, comments and indentation), where
+what stands around them still does, and where no other place fits nearly as well. What the fix brings in is then called
+and indented as the text has it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import pairwise
+
+from diff_match_patch import diff_match_patch
+
+from gradfix.patches.fit import SLACK, Place, Text, Touched, places, rival
+from gradfix.patches.lines import Indents, Names, level, lexed, quoted, rename, renames
+from gradfix.patches.make import digest
+from gradfix.patches.names import Bindings
+from gradfix.patches.values import FilePatch, Hunk
+
+FITS = 0.6  # of the lines around a place must be left
+CLEAR = 0.2  # by so much a place must fit better than any other
+COPY = 0.15  # by so much others may fit better than they did in the source
+NEAR, WINDOW = 32, 20_000  # characters of a line that is looked for, and where
+
+
+class Refused(Exception):
+    """Why a fix is not applied; a sentence without its full stop that begins with a file's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The new text, and of each hunk the line (from 1) it was made for and the one it went to; 0 where the text has it
+    already."""
+
+    text: str
+    lines: tuple[tuple[int, int], ...]
+
+    @property
+    def already(self) -> bool:
+        """Whether there was nothing to do."""
+        return not any(line for _, line in self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """A hunk at its place; `names` are all that it uses as they are called there. `done`: nothing is left to do."""
+
+    hunk: Hunk
+    place: Place
+    names: Names
+    done: bool = False
+
+
+def place(file: FilePatch, text: str) -> Placed:
+    """The hunks of `file` in `text`. Raises Refused."""
+    name = file.path
+    if digest(text) == file.sha256:
+        spots = [_exact(hunk, text.split("\n"), name) for hunk in file.hunks]
+        return _edited(spots, Text(text), name, exact=True)
+    lines = Text(text)
+    try:
+        bindings = Bindings.of(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise Refused(f"{name} has changed, and can't be parsed as it is") from None
+    spots = [_spot(hunk, lines, bindings, name) for hunk in file.hunks]
+    _in_order(spots, bindings, name)
+    return _edited(spots, lines, name)
+
+
+def _exact(hunk: Hunk, lines: list[str], name: str) -> _Spot:
+    start = hunk.line - 1
+    if tuple(lines[start : start + len(hunk.old)]) != hunk.old or start > len(lines):
+        raise Refused(
+            f"{name} is the file that the fix was made from, and its line {hunk.line} is not the fix's"
+        )
+    return _Spot(hunk, Place(start, start + len(hunk.old), {}, 1.0), {})
+
+
+# ---- where
+
+
+def _spot(hunk: Hunk, text: Text, bindings: Bindings, name: str) -> _Spot:
+    """The one place for `hunk`. Raises Refused."""
+    if not hunk.names and any(lexed(x).used for x in (*hunk.old, *hunk.new)):
+        raise Refused(f"{name} has changed, and the fix can only be placed in the very file it was made from")
+    said: list[str] = []
+    spots = list(_possible(hunk, text, bindings, None, said))
+    if spots:
+        return _clearest(spots, hunk, text, name)
+    applied = [
+        s for s in _possible(hunk, text, bindings, hunk.new, []) if None not in _beside(hunk, text, s.place)
+    ]
+    if applied:
+        return _clearest(applied, hunk, text, name)
+    what = _said(hunk)
+    if said:
+        raise Refused(f"{name}: {what}: {said[0]}")
+    raise Refused(f"{name}: {what} can't be found any more{_nearest(hunk, text)}")
+
+
+def _said(hunk: Hunk) -> str:
+    """The hunk as a sentence speaks of it."""
+    first = next((x for x in hunk.old if lexed(x).kind == "code"), None)
+    if first is not None:
+        return f"`{first.strip()}` (line {hunk.line} of the source of the fix)"
+    beside = next((x for x in hunk.before[::-1] if lexed(x).kind == "code"), "")
+    return f"the place after `{beside.strip()}` (line {hunk.line} of the source of the fix)"
+
+
+def _possible(
+    hunk: Hunk, text: Text, bindings: Bindings, old: tuple[str, ...] | None, said: list[str]
+) -> Iterator[_Spot]:
+    """The places whose names make sense; `said` gets why others' do not."""
+    for found in places(hunk, text, old):
+        names = {**_evidence(hunk, text, found), **found.names}
+        problem = _misnamed(hunk, names, bindings, found.start + 1, old is not None)
+        if not problem and not hunk.old and old is None:
+            problem = _between(hunk, text, found)
+        if problem:
+            said.append(f"it may be in line {found.start + 1}, but {problem}")
+        else:
+            yield _Spot(hunk, found, names, old is not None)
+
+
+def _between(hunk: Hunk, text: Text, found: Place) -> str:
+    """What keeps it open where between two lines, or at an end of the file, the fix's are to go; "" where nothing
+    does."""
+    before, after = (_count(lines, found.names) for lines in (hunk.before, hunk.after))
+    above, below = text.around(found.start, found.end, max(before.total(), 1), max(after.total(), 1))
+    first = lexed(hunk.new[0]).indent
+    if (above and not before) or (
+        below and not after and len(lexed(text.lines[below[0]]).indent) >= len(first)
+    ):
+        return "it was an end of the file, and is not any more"
+    # one of the two lines once more: something came in between, and which side of it was meant is not known
+    now = _count((text.lines[n] for n in (*above, *below)), {})
+    ends = [
+        next((lexed(x) for x in lines if lexed(x).kind == "code"), None)
+        for lines in (hunk.before[::-1], hunk.after)
+    ]
+    held = [line.spelled(found.names) for line in ends if line is not None]
+    again = any(now[x] > before[x] + after[x] for x in held)
+    return "the lines around that place are there more often than they were" if again else ""
+
+
+def _count(lines: Iterable[str], names: Names) -> Counter[str]:
+    return Counter(line.spelled(names) for line in map(lexed, lines) if line.kind == "code")
+
+
+def _clearest(spots: list[_Spot], hunk: Hunk, text: Text, name: str) -> _Spot:
+    """The spot that fits, and clearly better than the others do. Raises Refused."""
+    ranked = sorted(spots, key=lambda s: -s.place.score)
+    best = ranked[0].place
+    if best.score < max(FITS, min(hunk.alike + CLEAR, 1.0)):
+        raise Refused(
+            f"{name}: {_said(hunk)} may be in line {best.start + 1}, but too much around it is not what it was"
+        )
+    others = [(s.place.score, s.place.start) for s in ranked[1:]]
+    second, line = max([rival(hunk, text, best), *others])
+    # where another place fits better than any other did in the source, there is a copy
+    if second > min(best.score - CLEAR, hunk.alike + COPY):
+        where = " and ".join(str(n) for n in sorted((best.start + 1, line + 1)))
+        raise Refused(f"{name}: {_said(hunk)} may be in line {where}, which fit equally well")
+    return ranked[0]
+
+
+def _nearest(hunk: Hunk, text: Text) -> str:
+    """The line that is most like what was looked for, as diff-match-patch finds it."""
+    first = next((x.strip() for x in (*hunk.old, *hunk.before[::-1]) if lexed(x).kind == "code"), "")
+    whole = "\n".join(text.lines)
+    at = sum(len(x) + 1 for x in text.lines[: hunk.line - 1])
+    start = max(0, at - WINDOW // 2)
+    engine = diff_match_patch()
+    engine.Match_Distance = WINDOW
+    found = engine.match_main(whole[start : start + WINDOW], first[:NEAR], at - start) if first else -1
+    if found < 0:
+        return ""
+    line = whole.count("\n", 0, start + found) + 1
+    return f"; the nearest to it is line {line}: `{text.lines[line - 1].strip()}`"
+
+
+# ---- names
+
+
+def _evidence(hunk: Hunk, text: Text, found: Place) -> dict[str, str]:
+    """What the lines around the place say of names that the place itself does not use: those that are called one and
+    the same in all of them."""
+    seen: dict[str, set[str]] = {}
+    for was, now in _pairs(hunk, text, found):
+        for old, new in (renames([was], [now]) or {}).items():
+            seen.setdefault(old, set()).add(new)
+    return {old: "" if len(new) > 1 else next(iter(new)) for old, new in seen.items()}
+
+
+def _pairs(hunk: Hunk, text: Text, found: Place, sides: int = 2) -> Iterator[tuple[str, str]]:
+    """Lines of code around the hunk (with one side: before it), each with what is left of it around the place."""
+    for side, lines in enumerate((hunk.before, hunk.after)[:sides]):
+        old = [x for x in lines if lexed(x).kind == "code"]
+        size = len(old) + SLACK
+        now = [text.lines[n] for n in text.around(found.start, found.end, size, size)[side]]
+        a = [lexed(x).spelled(found.names) for x in old]
+        b = [lexed(x).spelled({}) for x in now]
+        for tag, i, end, j, stop in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+            if tag == "equal" or (tag == "replace" and end - i == stop - j):
+                yield from zip(old[i:end], now[j:stop], strict=True)
+
+
+def _misnamed(hunk: Hunk, names: Names, bindings: Bindings, line: int, done: bool) -> str:
+    """What is wrong with the names a fix would use there; "" where nothing is."""
+    for name, bound in hunk.names.items():
+        now = names.get(name, name)
+        if now == "":
+            return f"`{name.lstrip('.')}` may be called one thing or another there"
+        if bound == "new" and not done:
+            if name in bindings.words:
+                return f"`{name}`, which the fix brings in, is a name of the file's already"
+        elif now != name:
+            if (
+                bound in ("free", "new")
+                or bindings.where(name, line) == bound
+                or bindings.where(now, line) != bound
+            ):
+                return f"`{now.lstrip('.')}` there is not just another name for `{name.lstrip('.')}`"
+        elif bound == "attribute" and bindings.where(name, line) != bound:
+            return f"nothing sets the attribute `{name}` any more"
+        elif bound in ("block", "file") and bindings.where(name, line) not in ("block", "file"):
+            return f"`{name}` is bound nowhere any more"
+        elif bound == "block" and bindings.where(name, line) == "file":
+            return f"`{name}` is another one there"
+    taken = [names.get(n, n) for n in hunk.names]
+    return "two of its names would be one there" if len(set(taken)) != len(taken) else ""
+
+
+# ---- the new text
+
+
+def _in_order(spots: Sequence[_Spot], bindings: Bindings, name: str) -> None:
+    """Raises Refused where two hunks of one statement of the module's changed places: what stood before the other does
+    not any more."""
+    for a, b in pairwise(spots):
+        if a.place.start > b.place.start and bindings.block(a.place.start + 1) == bindings.block(
+            b.place.start + 1
+        ):
+            raise Refused(f"{name}: {_said(a.hunk)} comes after {_said(b.hunk)} now")
+
+
+def _edited(spots: Sequence[_Spot], text: Text, name: str, exact: bool = False) -> Placed:
+    open_ = [s for s in spots if not s.done]
+    if 0 < len(open_) < len(spots):
+        done = next(s for s in spots if s.done)
+        raise Refused(
+            f"{name}: {_said(done.hunk)} is changed as the fix has it, and the rest is not: a part of it is there"
+        )
+    comments = {} if exact else _comments(open_, text, name)
+    edits = []
+    for n, spot in enumerate(open_):
+        new = spot.hunk.new if exact else _as_there(spot, text, comments.get(n, {}), name)
+        edits.append((spot.place.start, spot.place.end, new))
+    edits.sort()
+    for a, b in pairwise(edits):
+        if a[1] > b[0] or a[:2] == b[:2]:
+            raise Refused(f"{name}: two changes would fall into one place, in line {b[0] + 1}")
+    lines = list(text.lines)
+    for start, end, new in reversed(edits):
+        lines[start:end] = new
+    made = "\n".join(lines)
+    try:
+        ast.parse(made)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
+        raise Refused(f"{name} would be no Python any more ({getattr(problem, 'msg', problem)})") from None
+    return Placed(made, tuple((s.hunk.line, 0 if s.done else s.place.start + 1) for s in spots))
+
+
+def _as_there(spot: _Spot, text: Text, comments: Mapping[int, tuple[str, str]], name: str) -> tuple[str, ...]:
+    """The hunk's new lines, called, commented and indented as the text is at its place. Raises Refused."""
+    hunk, place = spot.hunk, spot.place
+    touched = Touched.of(hunk)
+    first = place.start - touched.lead
+    there = text.lines[first : place.end + touched.trail]
+    pairs = [(a, b) for a, b in zip(touched.lines, there, strict=True) if lexed(a).kind == "code"]
+    pairs += [pair for beside in _beside(hunk, text, place) for pair in beside or ()]
+    was = level((*hunk.before, *hunk.old, *hunk.new, *hunk.after))
+    indents = Indents.of(((lexed(a).indent, lexed(b).indent) for a, b in pairs), was, text.unit)
+    if indents is not None and not _level(hunk, text, place, indents):
+        indents = None
+    out = []
+    for n, line in enumerate(hunk.new):
+        moved = indents.moved(rename(line, spot.names)) if indents is not None else None
+        if moved is None:
+            raise Refused(f"{name}: {_said(hunk)} is indented otherwise than what is around it")
+        if any(quoted(line, old) for old, now in spot.names.items() if old != now):
+            raise Refused(f"{name}: {_said(hunk)} has names in a text that are called otherwise now")
+        if moved != line and ('"""' in line or "'''" in line):
+            raise Refused(f"{name}: {_said(hunk)} holds a text of several lines, which can't be moved")
+        if n in comments:
+            space, said = comments[n]
+            code = (
+                moved[: len(moved) - len(lexed(moved).comment)].rstrip()
+                if lexed(moved).comment
+                else moved.rstrip()
+            )
+            moved = f"{code}{space}{said}" if said else code
+        out.append(moved)
+    return tuple(out)
+
+
+def _level(hunk: Hunk, text: Text, place: Place, indents: Indents) -> bool:
+    """Whether it is clear which block the new lines belong to. What goes in at the end of one that was moved to the
+    right may belong to it, or to the one around it: only the line that begins the block can tell."""
+    first, below = (
+        next((lexed(x) for x in some if lexed(x).kind == "code"), None) for some in (hunk.new, hunk.after)
+    )
+    if hunk.old or first is None or (below is not None and below.indent == first.indent):
+        return True
+    now = indents.moved(first.indent + "pass")
+    heads = [
+        (lexed(a).indent, lexed(b).indent)
+        for a, b in _pairs(hunk, text, place, 1)
+        if len(lexed(a).indent) < len(first.indent) and lexed(a).spelled(place.names) == lexed(b).spelled({})
+    ]
+    if not heads:
+        return now == first.indent + "pass"
+    head = Indents.of(heads[-1:], indents.was, indents.unit)
+    return head is not None and head.moved(first.indent + "pass") == now
+
+
+def _beside(hunk: Hunk, text: Text, place: Place) -> list[list[tuple[str, str]] | None]:
+    """For either side, the line of code next to the hunk with the one that is there: none where the file began or
+    ended, None where it is another one."""
+    out: list[list[tuple[str, str]] | None] = []
+    for lines, there in zip(
+        (hunk.before[::-1], hunk.after), text.around(place.start, place.end, 1, 1), strict=True
+    ):
+        old = next((x for x in lines if lexed(x).kind == "code"), None)
+        now = text.lines[there[0]] if there else None
+        if old is None or now is None:
+            out.append([] if old is now else None)
+        else:
+            same = lexed(old).spelled(place.names) == lexed(now).spelled({})
+            out.append([(old, now)] if same else None)
+    return out
+
+
+def _comments(spots: Sequence[_Spot], text: Text, name: str) -> dict[int, dict[int, tuple[str, str]]]:
+    """By hunk and new line, the comment it has there, with the space before it: lines keep the comments that they were
+    given since. Raises Refused where a comment has no line to go to."""
+    out: dict[int, dict[int, tuple[str, str]]] = {}
+    for n, spot in enumerate(spots):
+        for old, there in zip(spot.hunk.old, text.lines[spot.place.start : spot.place.end], strict=True):
+            was, now = lexed(old), lexed(there)
+            if was.comment == now.comment:
+                continue
+            every = [(h, i, lexed(x)) for h, s in enumerate(spots) for i, x in enumerate(s.hunk.new)]
+            same = [(h, i) for h, i, x in every if x.tokens == was.tokens and x.comment == was.comment]
+            mine = [(h, i) for h, i, x in every if h == n and x.comment == was.comment]
+            goes = same or (mine if was.comment or len(spot.hunk.old) == 1 else [])
+            if len(goes) != 1 or goes[0][1] in out.get(goes[0][0], {}):
+                raise Refused(
+                    f"{name}: a comment was changed in what the fix changes, in line {spot.place.start + 1}"
+                )
+            out.setdefault(goes[0][0], {})[goes[0][1]] = (now.space or was.space or "  ", now.comment)
+    return out

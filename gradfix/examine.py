@@ -84,7 +84,7 @@ def examine(path: Path, settings: Settings, source: Source | None = None) -> Exa
         tuple(dict.fromkeys(_met(found))),
         bool(suppress.ignores(source.text)),
         not problems and reached >= {site for reading in readings for site in reading.total},
-        tuple(sorted({file for reading in readings for file in reading.tape.sources} - {str(path)})),
+        tuple(sorted({file for r in readings for file in (*r.tape.sources, *r.looked)} - {str(path)})),
         None,
         tuple(problems),
         True,
@@ -100,7 +100,7 @@ def matters(raw: bytes) -> bool:
 def read_text(path: Path, text: str, files: Mapping[str, str] | None = None) -> tuple[Reading, ...]:
     """The readings of `text` as the file at `path`, among `files` over the disk's. Raises SourceError where nothing
     could be made of it."""
-    readings = read(path, text, root=project_root(path), files=files)
+    readings = read(path, text, root=project_root(path), idle=False, files=files)
     problem = next((p for r in readings for p in r.problems), None)
     if problem is not None and not any(reading.tape.events for reading in readings):
         check_syntax(text, str(path))

@@ -82,7 +82,8 @@ class Source:
         if "\0" in text:
             line = len(split_lines(text[: text.index("\0")]))
             raise SourceError(f"{path}:{line}: holds a null byte; this is not Python source")
-        text = NEWLINE.sub("\n", text)
+        if "\r" in text:
+            text = NEWLINE.sub("\n", text)
         if Path(path).suffix == ".ipynb":
             try:
                 return cls(Path(path), raw, notebook.join(text), encoding, "notebook")

@@ -30,12 +30,14 @@ class Reader:
         self.log.write_text("")
         return sorted(names)
 
-    def read(self, path: Path, text: str, *, root: Path | None = None) -> tuple[Reading, ...]:
+    def read(
+        self, path: Path, text: str, *, root: Path | None = None, idle=True, files=None
+    ) -> tuple[Reading, ...]:
         with self.log.open("a") as out:
             out.write(f"{path.name}\n")
         if "CRASH" in text:
             os._exit(11)
-        if "UNREADABLE" in text or "(backward" in text:
+        if "UNREADABLE" in text or "(x.backward" in text:
             return (Reading("__main__", Tape((), str(path)), problems=(Problem("It is odd.", 3),)),)
         files = [path, *(path.parent / f"{n}.py" for n in re.findall(r"^import (\w+)$", text, re.M))]
         sources = {str(f): "" for f in files if f == path or f.exists()}
@@ -143,7 +145,7 @@ def test_evidence(folder, check):
 
 
 def test_notes(folder, check):
-    write(folder, a="x.data  #! data-attribute, backward\n")
+    write(folder, a="x.data  #! data-attribute, .backward\n")
     assert check() == (0, ["No faults found. 1 note not shown: --notes shows it."], "")
     code, out, _ = check("--notes")
     assert code == 0
@@ -154,7 +156,7 @@ def test_notes(folder, check):
 
 
 def test_exit_zero_and_statistics(folder, check):
-    write(folder, a=FAULT * 2 + "x  #! cut-graph\n")
+    write(folder, a=FAULT * 2 + "x.backward  #! cut-graph\n")
     assert check("--exit-zero")[0] == 0
     code, out, _ = check("--statistics", "-q")
     assert (code, out) == (1, ["2  freed-graph (error)", "1  cut-graph (error)"])
@@ -162,14 +164,18 @@ def test_exit_zero_and_statistics(folder, check):
 
 
 def test_a_fault_in_a_shared_file_is_told_once(folder, check):
-    write(folder, main="import models\nbackward\n", other="import models\nbackward\n", models="x\n" + FAULT)
+    write(
+        folder, main="import models\nx.backward\n", other="import models\nx.backward\n", models="x\n" + FAULT
+    )
     assert [line.split(" ")[0] for line in check("-q")[1]] == ["models.py:2:1:"]
     assert [line.split(" ")[0] for line in check("-q", "main.py")[1]] == ["models.py:2:1:"]
 
 
 def test_suppressed_where_it_is_reported(folder, check):
     write(
-        folder, main="import models\nbackward\n", models=FAULT.rstrip() + "  # gradfix: ignore[freed-graph]\n"
+        folder,
+        main="import models\nx.backward\n",
+        models=FAULT.rstrip() + "  # gradfix: ignore[freed-graph]\n",
     )
     assert check("-q", "main.py")[:2] == (0, [])
     assert check("-q")[:2] == (0, [])
@@ -193,12 +199,12 @@ def test_a_comment_is_not_called_idle_where_the_reading_is_not_whole(folder, che
 
 
 def test_one_bad_file_is_one_problem_and_the_others_are_checked(folder, check):
-    write(folder, a=FAULT, b="def f(backward:\n", c="# UNREADABLE backward\n", z=FAULT)
-    (folder / "d.py").write_bytes(b"backward = '\xff'\n")
-    (folder / "e.py").write_bytes(b"backward\0\n")
-    (folder / "f.py").write_bytes(b"# coding: none-such\nbackward\n")
+    write(folder, a=FAULT, b="def f(x.backward:\n", c="# UNREADABLE .backward\n", z=FAULT)
+    (folder / "d.py").write_bytes(b"x.backward = '\xff'\n")
+    (folder / "e.py").write_bytes(b"x.backward\0\n")
+    (folder / "f.py").write_bytes(b"# coding: none-such\nx.backward\n")
     os.symlink("g.py", folder / "g.py")
-    (folder / "h.ipynb").write_text('{"backward": 1}')
+    (folder / "h.ipynb").write_text('{".backward": 1}')
     code, out, err = check("-q", ".", "g.py", "gone.py")
     assert (code, [line.split(":")[0] for line in out]) == (2, ["a.py", "z.py"])
     said = [line for line in err.splitlines() if line.startswith("gradfix: ")]
@@ -224,7 +230,7 @@ def test_a_folder_that_cannot_be_read(folder, check, monkeypatch):
 
 
 def test_a_file_that_kills_its_process_is_one_problem(folder, check):
-    write(folder, **{f"f{n}": "CRASH backward\n" if n == 4 else FAULT for n in range(9)})
+    write(folder, **{f"f{n}": "CRASH x.backward\n" if n == 4 else FAULT for n in range(9)})
     code, out, err = check("-q", "-j", "2")
     assert (code, len(out)) == (2, 8)
     assert err == "gradfix: f4.py: reading it ended the process that did; it was left out\n"
@@ -237,7 +243,7 @@ def test_an_empty_folder_has_no_faults(folder, check):
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_cache(folder, check, reader, jobs):
     files = {f"f{n}": FAULT for n in range(7)}
-    write(folder, **files, main="import lib\nbackward\n", lib="x = 2\n")
+    write(folder, **files, main="import lib\nx.backward\n", lib="x = 2\n")
     first = check("-j", jobs)
     assert len(reader.asked) == 8, "each once"
     assert check("-j", jobs) == first
@@ -258,7 +264,10 @@ def test_cache(folder, check, reader, jobs):
 
 def test_what_comes_from_the_cache_is_what_was_found(folder, check):
     write(
-        folder, a=FAULT + "x.data  #! data-attribute\n", b="x  # gradfix: ignore\n", c="#! cut-graph likely\n"
+        folder,
+        a=FAULT + "x.data  #! data-attribute\n",
+        b="x  # gradfix: ignore\n",
+        c=".backward #! cut-graph likely\n",
     )
     for words in (
         ["--output-format", "json"],
@@ -288,7 +297,7 @@ def test_a_cache_that_somebody_else_wrote_is_no_cache(folder, check, reader):
 
 
 def test_json(folder, check):
-    write(folder, a=FAULT, b="(backward\n")
+    write(folder, a=FAULT, b="(x.backward\n")
     code, out, _ = check("--output-format", "json")
     value = json.loads("\n".join(out))
     jsonschema.validate(value, SCHEMA)
@@ -304,7 +313,7 @@ def test_full(folder, check):
     assert out[0] == "error[freed-graph]: it is wrong"
     assert "1 │ loss.backward()  #! freed-graph" in out[2]
     assert out[-1] == "Found 1 fault. To try cures and prove them: gradfix fix a.py"
-    write(folder, a="x.data  #! data-attribute, backward\n")
+    write(folder, a="x.data  #! data-attribute, .backward\n")
     _, out, _ = check("--output-format", "full", "--notes")
     assert any("help: data-to-detach (untried)" in line for line in out)
 
@@ -322,7 +331,7 @@ def test_standard_input(folder, check, monkeypatch):
     assert check("-", "-q")[1] == ["<stdin>:1:1: freed-graph error: it is wrong"]
     monkeypatch.setattr(sys, "stdin", Bytes(STDIN.encode()))
     assert check("-", "-q", "--stdin-filename", "src/x.py")[:2] == (0, [])
-    monkeypatch.setattr(sys, "stdin", Bytes(b"backward = '\xff'"))
+    monkeypatch.setattr(sys, "stdin", Bytes(b"x.backward = '\xff'"))
     assert check("-", "-q")[0] == 2
     assert check("-", "a.py")[0] == 2
 

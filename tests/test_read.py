@@ -216,4 +216,4 @@ def test_no_program_with_a_fault_is_skipped(fixture):
 def test_what_cannot_matter_is_skipped():
     assert not might_matter(b"import os\nx = [1]\nx[0] += 1\n")
     assert not might_matter(b"import torch\n\ndef size(x):\n    return x.size(0)\n")
-    assert might_matter(b"import torch\n\ndef shift(x):\n    return x.exp_()\n")
+    assert might_matter(b"import torch\n\ndef forward(x):\n    return x.exp_()\n")

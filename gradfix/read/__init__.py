@@ -12,13 +12,18 @@ at the same places. Imports the standard library and `gradfix.tape`: neither tor
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from gradfix.read import outline
+from gradfix.read.gate import might_matter
+from gradfix.read.outline import Wanted
+from gradfix.read.project import Project, Unreadable, parsed
 from gradfix.tape import Event, Site, Tape
+
+__all__ = ["Budget", "Problem", "Reading", "might_matter", "origins", "read"]
 
 Evidence = Literal["certain", "likely"]
 
@@ -68,6 +73,7 @@ class Reading:
     the budget ended it, or ``failed``.
     `reached` are the places of the program (its siblings included) at which a backward was evaluated, `total` all those
     written in the file that was asked for.
+    `looked` are the files that were asked after, there or not: what came of it rests on them too.
     `likely` are the times of events that lie behind a test whose outcome is not known from the text.
     """
 
@@ -77,9 +83,8 @@ class Reading:
     reached: frozenset[Site] = frozenset()
     total: frozenset[Site] = frozenset()
     problems: tuple[Problem, ...] = ()
-    unknowns: tuple[tuple[str, int], ...] = field(
-        default=()
-    )  # (where an Unknown came from, how often it was asked)
+    unknowns: tuple[tuple[str, int], ...] = ()  # (where an Unknown came from, how often it was asked)
+    looked: Set[str] = frozenset()
 
     def evidence(self, conflict: Told) -> Evidence:
         """``certain`` where every event the conflict rests on happens whenever the entry runs, else ``likely``."""
@@ -93,6 +98,7 @@ def read(
     *,
     root: Path | None = None,
     budget: Budget | None = None,
+    idle: bool = True,
     files: Mapping[str, str] | None = None,
 ) -> tuple[Reading, ...]:
     """Every entry of the program `text`, which lies (or would lie) at `path`.
@@ -100,47 +106,29 @@ def read(
     The first is ``__main__``; after it come the functions with a backward that it did not reach, and each ``forward``
     by itself. The same fault may show in several: a caller tells them apart by kind and sites.
     `root` is the outermost folder in which imported modules are looked for (default: the folder of `path`); their
-    text is read from the disk, unless `files` has it by its absolute path. Never raises for what `text` is: where it
-    cannot be read there is one Reading with an empty tape and a Problem.
+    text is read from the disk, unless `files` has it by its absolute path. What could not come to a fault, by its words
+    alone, is not gone into unless `idle`. Never raises for what `text` is: where it cannot be read there is one
+    Reading with an empty tape and a Problem.
     """
-    budget = budget or Budget()
+    project = Project(root or path.parent, path.parent, files)
+    wanted = Wanted() if idle else outline.wanted(str(path), text, project)
+    if not wanted.any:
+        return (Reading("__main__", Tape((), str(path)), looked=project.looked),)
     from gradfix.read import entries  # the interpreter: not for files that are skipped, or known from before
 
     try:
-        unit = entries.parsed(str(path), text, "__main__")
-    except entries.Unreadable as problem:
+        unit = parsed(str(path), text, "__main__")
+    except Unreadable as problem:
         return (Reading("__main__", Tape((), str(path)), problems=(Problem(problem.text, problem.line),)),)
     total = entries.backward_sites(unit)
     found = []
-    for walk in entries.walk(path, unit, root, budget, files or {}):
-        found.append(Reading(walk.entry, walk.tape, walk.likely, walk.reached, total, unknowns=walk.unknowns))
+    for walk in entries.walk(path, unit, project, wanted, budget or Budget()):
+        found.append(
+            Reading(
+                walk.entry, walk.tape, walk.likely, walk.reached, total, (), walk.unknowns, project.looked
+            )
+        )
     return tuple(found)
-
-
-def might_matter(raw: bytes) -> bool:
-    """Whether a file of these bytes could show a fault: a quick test that never says no to one that does.
-
-    A fault needs a backward; or a write (an in-place op of the effect table, ``+=``, an item or ``.data`` that is
-    assigned to, ``inplace=``, ``max_norm=``) beside what may require grad; or an optimizer.
-    """
-    if _GRADIENTS.search(raw) or (len(raw) < SHORT and _ENTRY.search(raw)):
-        return True
-    return bool(_NEEDING.search(raw)) and (bool(_WRITES.search(raw)) or _in_place(raw))
-
-
-SHORT = 2_000  # bytes of a script that only calls what its siblings hold
-_ENTRY = re.compile(rb"\b(?:main|train|run|fit|learn)\w*\(")
-_GRADIENTS = re.compile(rb"\bbackward\b|\bautograd\b|\boptim\b|\.grad\b")
-_NEEDING = re.compile(rb"\bforward\b|requires_grad|\bParameter\b|\btorch\b")
-_WRITES = re.compile(rb"[-+*/%@&|^]=|\]\s*=[^=]|\binplace\b|\bmax_norm\b|\.data\b|\bout\s*=|\bsetattr\b")
-_CALLED = re.compile(rb"\b(\w+_)\s*\(")
-
-
-def _in_place(raw: bytes) -> bool:
-    from gradfix.read import effects
-
-    known = effects.table()
-    return any(name.decode("utf-8", "replace") in known for name in set(_CALLED.findall(raw)))
 
 
 def origins(readings: Iterable[Reading]) -> list[tuple[str, int]]:

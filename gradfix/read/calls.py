@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+from bisect import bisect_left
 from typing import Any
 
 from gradfix.read import libraries, objects, python
-from gradfix.read.frames import Deep, Frame, Machine, Raised
+from gradfix.read.frames import Deep, Frame, Machine, Raised, Unit
 from gradfix.read.values import (
     Bound,
     Class,
@@ -144,7 +145,7 @@ def _function(m: Machine, function: Function, args: list[Value], kwargs: dict[st
     frame.function, frame.cls = function, function.owner
     frame.here = args[0] if args else None
     if function.generator is None:
-        function.generator = _yields(function.node)
+        function.generator = _yields(function.node, function.unit)
     if function.generator:
         return Generator(function, frame)
     return run(m, function, frame)
@@ -214,7 +215,11 @@ def bind(
     return names
 
 
-def _yields(node: ast.AST) -> bool:
+def _yields(node: ast.AST, unit: Unit) -> bool:
+    lines = unit.lines_with(r"\byield\b")
+    at = bisect_left(lines, getattr(node, "lineno", 0))
+    if at == len(lines) or lines[at] > (getattr(node, "end_lineno", None) or 1 << 60):
+        return False
     todo: list[ast.AST] = list(getattr(node, "body", [])) if not isinstance(node, ast.Lambda) else []
     while todo:
         each = todo.pop()

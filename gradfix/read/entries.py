@@ -5,17 +5,20 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradfix.read import calls, objects, ops, tensors
+from gradfix.read.expressions import settled
 from gradfix.read.frames import Frame, Machine, Raised
 from gradfix.read.iteration import Stopped, listed
+from gradfix.read.outline import Wanted
 from gradfix.read.project import Project, Unit, Unreadable, parsed
-from gradfix.read.statements import block
+from gradfix.read.statements import block, later
 from gradfix.read.trace import Exhausted
 from gradfix.read.values import Bound, Class, Function, Generator, Instance, Tensor, Value
 from gradfix.tape import End, Site, Tape
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Unreadable", "Walk", "backward_sites", "parsed", "walk"]
 
 BACKWARDS = {"backward", "grad"}
+NEAR = r"backward|grad\s*\("
 CALLS = re.compile(r"(\w+)\s*\(")
 CALLERS = 2  # levels of callers that are entered instead of a function itself
 
@@ -54,26 +58,32 @@ def deep() -> Iterator[None]:
         sys.setrecursionlimit(before)
 
 
-def walk(
-    path: Path, unit: Unit, root: Path | None, budget: Budget, files: Mapping[str, str]
-) -> Iterator[Walk]:
-    """Every entry of `unit`: its main part, then what that did not reach. `files` are texts over the disk's."""
-    project = Project(root or path.parent, path.parent, files)
+def walk(path: Path, unit: Unit, project: Project, wanted: Wanted, budget: Budget) -> Iterator[Walk]:
+    """Every entry of `unit` that is wanted: its main part, then what that did not reach."""
     project.units[str(path)] = unit
     m = Machine(project, budget)
+    if wanted.main != "far":
+        m.limit = budget.entry
     unit.entered = True
     unit.names["__name__"] = "__main__"
     unit.names["__file__"] = unit.path
     frame = Frame(unit, "<module>", (), unit.names, None)
-    yield _entered(m, "__main__", frame, lambda: block(m, unit.tree.body))
+    yield _entered(m, "__main__", frame, lambda: block(m, _body(m, frame, wanted)))
     left = budget.entries
-    for name, run in unreached(m, unit):
+    for name, run in unreached(m, unit, wanted):
         left -= 1
         if left < 0 or m.steps >= budget.steps:
             return
         m.begin()
         frame = Frame(unit, "<module>", (), unit.names, None)
         yield _entered(m, name, frame, run)
+
+
+def _body(m: Machine, frame: Frame, wanted: Wanted) -> list[ast.stmt]:
+    """What to run of the file itself: all of it, or what its functions need."""
+    if wanted.main:
+        return frame.unit.tree.body
+    return [s for s in later(m, frame) if not isinstance(s, ast.Expr | ast.For | ast.While)]
 
 
 def _entered(m: Machine, name: str, frame: Frame, run: Callable[[], object]) -> Walk:
@@ -111,21 +121,26 @@ def _guarded(m: Machine, frame: Frame, run: Callable[[], object]) -> str:
 # ---- functions that nothing reached
 
 
-def unreached(m: Machine, unit: Unit) -> Iterator[tuple[str, Callable[[], object]]]:
+def unreached(m: Machine, unit: Unit, wanted: Wanted) -> Iterator[tuple[str, Callable[[], object]]]:
     """(name, what enters it) of the functions with a backward and of the forwards, callers first; what an entry
     before reached is left out."""
     found = list(_functions(unit.tree.body, ""))
-    wanted = _leading(unit, found)
-    for path, node, owner in wanted:
+    leading = _leading(unit, found)
+    for path, node, owner in leading:
         if id(node) in m.entered:
             continue
         if owner is None:
-            yield path, lambda name=node.name: _enter_function(m, unit.names.get(name))  # type: ignore[misc]
+            yield path, lambda name=node.name: _enter_function(m, _named(unit, name))  # type: ignore[misc]
         else:
-            yield path, lambda name=node.name, cls=owner: _enter_method(m, unit.names.get(cls), name)  # type: ignore[misc]
+            yield path, lambda name=node.name, cls=owner: _enter_method(m, _named(unit, cls), name)  # type: ignore[misc]
     for path, node, owner in found:
-        if owner is not None and node.name == "forward" and id(node) not in m.entered:
-            yield path, lambda cls=owner: _enter_forward(m, unit.names.get(cls))  # type: ignore[misc]
+        if owner is None or owner in wanted.harmless or node.name != "forward" or id(node) in m.entered:
+            continue
+        yield path, lambda cls=owner: _enter_forward(m, _named(unit, cls))  # type: ignore[misc]
+
+
+def _named(unit: Unit, name: str) -> Value:
+    return settled(unit.names, name) if name in unit.names else None
 
 
 Found = tuple[str, ast.FunctionDef, str | None]  # path, function, name of its class
@@ -143,13 +158,15 @@ def _functions(body: list[ast.stmt], owner: str) -> Iterator[Found]:
 
 def _leading(unit: Unit, found: list[Found]) -> list[Found]:
     """Those that hold a backward, and those that call these, the outermost callers first."""
-    if "backward" not in unit.text and "grad(" not in unit.text:
+    near = unit.lines_with(NEAR)
+    if not near:
         return []
     lines = unit.text.split("\n")
-    calling = {
-        id(node): set(CALLS.findall("\n".join(lines[node.lineno : node.end_lineno]))) for _, node, _ in found
-    }
-    level = {id(node): 0 for _, node, _ in found if calling[id(node)] & BACKWARDS}
+    calling = {id(node): _calls(lines, node) for _, node, _ in found if _spans(node, near)}
+    level = {key: 0 for key, names in calling.items() if names & BACKWARDS}
+    if not level:
+        return []
+    calling = {id(node): calling.get(id(node)) or _calls(lines, node) for _, node, _ in found}
     names = {node.name for _, node, _ in found if id(node) in level}
     for depth in range(1, CALLERS + 1):
         more = [node for _, node, _ in found if calling[id(node)] & names and node.name != "forward"]
@@ -159,6 +176,16 @@ def _leading(unit: Unit, found: list[Found]) -> list[Found]:
         names = {node.name for node in more}
     chosen = [f for f in found if id(f[1]) in level]
     return sorted(chosen, key=lambda f: -level[id(f[1])])
+
+
+def _calls(lines: list[str], node: ast.FunctionDef) -> set[str]:
+    return set(CALLS.findall("\n".join(lines[node.lineno : node.end_lineno])))
+
+
+def _spans(node: ast.AST, lines: Sequence[int]) -> bool:
+    """Whether one of `lines` (in order) belongs to `node`."""
+    at = bisect_left(lines, getattr(node, "lineno", 0))
+    return at < len(lines) and lines[at] <= (getattr(node, "end_lineno", None) or 1 << 60)
 
 
 def _enter_function(m: Machine, function: Value) -> None:
@@ -232,14 +259,15 @@ def _tensors(value: Value, depth: int) -> list[Tensor]:
 
 def backward_sites(unit: Unit) -> frozenset[Site]:
     """The places at which the file calls a backward."""
-    if "backward" not in unit.text:
-        return frozenset()
     found = set()
+    near = unit.lines_with("backward")
 
     def visit(body: list[ast.stmt], qualname: str, within: ast.AST | None = None) -> None:
         todo: list[ast.AST] = list(body)
         while todo:
             node = todo.pop()
+            if isinstance(node, ast.stmt) and not _spans(node, near):
+                continue
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 name = node.name
                 if qualname != "<module>":

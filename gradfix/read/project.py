@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import ast
+import gc
 import hashlib
+import os
+import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gradfix.read.gate import LIBRARIES
+from gradfix.read.outline import OUTLINES, Outline, outlined
 from gradfix.read.values import Value
 from gradfix.tape import Site
 
 LONGEST = 4_000_000  # characters of a file that is read
 MOST_READ = 3_000_000  # characters of siblings that one program is read with
-LIBRARIES = {
-    "torch",
-    "numpy",
-    "scipy",
-    "torchvision",
-    "pandas",
-    "sklearn",
-    "matplotlib",
-    "typing",
-    "math",
-    "os",
-    "sys",
-}
 
 
 class Unit:
@@ -39,6 +31,7 @@ class Unit:
         self.entered = False
         self._lines: list[str] | None = None
         self._sites: dict[tuple[int, str], Site] = {}
+        self._places: dict[str, list[int]] = {}
 
     def site(self, node: Any, function: str) -> Site:
         """The span of `node` in the tape's terms: columns in code points."""
@@ -67,6 +60,19 @@ class Unit:
             return column
         return len(text.encode("utf-8", "surrogatepass")[:column].decode("utf-8", "replace"))
 
+    def lines_with(self, pattern: str) -> list[int]:
+        """The numbers of the lines that match, in order: where to look for a node, without looking at all of them."""
+        found = self._places.get(pattern)
+        if found is None:
+            found, line, at = [], 1, 0
+            for each in re.finditer(pattern, self.text):
+                line += self.text.count("\n", at, each.start())
+                at = each.start()
+                if not found or found[-1] != line:
+                    found.append(line)
+            self._places[pattern] = found
+        return found
+
     def digest(self) -> str:
         return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -92,9 +98,15 @@ class _Trees:
         if tree is not None:
             self._kept.move_to_end(text)
             return tree
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-            tree = ast.parse(text)
+        collecting = gc.isenabled()
+        gc.disable()  # a tree has no cycles, and so many nodes that looking for some takes a third as long again
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+                tree = ast.parse(text)
+        finally:
+            if collecting:
+                gc.enable()
         self._kept[text] = tree
         self._size += len(text)
         while self._size > self._most:
@@ -121,70 +133,77 @@ def parsed(path: str, text: str, name: str) -> Unit:
 
 
 class Project:
-    """The files below `root` as they are imported, each read at most once."""
+    """The files below `root` as they are imported, each read at most once. `looked` are the files that were asked
+    after, there or not: were one of them to appear or to change, the program could be another."""
 
-    def __init__(self, root: Path, folder: Path, files: Mapping[str, str]) -> None:
-        self._folders = tuple(dict.fromkeys((folder, root)))
-        self._root = root
-        self._files = files
+    def __init__(self, root: Path, folder: Path, files: Mapping[str, str] | None = None) -> None:
+        self._folders = tuple(dict.fromkeys((str(folder), str(root))))
+        self._files = files or {}  # texts over the disk's
         self.units: dict[str, Unit] = {}
-        self._missing: set[str] = set()
-        self._there: dict[str, bool] = {}
+        self.looked: set[str] = set()
+        self._places: dict[tuple[str, str], str | None] = {}
+        self._unread: set[str] = set()
+        self._packages: dict[str, bool] = {}
         self._read = 0
 
     def find(self, name: str, importer: Unit, level: int = 0) -> Unit | None:
         """The module that `importer` (with `level` leading dots) calls `name`; None where it isn't the program's."""
-        if level:
-            folder = Path(importer.path).parent
-            for _ in range(level - 1):
-                folder = folder.parent
-            return self._at(folder, name)
-        if name in self._missing or name.partition(".")[0] in LIBRARIES:
+        path = self.locate(importer.path, level, name)
+        if path is None or path in self._unread:
             return None
-        for folder in self._folders:
-            found = self._at(folder, name)
-            if found is not None:
-                return found
-        self._missing.add(name)
-        return None
+        if path not in self.units:
+            try:
+                text = self._files.get(path) or Path(path).read_text(encoding="utf-8")
+                self._read += len(text)
+                if self._read > MOST_READ:
+                    return None
+                self.units[path] = parsed(path, text, name or os.path.basename(os.path.dirname(path)))
+            except (OSError, ValueError, Unreadable):
+                self._unread.add(path)
+                return None
+        return self.units[path]
 
-    def has(self, name: str, importer: Unit, level: int = 0) -> bool:
+    def locate(self, importer: str, level: int, name: str) -> str | None:
+        """The file of that module."""
+        if level:
+            folder = os.path.dirname(importer)
+            for _ in range(level - 1):
+                folder = os.path.dirname(folder)
+            return self._at(folder, name)
+        if name.partition(".")[0] in LIBRARIES:
+            return None
+        return next(filter(None, (self._at(folder, name) for folder in self._folders)), None)
+
+    def outline(self, path: str) -> Outline | None:
+        """The outline of the file at `path`; None where there is none to be had."""
+        text = self._files.get(path)
+        return OUTLINES.of(path) if text is None else outlined(path, text.encode("utf-8", "replace"))
+
+    def has(self, name: str, level: int = 0) -> bool:
         """Whether `find` would look into a file or a package: cheaper, since nothing is read."""
         if level:
             return True
         if name.partition(".")[0] in LIBRARIES:
             return False
-        found = self._there.get(name)
+        found = self._packages.get(name)
         if found is None:
-            parts = name.split(".")
-            found = self._there[name] = any(
-                f.joinpath(*parts[:-1], parts[-1] + ".py").is_file() or f.joinpath(*parts).is_dir()
-                for f in self._folders
+            inner = os.path.join(*name.split("."))
+            found = self.locate("", 0, name) is not None or any(
+                os.path.isdir(os.path.join(folder, inner)) for folder in self._folders
             )
+            self._packages[name] = found
         return found
 
-    def _at(self, folder: Path, name: str) -> Unit | None:
-        target = folder.joinpath(*[p for p in name.split(".") if p]) if name else folder
-        for path in (
-            (target.with_name(target.name + ".py"), target / "__init__.py")
-            if name
-            else (target / "__init__.py",)
-        ):
-            key = str(path)
-            if key in self.units:
-                return self.units[key]
-            if key in self._missing:
-                continue
-            try:
-                if not path.is_file():
-                    self._missing.add(key)
-                    continue
-                text = self._files.get(key) or path.read_text(encoding="utf-8")
-                self._read += len(text)
-                if self._read > MOST_READ:
-                    return None
-                self.units[key] = parsed(key, text, name or target.name)
-                return self.units[key]
-            except (OSError, ValueError, Unreadable):
-                self._missing.add(key)
-        return None
+    def _at(self, folder: str, name: str) -> str | None:
+        key = (folder, name)
+        if key not in self._places:
+            target = os.path.join(folder, *filter(None, name.split(".")))
+            several = (target + ".py", os.path.join(target, "__init__.py"))
+            found = None
+            for path in several if name else several[1:]:
+                self.looked.add(path)
+                if os.path.isfile(path):
+                    found = path
+                    break
+            self._places[key] = found
+        return self._places[key]

@@ -1,0 +1,143 @@
+"""Which files are worth reading: told from their bytes, long before they are parsed.
+
+A fault needs a backward, or a write (an op of the effect table that writes, ``+=``, an item or ``.data`` that is
+assigned to, ``inplace=``, ``max_norm=``, an optimizer's step) beside what requires grad. A file that holds no backward
+and no ``forward`` can only lead to one if its main part does something: a statement at the margin that is no import, no
+definition and no value that is merely kept.
+"""
+
+from __future__ import annotations
+
+import re
+
+_GRAD = re.compile(rb"grad\s*\(")
+_BACKWARD = re.compile(rb"backward\b")
+_IMPORTED = re.compile(rb"autograd\s+import\b[^\n]*\b(?:grad|backward)\b")
+_FORWARD = re.compile(rb"forward\b")
+LIBRARIES = frozenset(
+    [
+        "torch",
+        "numpy",
+        "scipy",
+        "torchvision",
+        "pandas",
+        "sklearn",
+        "matplotlib",
+        "typing",
+        "math",
+        "os",
+        "sys",
+    ]
+)  # that are no module of the program's, whatever lies beside it
+_BROUGHT = re.compile(
+    rb"^[ \t]*(?:from\s*\.|import\s[^\n]*,|(?:from|import)\s+(?!(?:%s)\b)\w)"
+    % "|".join(sorted(LIBRARIES)).encode(),
+    re.M,
+)
+# makers of what is kept at the margin of every library
+_KEPT = (
+    rb"(?:typing\.)?(?:TypeVar|ParamSpec|TypeVarTuple|NewType|NamedTuple)|(?:\w+\.)*get_?(?:\w+_)?[lL]ogger\w*"
+    rb"|(?:collections\.)?(?:namedtuple|defaultdict|OrderedDict|deque|Counter)|re\.compile|os\.\w[\w.]*"
+    rb"|Path|pathlib\.\w+|threading\.\w+|contextvars\.\w+|functools\.partial|struct\.\w+"
+    rb"|set|dict|list|tuple|frozenset|object"
+)
+# a statement at the margin that does something
+_ACTIVE = re.compile(
+    rb"^(?:if\s+__name__|(?:for|while|with)\b[^\n]*[:(\[{]|async\s+(?:for|with)|await\b"
+    rb"|(?!(?:__all__|from|import|class|def|async|return|raise|assert|del|if|else|elif|try|except|finally|global)\b)"
+    rb"[^\W\d][\w.]*[ \t]*(?:\(|[-+*/%@&|^<>]+=|\[[^\n]*\][^\n=]*=(?!=)|(?::[^\n=]*)?=[ \t]*(?!(?:"
+    + _KEPT
+    + rb")\()[\w.\[\]]+\())",
+    re.M,
+)
+_GRADIENT = re.compile(rb"requires_grad|(?:Parameter|nn|optim|forward|Variable)\b|\.grad\b")
+_LEAF = re.compile(
+    rb"requires_grad(?:_\s*\(|\s*=(?!=))|\b(?:Parameter|Variable|parameters)\s*\(|\.(?:weight|bias)\b"
+)
+_OLD = re.compile(rb"\.(?:data|grad)\b|volatile|clip_grad_norm\b")
+_OWN = re.compile(rb"\.(?:grad|data|step)\b|optim\b|volatile|clip_grad_norm\b")
+_WRITES = re.compile(
+    rb"[-+*/%@&|^]=(?!\s*(?:[frbFRB]?['\"\[]))|inplace|max_norm|\.data\b|out\s*=|setattr"
+    rb"|load_state_dict|init\s*\.|_foreach_|set_data"
+    # the activations whose first, second or third argument is inplace
+    rb"|\b(?:ReLU6?|SELU|SiLU|Mish|LeakyReLU|ELU|Dropout\w*|Hardtanh)\s*\([^)]*\bTrue\b"
+)
+_ITEM = re.compile(rb"\]\s*=(?!=)")
+_TYPED = re.compile(rb"[ \t]*(?:\**[\w.]+[ \t]*:|(?:async[ \t]+)?def\b)")
+_CALLED = re.compile(rb"(\w+_)\s*\(")
+
+
+def might_matter(raw: bytes) -> bool:
+    """Whether a file of these bytes could show a fault, or lead to one: a quick test that never says no to one that
+    does."""
+    if differentiates(raw) or (is_module(raw) and writes(raw)):
+        return True
+    if _ACTIVE.search(raw) is None:
+        return False
+    return _BROUGHT.search(raw) is not None or (gradients(raw) and (own(raw) or writes(raw)))
+
+
+def differentiates(raw: bytes) -> bool:
+    """Whether `raw` calls a backward."""
+    for found in _BACKWARD.finditer(raw):
+        before = raw[max(found.start() - 40, 0) : found.start()].rstrip(b" \t\r\n\\")[-1:]
+        if before and before in b".'\"":
+            return True
+    for found in _GRAD.finditer(raw):
+        before = raw[found.start() - 1 : found.start()]
+        if not before.isalnum() and before != b"_":
+            return True
+    return b"autograd" in raw and _IMPORTED.search(raw) is not None
+
+
+def is_module(raw: bytes) -> bool:
+    """Whether `raw` defines what a module does."""
+    return b"forward" in raw and any(
+        raw[max(found.start() - 4, 0) : found.start()] in (b"def ", b"def\t")
+        or raw[found.end() : found.end() + 3].lstrip()[:1] == b"="
+        for found in _FORWARD.finditer(raw)
+    )
+
+
+def writes(raw: bytes) -> bool:
+    """Whether something in `raw` may write into a tensor."""
+    return bool(_WRITES.search(raw)) or _item(raw) or in_place(raw)
+
+
+def _item(raw: bytes) -> bool:
+    """Whether an item is assigned to: a bracket before an equals sign that ends no annotation."""
+    for found in _ITEM.finditer(raw):
+        line = raw[raw.rfind(b"\n", 0, found.start()) + 1 : found.start()]
+        if not _TYPED.match(line):
+            return True
+    return False
+
+
+def in_place(raw: bytes) -> bool:
+    """Whether `raw` calls an op of the effect table that writes."""
+    if b"_(" not in raw and b"_ (" not in raw:
+        return False
+    from gradfix.read import effects
+
+    known = effects.table()
+    return any(name.decode("utf-8", "replace") in known for name in set(_CALLED.findall(raw)))
+
+
+def gradients(raw: bytes) -> bool:
+    """Whether `raw` speaks of what requires grad."""
+    return _GRADIENT.search(raw) is not None
+
+
+def leaves(raw: bytes) -> bool:
+    """Whether `raw` makes or names what autograd keeps gradients of."""
+    return _LEAF.search(raw) is not None
+
+
+def old(raw: bytes) -> bool:
+    """Whether `raw` reads what is old style, or only there once a backward has been."""
+    return _OLD.search(raw) is not None
+
+
+def own(raw: bytes) -> bool:
+    """Whether `raw` touches gradients, optimizers or what autograd has given up."""
+    return _OWN.search(raw) is not None

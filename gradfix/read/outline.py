@@ -1,0 +1,293 @@
+"""What a program could do, from its words: definitions and what they name, found without parsing.
+
+A file is cut at its margin: a chunk for every ``def`` and ``class`` that stands there, and the rest, which runs when
+the file does. Whatever can't be told apart (a line of a string at the margin, a definition inside an ``if``) counts as
+part of the rest, so that more is taken for reachable than is, and never less.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+from gradfix.read import gate
+
+_STATEMENT = re.compile(rb"^[^\s#)\]}][^\n]*", re.M)
+_HEAD = re.compile(rb"(?:(?:async\s+)?def|class)\s+([^\s(:\[]+)")
+_WORD = re.compile(rb"[A-Za-z_\x80-\xff][\w\x80-\xff]*")
+_IMPORT = re.compile(
+    rb"^[ \t]*(?:from\s+(\.*)\s*([\w.]*)\s+import\s+(?:\(([^)]*)\)|([^\n;#]*))|import\s+([^\n;#]*))", re.M
+)
+_ENTRY = re.compile(rb"^(?:if\s+__name__|(?:\w+\.)*(?:main|train|run|fit|learn)\w*\s*\()", re.M)
+_ACTS = re.compile(rb"^(?:(for|while|with|async)\b|([^\W\d]\w*)[\w.]*\s*\()", re.M)
+_BOUND = re.compile(rb"^([^\W\d]\w*)\s*(?::[^=\n]*)?=(?!=)", re.M)
+# comments go, of strings only the quotes stay
+_CODE = re.compile(rb"#[^\n]*|(\"\"\"|''')(?:[^\\]|\\.)*?\1|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'", re.S)
+_AS = re.compile(rb"\s+as\s+")
+
+
+class Files(Protocol):
+    """The program's files, and how modules are looked up among them."""
+
+    def locate(self, importer: str, level: int, name: str) -> str | None: ...
+    def outline(self, path: str) -> Outline | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """``from .module import name`` (`name` is "" for a whole module, "*" for everything)."""
+
+    level: int
+    module: str
+    name: bytes
+
+
+class Chunk:
+    """A definition at the margin, or all that is none."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+    @cached_property
+    def words(self) -> frozenset[bytes]:
+        return frozenset(_WORD.findall(self.raw))
+
+    @cached_property
+    def backward(self) -> bool:
+        return gate.differentiates(self.raw)
+
+    @cached_property
+    def writes(self) -> bool:
+        return gate.writes(self.raw) or gate.own(self.raw)
+
+    @cached_property
+    def leaves(self) -> bool:
+        return gate.leaves(self.raw)
+
+
+@dataclass(slots=True)
+class Outline:
+    """One file: `rest` runs at its margin, `chunks` are defined there, `imports` are the names it brings in."""
+
+    path: str
+    rest: Chunk
+    chunks: dict[bytes, list[Chunk]]
+    imports: dict[bytes, list[Import]]
+    starred: list[Import]
+    backward: bool  # one of them calls a backward
+    touches: bool  # or touches gradients and optimizers
+    known: frozenset[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.known = frozenset(self.chunks) | frozenset(self.imports)
+
+
+def outlined(path: str, raw: bytes) -> Outline:
+    """The outline of the file at `path`."""
+    if b"\r" in raw:
+        raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    rest: list[bytes] = []
+    chunks: dict[bytes, list[Chunk]] = {}
+    begin, name = 0, b""
+    for found in _STATEMENT.finditer(raw):
+        line = found.group()
+        head = _HEAD.match(line)
+        if head is None and not name and not line.startswith(b"__all__"):
+            continue  # goes on with the rest
+        _cut(raw[begin : found.start()], name, rest, chunks)
+        begin, name = found.start(), head[1] if head else b"__all__" if line.startswith(b"__all__") else b""
+    _cut(raw[begin:], name, rest, chunks)
+    imports: dict[bytes, list[Import]] = {}
+    starred: list[Import] = []
+    for dots, module, inside, line, plain in _IMPORT.findall(raw):
+        if plain:
+            for each in plain.split(b","):
+                full, name = _named(each)
+                if full:
+                    bound = name or full.partition(b".")[0]
+                    imports.setdefault(bound, []).append(Import(0, full.decode(errors="replace"), b""))
+            continue
+        where = (len(dots), module.decode(errors="replace"))
+        for each in re.sub(rb"#[^\n]*", b"", inside or line).replace(b"\\", b" ").split(b","):
+            full, name = _named(each)
+            if full == b"*":
+                starred.append(Import(*where, b"*"))
+            elif full:
+                imports.setdefault(name or full, []).append(Import(*where, full))
+    margin = _CODE.sub(rb"\1", _IMPORT.sub(b"", b"\n".join(rest)))
+    return Outline(path, Chunk(margin), chunks, imports, starred, gate.differentiates(raw), gate.own(raw))
+
+
+def _cut(raw: bytes, name: bytes, rest: list[bytes], chunks: dict[bytes, list[Chunk]]) -> None:
+    if name:
+        chunks.setdefault(name, []).append(Chunk(raw))
+    else:
+        rest.append(raw)
+
+
+def _named(each: bytes) -> tuple[bytes, bytes]:
+    full, *name = _AS.split(each.strip())
+    return full.strip(), name[0].strip() if name else b""
+
+
+class Outlines:
+    """The outlines of files that were looked at last, as many as `most` bytes of text make."""
+
+    def __init__(self, most: int = 24_000_000) -> None:
+        self._most, self._size = most, 0
+        self._kept: OrderedDict[str, tuple[tuple[int, int], Outline]] = OrderedDict()
+
+    def of(self, path: str) -> Outline | None:
+        """The outline of the file at `path` as it is now; None where there is none to be had."""
+        try:
+            about = os.stat(path)
+            state = (about.st_mtime_ns, about.st_size)
+            found = self._kept.get(path)
+            if found is not None and found[0] == state:
+                self._kept.move_to_end(path)
+                return found[1]
+            with open(path, "rb") as file:
+                raw = file.read()
+        except (OSError, ValueError):
+            return None
+        if found is not None:
+            self._size -= found[0][1]
+        outline = outlined(path, raw)
+        self._kept[path] = (state, outline)
+        self._size += state[1]
+        while self._size > self._most and len(self._kept) > 1:
+            _, (old, _) = self._kept.popitem(last=False)
+            self._size -= old[1]
+        return outline
+
+
+OUTLINES = Outlines()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The ways into a file that could come to a fault: how far to follow its main part (``far``, ``near``, or ""),
+    whether there is any; the classes whose forward is none."""
+
+    main: str = "far"
+    any: bool = True
+    harmless: frozenset[str] = frozenset()
+
+
+def wanted(path: str, text: str, files: Files) -> Wanted:
+    """What of the file is worth interpreting."""
+    own = outlined(path, text.encode("utf-8", "replace"))
+    main = _main(own, files)
+    modules = [name for name, chunks in own.chunks.items() if any(gate.is_module(c.raw) for c in chunks)]
+    harmless = {n for n in modules if not any(c.writes or c.backward for c in _inside(own, [n]))}
+    some = bool(main) or own.backward or len(harmless) < len(modules) or gate.is_module(own.rest.raw)
+    return Wanted(main, some, frozenset(name.decode("utf-8", "replace") for name in harmless))
+
+
+def _main(own: Outline, files: Files) -> str:
+    """How far what runs at the margin of `own` is to be followed: ``far``, ``near``, or not at all where it can't come
+    to a fault, here or in a file of the program's."""
+    margin = own.rest
+    if margin.backward or gate.old(margin.raw) or (margin.leaves and margin.writes):
+        return "far"
+    if own.backward and any(c.backward for c in _inside(own, margin.words)):
+        return "far"
+    entered = _ENTRY.search(margin.raw) is not None
+    acts = list(_ACTS.finditer(margin.raw))
+    called = frozenset(found[2] for found in acts if found[2])
+    looped = any(found[1] for found in acts)
+    bound = {found[1] for found in _BOUND.finditer(margin.raw)}
+    words = margin.words if entered or looped or called & bound or own.starred else called
+    reached = (margin, *_inside(own, words))
+    if any(c.writes for c in reached) and any(c.leaves for c in reached):
+        return "far" if entered else "near"
+    if entered:
+        return "far" if any(other.backward or other.touches for other in _closure(own, files)) else ""
+    if (words & own.known or own.starred) and _leads(own, words, files):
+        return "far" if looped else "near"
+    return ""
+
+
+def _inside(own: Outline, words: Iterable[bytes]) -> Iterator[Chunk]:
+    """The definitions of `own` that `words` lead to."""
+    seen = set()
+    todo = [w for w in words if w in own.chunks]
+    while todo:
+        word = todo.pop()
+        if word not in seen:
+            seen.add(word)
+            for chunk in own.chunks[word]:
+                yield chunk
+                todo += [w for w in chunk.words if w in own.chunks and w not in seen]
+
+
+def _closure(own: Outline, files: Files) -> Iterable[Outline]:
+    """`own` and every file of the program that it imports, and they import."""
+    seen, todo = {own.path}, [own]
+    while todo:
+        outline = todo.pop()
+        yield outline
+        for each in _targets(outline, files):
+            if each not in seen:
+                seen.add(each)
+                found = files.outline(each)
+                if found is not None:
+                    todo.append(found)
+
+
+def _targets(outline: Outline, files: Files) -> Iterable[str]:
+    for each in (*(i for several in outline.imports.values() for i in several), *outline.starred):
+        yield from filter(None, _places(outline, each, files))
+
+
+def _places(outline: Outline, each: Import, files: Files) -> tuple[str | None, str | None]:
+    """The file that a name comes from, and the one that it is."""
+    inner = each.name.decode(errors="replace")
+    whole = files.locate(outline.path, each.level, each.module)
+    if each.name == b"":
+        return None, whole
+    if each.name == b"*":
+        return whole, None
+    return whole, files.locate(outline.path, each.level, f"{each.module}.{inner}" if each.module else inner)
+
+
+def _leads(own: Outline, words: frozenset[bytes], files: Files) -> bool:
+    """Whether the `words` of `own`, or what they lead to in other files, come to a backward."""
+    seen: set[tuple[str, bytes]] = set()
+    todo: list[tuple[Outline, bytes, frozenset[bytes]]] = []
+
+    def name(outline: Outline, words: frozenset[bytes]) -> None:
+        known = words if outline.starred else words & outline.known
+        todo.extend((outline, w, words) for w in known if (outline.path, w) not in seen)
+
+    def enter(place: str | None, words: frozenset[bytes]) -> bool:
+        other = files.outline(place) if place else None
+        if other is None:
+            return False
+        name(other, words)
+        return other.backward and other.rest.backward
+
+    todo += [(own, w, own.rest.words) for w in words]
+    while todo:
+        outline, word, words = todo.pop()
+        if (outline.path, word) in seen:
+            continue
+        seen.add((outline.path, word))
+        for chunk in outline.chunks.get(word, ()):
+            if outline.backward and chunk.backward:
+                return True
+            name(outline, chunk.words)
+        for each in outline.imports.get(word, ()):
+            source, itself = _places(outline, each, files)
+            if enter(source, frozenset((each.name,))) or enter(itself, words):
+                return True
+        if word not in outline.known:
+            for each in outline.starred:
+                if enter(_places(outline, each, files)[0], frozenset((word,))):
+                    return True
+    return False

@@ -1,0 +1,154 @@
+"""What is left out before it is read: never a program that shows a fault."""
+
+from __future__ import annotations
+
+import keyword
+import random
+import re
+import tokenize
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from gradfix.detect import detect
+from gradfix.discover import project_root
+from gradfix.read import gate, outline, read
+from gradfix.source import Source
+from gradfix.testing import fixtures
+
+FOLDER = Path(__file__).parent.parent / "fixtures"
+PROGRAMS = sorted(FOLDER.rglob("*.py"))
+
+
+def told(path: Path, text: str, idle: bool) -> set[tuple[object, ...]]:
+    if not idle and not gate.might_matter(text.encode()):
+        return set()
+    found = read(path, text, root=project_root(path), idle=idle)
+    return {(c.kind, c.pattern, c.at, r.evidence(c)) for r in found for c in detect(r.tape)}
+
+
+def test_nothing_that_a_fixture_shows_is_left_out():
+    seen = 0
+    for path in PROGRAMS:
+        text = Source.read(path).text
+        everything = told(path, text, True)
+        seen += bool(everything)
+        assert told(path, text, False) == everything, path
+    assert seen > len(list(fixtures(FOLDER))) / 2
+
+
+def renamed(text: str, seed: int) -> str:
+    """`text` with other names for what it defines itself: what matters has to be told by what the library calls it."""
+    own = set(re.findall(r"^(?:def|class)\s+(\w+)", text, re.M)) | set(re.findall(r"^(\w+)\s*=", text, re.M))
+    own -= {"forward", "main", *keyword.kwlist, *re.findall(r"[.]\s*(\w+)|(\w+)\s*=[^=\n]*[,)]", text)}
+    draw = random.Random(seed)
+    new = {name: "".join(draw.choices("ijklmnop", k=6)) + str(n) for n, name in enumerate(sorted(own))}
+    lines = text.splitlines(keepends=True)
+    for token in reversed(list(tokenize.generate_tokens(StringIO(text).readline))):
+        if token.type == tokenize.NAME and token.string in new:
+            line, (_, start), (_, end) = token.start[0] - 1, token.start, token.end
+            lines[line] = lines[line][:start] + new[token.string] + lines[line][end:]
+    return "".join(lines)
+
+
+def alone(path: Path) -> bool:
+    return len(list(path.parent.glob("*.py"))) <= 2 and not (path.parent / "after").is_dir()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_other_names_change_nothing(seed):
+    seen = 0
+    for path in [p for p in PROGRAMS if alone(p)]:
+        text = renamed(Source.read(path).text, seed)
+        everything = told(path, text, True)
+        seen += bool(everything)
+        assert told(path, text, False) == everything, path
+    assert seen > 100
+
+
+LOOP = "for step in range(3):\n    loss = model(x).sum()\n    loss.backward()\n"
+SIBLINGS = {
+    "by_name": ("from engine import go\ngo()\n", {"engine": "def go():\n    loss.backward()\n"}),
+    "by_module": ("import engine\nengine.go()\n", {"engine": "def go():\n    loss.backward()\n"}),
+    "renamed": (
+        "import engine as e\nif 1:\n    pass\ne.go()\n",
+        {"engine": "def go():\n    loss.backward()\n"},
+    ),
+    "star": ("from engine import *\ngo()\n", {"engine": "def go():\n    loss.backward()\n"}),
+    "through": (
+        "from pack.engine import Trainer\nt = Trainer()\nt.fit()\n",
+        {
+            "pack/__init__": "",
+            "pack/engine": "from . import steps\nclass Trainer:\n    def fit(self): steps.go()\n",
+            "pack/steps": "def go():\n    loss.backward()\n",
+        },
+    ),
+    "at_import": ("from engine import loss\nprint(loss)\nloss.size()\n", {"engine": LOOP}),
+    "by_main": (
+        "import registry\nif __name__ == '__main__':\n    registry.make('x')()\n",
+        {"registry": "import engine\nMADE = {}\n", "engine": "def go():\n    loss.backward()\n"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_a_main_part_that_leads_to_a_backward_elsewhere_is_followed(tmp_path, name):
+    main, others = SIBLINGS[name]
+    for path, text in others.items():
+        (tmp_path / f"{path}.py").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{path}.py").write_text(text)
+    assert gate.might_matter(main.encode())
+    assert outline.wanted(str(tmp_path / "main.py"), main, here(tmp_path)).main
+    for path in others:
+        (tmp_path / f"{path}.py").write_text("def go(): pass\n")
+    assert not outline.wanted(str(tmp_path / "main.py"), main, here(tmp_path)).any
+
+
+def here(folder: Path):
+    from gradfix.read.project import Project
+
+    return Project(folder, folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "loss.\\\n    backward()\n",
+        "getattr(loss, 'backward')()\n",
+        "g = torch.autograd.grad(y, x)\n",
+        "from torch.autograd import grad as g\n",
+        "def forward(self, x):\n    x += 1\n",
+        "def forward(self, x):\n    return F.relu(x, inplace=True)\n",
+        "nn.Sequential(nn.ReLU(True))\ndef forward(self, x): pass\n",
+        "def forward(self, x):\n    x[0] = 1\n",
+        "def forward(self, x):\n    x[a:b, 0] = 1\n",
+        "def forward(self, x):\n    return x.clamp_(0)\n",
+        "w = torch.ones(3, requires_grad=True)\nw += 1\n",
+        "w = torch.ones(3).requires_grad_()\nw.mul_(2)\n",
+        "class A: pass\rdef f():\r  loss.backward()\r",
+    ],
+)
+def test_what_may_show_a_fault(text):
+    assert gate.might_matter(text.encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "import os\nprint(os.name)\n",
+        "def backward(ctx): pass\n",
+        "from torch import no_grad\nwith no_grad():\n    pass\n",
+        "class Net(nn.Module):\n    def forward(self, x: list[int] = None):\n        return x\n",
+        "log = logging.getLogger(__name__)\nT = TypeVar('T')\n\ndef f(x):\n    x += 1\n",
+    ],
+)
+def test_what_cannot(text):
+    assert not gate.might_matter(text.encode())
+
+
+def test_a_class_whose_forward_writes_nothing_is_left_out(tmp_path):
+    text = "class A(nn.Module):\n    def forward(self, x):\n        return helper(x)\nclass B(nn.Module):\n"
+    text += "    def forward(self, x):\n        return x\ndef helper(x):\n    return x.exp_()\n"
+    assert outline.wanted(str(tmp_path / "m.py"), text, here(tmp_path)).harmless == {"B"}

@@ -154,10 +154,12 @@ def step_expression(project: Project, step: Step) -> cst.BaseExpression | None:
 
 
 def parameters_of(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> cst.BaseExpression | None:
-    """A list of an optimizer's parameters as an expression that is valid at `at`:
-    ``list(model.parameters())`` from the optimizer's construction, else what its param_groups hold; without those
+    """A list of an optimizer's parameters as an expression that is valid at `at`: ``list(model.parameters())`` from
+    the optimizer's construction or of a module that is called there, else what its param_groups hold; without those
     that are frozen, where some ever are. None where the optimizer has no name there."""
     found = _as_made(project, optimizer, view, at)
+    if found is None:
+        found = _as_called(project, optimizer, view, at)
     if found is None:
         found = _as_held(project, optimizer, view, at)
     return _unfrozen(found) if found is not None and _freezes(project, optimizer) else found
@@ -172,6 +174,42 @@ def _as_made(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> c
     given = next((a.value for a in call.args if a.keyword is None or a.keyword.value == "params"), None)
     found = _as_list(given) if given is not None else None
     return found if found is not None and all(_bound_once(own, call, n) for n in names(found).reads) else None
+
+
+def _as_called(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> cst.BaseExpression | None:
+    """``list(net.parameters())`` of a module that the same function calls by a name it has there, and whose forward
+    reads just what the optimizer steps."""
+    body, line = body_of(view, at), view.span(at).start.line
+    wanted = {r.storage for r in project.graph.optimizers[optimizer].refs}
+    for call in _calls(body):
+        func = call.func
+        root = names(func).reads
+        own = view.span(call).start.line <= line and body_of(view, call) is body
+        if not own or len(root) != 1 or not isinstance(func, (cst.Name, cst.Attribute, cst.Subscript)):
+            continue
+        first = next(iter(root)).split(".")[0]
+        bound = sum(first in u.names.binds for u in walk(body))
+        if bound < 2 and first not in _imported(view) and wanted == _read_in(project, view, call):
+            return cst.parse_expression(f"list({view.code(func)}.parameters())")
+    return None
+
+
+def _read_in(project: Project, view: View, call: cst.Call) -> set[int] | None:
+    """The leaves that a module's call reads; None where it is no module's."""
+    span, found = view.span(call), set[int]()
+    here = (span.start.line, span.start.column, span.end.line, span.end.column)
+    for record in project.graph.records.values():
+        for n, site in enumerate(record.stack):
+            if site.file == view.path and (site.line, site.column, site.end_line, site.end_column) == here:
+                if n + 1 < len(record.stack) and not record.stack[n + 1].function.endswith(".forward"):
+                    return None
+                found |= {~p for p in record.parents if p < 0}
+    return found
+
+
+def _imported(view: View) -> frozenset[str]:
+    found = (names(n).binds for n in view.parents if isinstance(n, (cst.Import, cst.ImportFrom)))
+    return frozenset[str]().union(*found)
 
 
 def _as_held(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> cst.BaseExpression | None:

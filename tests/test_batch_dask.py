@@ -1,0 +1,115 @@
+"""The same batch over Dask: a real scheduler and two workers, as processes on this machine."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from repositories import faulty, plain, sound
+from test_batch import UNTRIED, call, migrate, without_times
+
+pytest.importorskip("distributed")
+
+
+@contextmanager
+def cluster(folder: Path, workers: int = 2):
+    """Gives (address, the processes: scheduler first)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": (folder / "log").open("ab"), "cwd": folder}
+    file = folder / "scheduler.json"
+    environment = os.environ | {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "5"}
+    common = {"env": environment, "start_new_session": True, **quiet}
+    dask = [sys.executable, "-m", "distributed.cli"]
+    scheduler = [
+        *dask[:-1],
+        "distributed.cli.dask_scheduler",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--no-dashboard",
+    ]
+    worker = [*dask[:-1], "distributed.cli.dask_worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-nanny",
+              "--no-dashboard", "--host", "127.0.0.1", "--memory-limit", "0"]  # fmt: skip
+    processes = [subprocess.Popen([*scheduler, "--scheduler-file", str(file)], **common)]
+    try:
+        end = time.monotonic() + 60
+        while not (file.exists() and file.read_text().strip().endswith("}")):
+            assert time.monotonic() < end, (folder / "log").read_text()
+            time.sleep(0.1)
+        processes += [subprocess.Popen(worker, **common) for _ in range(workers)]
+        import json
+
+        from distributed import Client
+
+        address = json.loads(file.read_text())["address"]
+        with Client(address, set_as_default=False) as client:
+            client.wait_for_workers(workers, timeout=60)
+        yield address, processes
+    finally:
+        for process in processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+def given(folder: Path, copies: int = 1) -> list[Path]:
+    texts = {"faulty": faulty(), "other": faulty("critic").replace("exp", "sigmoid"), "sound": sound()}
+    texts = {f"{name}{n or ''}": text for n in range(copies) for name, text in texts.items()}
+    return [plain(folder / name, {"train.py": text}) for name, text in texts.items()]
+
+
+def test_two_workers_find_what_one_machine_finds(tmp_path):
+    places = given(tmp_path)
+    here = migrate(tmp_path / "here", places)
+    with cluster(tmp_path / "dask") as (address, _):
+        there = migrate(tmp_path / "there", places, scheduler=address)
+    assert without_times(there) == without_times(here)
+    assert len(there["faulty"].steps) == 1
+
+
+def test_a_worker_that_dies_costs_a_retry(tmp_path):
+    places = given(tmp_path)
+    here = migrate(tmp_path / "here", places)
+    with cluster(tmp_path / "dask") as (address, processes):
+        command = [sys.executable, "-m", "gradfix", "migrate", *map(str, places), "--workspace", "ws", "--jobs", "2",
+                   "--accept", "untried", "--engine", "dask", "--scheduler", address]  # fmt: skip
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(2)
+        os.killpg(processes[1].pid, signal.SIGKILL)
+        _, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err.decode()
+    assert without_times(migrate(tmp_path / "ws", options=UNTRIED)) == without_times(here)
+
+
+def test_a_scheduler_that_dies_is_a_sentence_and_the_same_call_goes_on(tmp_path):
+    places = given(tmp_path, 2)
+    here = migrate(tmp_path / "here", places)
+    words = [*map(str, places), "--workspace", "ws", "--accept", "untried", "--engine", "dask", "--scheduler"]
+    with cluster(tmp_path / "one") as (address, processes):
+        command = [sys.executable, "-m", "gradfix", "migrate", *words, address]
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        first = process.stderr.readline()  # a repository is done, others are being worked on
+        processes[0].kill()
+        _, err = process.communicate(timeout=180)
+    assert first.startswith(b"[1/6] ")
+    assert process.returncode == 2
+    assert b"gradfix: the engine has gone" in err, err.decode()
+    with cluster(tmp_path / "two") as (address, _):
+        assert call(*words, address, cwd=tmp_path).returncode == 0
+    assert without_times(migrate(tmp_path / "ws", options=UNTRIED)) == without_times(here)
+
+
+def test_no_scheduler_is_a_sentence(tmp_path):
+    plain(tmp_path / "a", {"train.py": sound()})
+    done = call("a", "--engine", "dask", "--scheduler", "tcp://127.0.0.1:1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there is no Dask scheduler at tcp://127.0.0.1:1" in done.stderr
+    assert "go together" in call("a", "--engine", "dask", cwd=tmp_path).stderr

@@ -16,6 +16,7 @@ from gradfix.batch.intake import specs
 from gradfix.batch.migrate import Batch, Wish
 from gradfix.batch.state import State, StateError, locked
 from gradfix.batch.values import Options, RepoResult, Spec, dumps, loads
+from gradfix.patches.file import load
 
 NOTHING = Wish()
 UNTRIED = Options(accept=("proved", "preserved", "intended", "untried"))
@@ -102,6 +103,7 @@ def test_written_files_and_patches(tmp_path):
     two = plain(tmp_path / "two", {"train.py": faulty("model")})
     migrate(tmp_path / "ws", [one, two], wish=Wish(diff=True, write=True))
     assert (two / "train.py").read_text() == sound("model")
+    assert load(tmp_path / "ws/patches/two.json").fixes[0].cures[0].codemod == "out-of-place"
     git(one, "checkout", "train.py")
     subprocess.run(["git", "apply", str(tmp_path / "ws/patches/one.patch")], cwd=one, check=True)
     assert (one / "train.py").read_text() == sound()
@@ -193,6 +195,30 @@ if "gradfix.batch.worker" in sys.orig_argv:
     if died < 1 or "ALWAYS" in os.environ:
         open(mark, "a").write("1")
         os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_fault_of_our_own_costs_one_file_and_is_said(tmp_path, monkeypatch):
+    repo = plain(tmp_path / "repo", {"a.py": faulty(), "b.py": faulty("unlucky")})
+    site = plain(tmp_path / "site", {"sitecustomize.py": BROKEN})
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+    found = migrate(tmp_path / "ws", [repo])["repo"]
+    assert [f.path for f in found.faults] == ["a.py"]
+    assert [c.startswith("b.py: KeyError: 'parameters_' (site/sitecustomize.py:") for c in found.crashes] == [
+        True
+    ]
+
+
+BROKEN = """\
+import sys
+if "gradfix.batch.worker" in sys.orig_argv:
+    import gradfix.examine
+    whole = gradfix.examine.read_text
+    def broken(path, text, *more):
+        if "unlucky" in text:
+            raise KeyError("parameters_")
+        return whole(path, text, *more)
+    gradfix.examine.read_text = broken
 """
 
 

@@ -217,3 +217,16 @@ def test_what_cannot_matter_is_skipped():
     assert not might_matter(b"import os\nx = [1]\nx[0] += 1\n")
     assert not might_matter(b"import torch\n\ndef size(x):\n    return x.size(0)\n")
     assert might_matter(b"import torch\n\ndef forward(x):\n    return x.exp_()\n")
+
+
+def test_a_distribution_of_the_users_own_class_is_not_followed(tmp_path):
+    text = """\
+    class Fixed(torch.distributions.Normal):
+        def mode(self):
+            return self.mean
+
+    net = nn.Linear(2, 2)
+    drawn = Fixed(net(torch.ones(1, 2)), torch.ones(1, 2)).sample()
+    (net(torch.ones(1, 2)) * drawn).sum().backward()
+    """
+    assert found(tmp_path, text) == []

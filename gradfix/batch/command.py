@@ -135,4 +135,4 @@ class Command:
             more = ", report.html" if page else " (report.html needs jinja2: pip install 'gradfix[batch]')"
             terminal.write(f"Reports: {workspace}/report.md, report.json{more}")
         faults = sum(f.severity != "note" and f.status != "cured" for r in results for f in r.faults)
-        return Left(faults, sum(r.ended == "failed" for r in results) + len(refused))
+        return Left(faults, sum(r.ended == "failed" or bool(r.crashes) for r in results) + len(refused))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from gradfix.batch.git import LINK, GitError, Repository, repository
 from gradfix.batch.values import RepoResult, Step
+from gradfix.patches.file import dumps
+from gradfix.patches.make import patch as carry
 from gradfix.report.diff import patch
 from gradfix.report.places import Paths
 from gradfix.source import Source, SourceError, write
@@ -36,10 +38,13 @@ def save(file: Path, data: bytes) -> None:
 
 
 def to_patch(result: RepoResult, place: Path, file: Path) -> str:
-    """All changes in one patch file, as ``git apply`` and ``patch -p1`` take it; the sentence that says so."""
+    """All changes in one patch file, as ``git apply`` and ``patch -p1`` take it, and beside it the same for ``gradfix
+    apply``, which finds its place in a tree that has drifted; the sentence that says so."""
     changes = {str(place / path): change for path, change in result.changes.items()}
     save(file, b"".join(line + b"\n" for line in patch(changes, Paths(place))))
-    return f"{file.name} holds {_files(result)}"
+    carried = file.with_suffix(".json")
+    save(carried, dumps(carry(result.fixes, result.torch)).encode("ascii"))
+    return f"{file.name} and {carried.name} hold {_files(result)}"
 
 
 def to_tree(result: RepoResult, place: Path) -> str:

@@ -62,6 +62,7 @@ def _repository(repo: Mapping[str, Any]) -> dict[str, Any]:
         "sentence": "",
         "commit": "",
         "remarks": [],
+        "crashes": [],
         "entries": [],
         **repo,
         "faults": faults,

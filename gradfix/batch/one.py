@@ -4,6 +4,7 @@ written to."""
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,9 @@ from gradfix.batch.values import Entry, Fault, Options, RepoResult, Spec, Step
 from gradfix.config import Config, ConfigError, configured, nearest_file
 from gradfix.detect import Conflict
 from gradfix.examine import Examined, examine
+from gradfix.patches.file import PatchError
+from gradfix.patches.make import of_result
+from gradfix.patches.values import Fix
 from gradfix.result import Diagnosis, Result, Settings
 from gradfix.run import InterpreterError
 from gradfix.run.zygote import Zygote
@@ -60,6 +64,9 @@ class _Work:
     originals: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    fixes: list[Fix] = field(default_factory=list)
+    torch: str = ""
+    crashes: list[str] = field(default_factory=list)
     seen: set[object] = field(default_factory=set)
     ran: dict[Path, frozenset[str]] = field(default_factory=dict)  # scripts and the files that they ran
 
@@ -89,6 +96,9 @@ class _Work:
             faults=tuple(sorted(self.faults, key=lambda f: (f.path, f.line, f.kind))),
             originals=within,
             steps=tuple(self.steps),
+            fixes=tuple(self.fixes),
+            torch=self.torch,
+            crashes=tuple(self.crashes),
         )
 
     # ---- reading
@@ -110,8 +120,11 @@ class _Work:
             self.lines += source.text.count("\n")
             if self.there.changed(path, source.raw):
                 self.dirty.append(self._name(str(path)))
-            out[path] = examine(path, looked, source)
-            problem_ = out[path].problem
+            examined = self._examine(path, looked, source)
+            if examined is None:
+                continue
+            out[path] = examined
+            problem_ = examined.problem
             if problem_ is not None:
                 self._said(problem_.message)
         return out
@@ -123,7 +136,8 @@ class _Work:
         if not new:
             return
         if self.options.prove:
-            new = self._untold(examine(path, settings), path)
+            again = self._examine(path, settings)
+            new = self._untold(again, path) if again is not None else new
         elif "untried" in settings.accept and self._text(path) is None:
             found = unproved.from_text(path, settings, None)
             if found.files:
@@ -196,6 +210,13 @@ class _Work:
             self.originals.setdefault(path, old)
             self.texts[path] = text
         self.steps += found
+        self.torch = result.torch or self.torch
+        try:
+            fix = of_result(result, self.there.root)
+        except PatchError as problem:
+            self._said(f"no patch to carry: {problem}")
+        else:
+            self.fixes += [fix] if fix is not None else []
         self._tell(result, new)
 
     def _tell(self, result: Result, new: Iterable[Diagnosis]) -> None:
@@ -204,6 +225,17 @@ class _Work:
             self.faults.append(fault(diagnosis, result, self.there.root))
 
     # ---- helpers
+
+    def _examine(self, path: Path, settings: Settings, source: Source | None = None) -> Examined | None:
+        """What one file shows. A fault of gradfix's own costs that file, and is said and counted."""
+        try:
+            return examine(path, settings, source)
+        except Exception as problem:
+            traceback.print_exc()
+            at = traceback.extract_tb(problem.__traceback__)[-1]
+            where = f"{Path(at.filename).parent.name}/{Path(at.filename).name}:{at.lineno}"
+            self.crashes.append(f"{self._name(str(path))}: {type(problem).__name__}: {problem} ({where})")
+            return None
 
     def _untold(self, examined: Examined, path: Path) -> list[Diagnosis]:
         """What was read and no run has shown. Of a script that was run to its end a run knows better what only wastes

@@ -41,6 +41,7 @@ def totals(specs: list[Spec], results: list[RepoResult]) -> Data:
         "waiting": len(specs) - len(results),
         "files": sum(r.files for r in results),
         "lines": sum(r.lines for r in results),
+        "crashes": sum(len(r.crashes) for r in results),
         "runs": sum(len(r.entries) for r in results),
         "faults": len(errors),
         "notes": len(faults) - len(errors),
@@ -95,7 +96,8 @@ def repositories(state: State, specs: Iterable[Spec]) -> Iterator[Data]:
         data: Data = (
             json.loads(dumps(result)) if result is not None else {"name": spec.name, "ended": "waiting"}
         )
-        data.pop("originals", None)
+        for texts in ("originals", "fixes"):  # patches hold them
+            data.pop(texts, None)
         for step in data.get("steps", ()):
             step["files"] = sorted(step.pop("texts"))
         effects = state.effects(spec.name)

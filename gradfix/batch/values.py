@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from gradfix.patches.values import Fix
 from gradfix.run.walls import Sandbox
 from gradfix.verdict import Status
 
@@ -155,6 +156,9 @@ class RepoResult:
     faults: tuple[Fault, ...] = ()
     originals: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
+    fixes: tuple[Fix, ...] = ()  # the same to be carried: see gradfix.patches
+    torch: str = ""
+    crashes: tuple[str, ...] = ()  # faults of gradfix's own that files have shown
     seconds: float = 0.0
 
     @property

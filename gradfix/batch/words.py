@@ -16,6 +16,10 @@ def sentence(totals: Mapping[str, Any]) -> str:
     parts.append(f"{totals['files']} files, {totals['runs']} scripts run")
     cured = f"{totals['faults']} faults and {totals['notes']} notes found, {totals['cured']} of them cured"
     parts.append(cured + (f" ({counts(totals['verdicts'])})" if totals["verdicts"] else ""))
+    if totals["crashes"]:
+        parts.append(
+            f"{totals['crashes']} files that gradfix could not follow, a fault of its own: see report.json"
+        )
     seconds = totals["seconds"]
     parts.append(f"a repository took {seconds['median']:.1f} s (median), {seconds['p95']:.1f} s (p95)")
     return "; ".join(parts) + "."

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 
@@ -31,6 +32,8 @@ def main() -> None:
     spec, options = loads(Spec, asked["spec"]), loads(Options, asked["options"])
     result = migrate_one(spec, options, Path(asked["scratch"]), say)
     print(json.dumps({"result": dumps(result)}), file=answer, flush=True)
+    sys.stderr.flush()
+    os._exit(0)  # the thread that waits for the parent holds what Python would want to close
 
 
 def _end_with_parent() -> None:
@@ -40,4 +43,9 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BaseException:  # said, and the end all the same: see above
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

@@ -157,6 +157,8 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
     found = table.get(name)
     if found is None:
         return MISSING
+    if found in distributions.METHODS.values() and "parameters_" not in value.extra:
+        return Unknown(f"{kind} of a class of the user's")  # whose constructor keeps what it wants
     return Native(name, lambda machine, args, kwargs: found(machine, value, args, kwargs))
 
 

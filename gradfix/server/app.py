@@ -27,7 +27,7 @@ from gradfix.server.proving import Proof, prove
 from gradfix.server.readers import Crashed, Readers
 from gradfix.verdict import HELD, Verdict
 
-DEBOUNCE = 0.03  # seconds without a keystroke before a text is read
+DEBOUNCE = 0.02  # seconds without a keystroke before a text is read
 CONFIGURATION = (FILE, "pyproject.toml")
 NOTEBOOKS = types.NotebookDocumentSyncOptions(
     notebook_selector=[

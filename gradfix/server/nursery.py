@@ -13,6 +13,7 @@ import select
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gradfix.check import check_text
@@ -21,6 +22,17 @@ from gradfix.server.frames import receive, send
 from gradfix.source import Source
 
 MANY = 200  # texts that one child reads
+FIRST = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(2):
+    y = model(torch.randn(2, 2)).exp()
+    y += 1
+    optimizer.zero_grad()
+    y.sum().backward()
+    optimizer.step()
+"""
 STDIN, STDOUT = 0, 1
 
 
@@ -91,6 +103,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server's business
     child: Child | None = None
     warm = False
+    _first()
     gc.freeze()
     while True:
         listening = [STDIN] if child is None else [STDIN, child.answers]
@@ -150,6 +163,11 @@ def _read(jobs: int, answers: int) -> None:
         except EOFError:
             return
         send(answers, ("done", job()))
+
+
+def _first() -> None:
+    """Read a little program: what reading loads on the way is there for every child then."""
+    Check(Source(Path.cwd() / "first.py", FIRST.encode(), FIRST), Settings(repair=False))()
 
 
 def _warm() -> None:

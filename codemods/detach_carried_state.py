@@ -26,6 +26,7 @@ from gradfix.rewrite.statements import (
 from gradfix.rewrite.windows import window_ends
 from gradfix.verdict import Effect
 
+DATA = Effect("cut-round", "what is stored is data: no gradient flows through it; its values stay the same")
 ROUND = Effect("cut-round", "no gradient flows into an earlier pass; the values carried over stay the same")
 
 
@@ -102,7 +103,7 @@ for x in torch.randn(3, 4, 3):
             held = dotted(append.func.value) if isinstance(append.func, cst.Attribute) else None
             summary = f"store `{view.code(element).strip()}` detached in `{held or 'the history'}`"
             edits = gather((view, [detach(element)]), *([drop] if drop else []))
-            yield Proposal(summary, ROUND, edits, 0)
+            yield Proposal(summary, DATA, edits, 0)
 
 
 Part = tuple[View, list[Edit]]

@@ -184,15 +184,17 @@ def identity(conflict: Conflict, project: Project) -> tuple[str, str]:
     return conflict.kind, text
 
 
-def _merit(tried: Tried) -> tuple[bool, bool, int, int, bool, int, int, int, str]:
-    """What cures before what does not, all of a chain of faults before one of them, and what leaves fewer warnings
-    before what leaves more. A loss whose parts cancel (both sides of a ratio made anew) may give the exact gradient,
-    zero, of what was written: then what trains more of the model goes first."""
+def _merit(tried: Tried) -> tuple[bool, bool, bool, int, int, bool, int, int, int, str]:
+    """What cures before what does not, all of a chain of faults before one of them, what cuts off old gradients alone
+    before what cuts off fresh ones, and what leaves fewer warnings before what leaves more. A loss whose parts cancel
+    (both sides of a ratio made anew) may give the exact gradient, zero, of what was written: then what trains more of
+    the model goes first."""
     proposal, verdict = tried.candidate.proposal, tried.verdict
     zero, warnings = verdict.measured.get("zero", 0), verdict.measured.get("warnings", 0)
     return (
         verdict.status not in HELD,
         bool(verdict.measured.get("remaining")),
+        bool(verdict.measured.get("fresh")),
         zero if isinstance(zero, int) else 0,
         warnings if isinstance(warnings, int) else 0,
         proposal.last_resort,

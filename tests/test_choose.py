@@ -75,6 +75,10 @@ def tried(status, rank=0, **measured):
     return Tried(Candidate(Proposal("", NONE, {}, rank), {}, 1), Verdict(status, "", measured))
 
 
+def test_what_cuts_old_gradients_alone_goes_before_what_cuts_fresh_ones():
+    assert _merit(tried("intended", 1)) < _merit(tried("intended", 0, fresh=True))
+
+
 def test_a_whole_cure_goes_before_one_of_a_chain():
     assert _merit(tried("intended", 5)) < _merit(tried("proved", 0, remaining=1))
 

@@ -35,6 +35,7 @@ class Attempt:
     after: Impose | None = None
     terms: Terms = field(default_factory=Terms)
     frozen: bool = False
+    fresh: bool = False  # gradients are cut off that flow within one pass, too
 
     def with_constant_draws(self, keys: Sequence[str]) -> Attempt:
         """The same, the draws of `keys` depending on the round alone."""
@@ -45,6 +46,7 @@ class Attempt:
             {**(self.after or {}), **more},
             self.terms,
             self.frozen,
+            self.fresh,
         )
 
 
@@ -79,7 +81,8 @@ def _together(kinds: tuple[EffectKind, ...], chosen: Sequence[Attempt]) -> Attem
         gains=any(a.terms.gains for a in chosen),
         still=any(a.terms.still for a in chosen),
     )
-    return Attempt(kinds, before or None, after or None, terms, any(a.frozen for a in chosen))
+    frozen, fresh = any(a.frozen for a in chosen), any(a.fresh for a in chosen)
+    return Attempt(kinds, before or None, after or None, terms, frozen, fresh)
 
 
 def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: Measured) -> Iterator[Attempt]:
@@ -100,6 +103,9 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
         places = made_before(conflicts, tape)
         if places:
             yield Attempt(before={"cut": "places", "places": places}, terms=Terms(cut=True, losses=False))
+        stored = replayed(conflicts, tape)
+        if stored:
+            yield Attempt(before={"cut": "places", "places": stored}, terms=Terms(cut=True), fresh=True)
     elif kind == "cut-own-loss":
         for schedule in own_loss(before):
             yield Attempt(before={"own": schedule}, terms=Terms(cut=True))
@@ -254,6 +260,21 @@ def made_before(conflicts: Sequence[Conflict], tape: Tape) -> list[list[list[Any
         old = [records[p] for p in entered if records[p].time < before[-1].time]
         if old and all(r.stack and r.stack not in own for r in old):
             found.update(dict.fromkeys(r.stack for r in old))
+    return [[[s.file, s.line, max(s.end_line, s.line)] for s in stack] for stack in found]
+
+
+def replayed(conflicts: Sequence[Conflict], tape: Tape) -> list[list[list[Any]]]:
+    """Where values are made that are kept, and read again by passes that do not follow the one that made them: a
+    replay buffer, as no state is that goes from each pass to the next. They are data to those passes, and so to the
+    one that happens to read them while they are fresh. Places as those of made_before."""
+    graph = Graph(tape)
+    found: dict[Stack, None] = {}
+    for last in (c.backward for c in conflicts if c.kind == "freed-graph" and c.backward is not None):
+        passes = graph.passes(last)
+        for older, old, now in zip(passes, passes[1:], passes[2:], strict=False):
+            walked = [r for n in graph.walk(now) if (r := graph.records.get(n)) and r.time > old.time]
+            entered = [graph.records[p] for r in walked for p in r.parents if p in graph.records]
+            found.update((r.stack, None) for r in entered if r.time < older.time and r.stack)
     return [[[s.file, s.line, max(s.end_line, s.line)] for s in stack] for stack in found]
 
 

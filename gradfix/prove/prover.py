@@ -295,6 +295,8 @@ class Prover:
                 unknown = unmoved(effects, conflicts, baseline.oracle, after.measured)
                 if unknown:
                     return Verdict("untried", unknown, measured)
+                if attempt.fresh:
+                    measured["fresh"] = True
                 measured["imposed"] = dict(attempt.before or {}) and sorted(attempt.before or {})
                 return self._accepted(baseline, after, attempt, conflicts, like, measured, cut_short)
             if first is None or (attempt.effects and not claims):

@@ -12,25 +12,25 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View
 from gradfix.rewrite.blocks import method
 from gradfix.rewrite.liveness import dotted
-from gradfix.rewrite.statements import Names, block_of, names, touches
-from gradfix.rewrite.tensors import is_renormalised
+from gradfix.rewrite.statements import Names, block_of, names, touches, walk
+from gradfix.rewrite.tensors import is_leaf, is_renormalised
 
 Found = tuple[View, cst.CSTNode]
 
 
 class CloneWeight(Codemod):
-    """Use a clone of an embedding's weight beside a lookup that renormalises it.
+    """Use a clone of a weight beside a lookup that renormalises it, or a write of the program's own.
 
     Why: `nn.Embedding(max_norm=...)` scales the rows it looks up in place, every time it is called. Where the
     weight itself was used before (`table.weight @ W.t()`), that use has saved it: `table.weight.clone()`
     saves a copy, and the gradient still reaches the table. It is what the documentation of nn.Embedding
-    advises.
+    advises. So for a codebook that the forward pass itself moves towards its inputs.
 
     When not: where the use is meant to see the scaled rows: then it comes after the lookup (shown as an
     alternative: what is computed from the weight changes by the scaling).
     """
 
-    kinds = ("stale-saved-tensor",)
+    kinds = ("stale-saved-tensor", "silent-overwrite")
     effects = ("none", "moved-write")
     examples = (
         Example(
@@ -59,6 +59,8 @@ b = table(torch.tensor([0, 2])) @ W.t()  # conflict: stale-saved-tensor
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        if _written_by_hand(conflict, project):
+            yield from _where_bound(conflict, project)
         if not is_renormalised(conflict):
             return
         edits: dict[str, tuple[Edit, ...]] = {}
@@ -77,6 +79,35 @@ b = table(torch.tensor([0, 2])) @ W.t()  # conflict: stale-saved-tensor
         if edits:
             yield Proposal(f"use a clone: `{code}.clone()`", NONE, edits)
         yield from _lookup_first(conflict, project)
+
+
+def _written_by_hand(conflict: Conflict, project: Project) -> bool:
+    """Whether the program itself writes into the weight (a codebook that follows its inputs)."""
+    write = conflict.write
+    return write is not None and write.optimizer is None and is_leaf(project, write.ref.storage)
+
+
+def _where_bound(conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """``w = codes.weight.clone()``: where the name is bound that the formula reads, once for all of its reads."""
+    written = (
+        [names(node).reads for _, node in project.frames(conflict.write.stack)] if conflict.write else []
+    )
+    for view, node in reversed(list(project.frames(conflict.record.stack)) if conflict.record else ()):
+        function = view.function(node)
+        body = function.body if isinstance(function, cst.FunctionDef) else view.module
+        read = names(node).reads
+        for unit in walk(body):
+            bound = unit.node
+            if not isinstance(bound, cst.Assign) or not unit.names.binds & read:
+                continue
+            if any(touches(w, unit.names.binds) for w in written):
+                continue  # it is written by this very name
+            weights = list(_attributes(bound.value))
+            if weights and isinstance(bound.value, (cst.Attribute, cst.Call)):
+                edits = tuple(Replace(n, _cloned) for n in weights)
+                code = view.code(weights[0])
+                yield Proposal(f"use a clone: `{code}.clone()`", NONE, {view.path: edits}, 2)
+                return
 
 
 def _cloned(now: cst.CSTNode) -> cst.CSTNode:

@@ -1,5 +1,7 @@
 """Which proposal wins, and several faults in one program, from end to end."""
 
+import pytest
+
 from gradfix import testing
 from gradfix.choose import Candidate, Tried, _merit
 from gradfix.codemod import Proposal
@@ -248,3 +250,114 @@ def test_a_failure_beside_a_missing_gradient_is_told(tmp_path, zygote):
     result = testing.one(script, zygote, Settings(repair=False))
     assert len(result.diagnoses) == 1
     assert ["KeyError" in line for line in result.lines] == [True]
+
+
+TWO = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+actor, critic = nn.Linear(4, 2), nn.Linear(4, 1)
+opt_a = torch.optim.SGD(actor.parameters(), lr=0.1)
+opt_c = torch.optim.SGD(critic.parameters(), lr=0.1)
+"""
+SHARED_DELTA = """\
+s = torch.randn(1, 4)
+for _ in range(6):
+    probs = torch.softmax(actor(s), -1)
+    a = torch.distributions.Categorical(probs).sample()
+    s2 = torch.randn(1, 4)
+    delta = float(a) + 0.9 * critic(s2).detach() - critic(s)
+    critic_loss = delta.pow(2).mean()
+    actor_loss = -(torch.log(probs[0, a]) * delta).mean()
+    opt_c.zero_grad()
+    critic_loss.backward()
+    opt_c.step()
+    opt_a.zero_grad()
+    actor_loss.backward()
+    opt_a.step()
+    s = s2
+"""
+SHARED_SCORE = """\
+critic = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+opt_c = torch.optim.SGD(critic.parameters(), lr=0.1)
+for _ in range(4):
+    fake = actor(torch.randn(8, 4))
+    score = critic(fake)
+    opt_c.zero_grad()
+    (score.mean() - critic(torch.randn(8, 2)).mean()).backward(retain_graph=True)
+    opt_c.step()
+    loss = -score.mean()
+    opt_a.zero_grad()
+    loss.backward()
+    opt_a.step()
+"""
+SUMMED = """\
+total = 0
+for _ in range(6):
+    loss = critic(torch.randn(5, 4)).pow(2).mean()
+    total += loss
+    opt_c.zero_grad()
+    total.backward()
+    opt_c.step()
+print(total.item() / 6)
+"""
+LEFT_OVER = """\
+critic = nn.Linear(2, 1)
+opt_c = torch.optim.SGD(critic.parameters(), lr=0.1)
+for _ in range(4):
+    fake = actor(torch.randn(8, 4))
+    opt_a.zero_grad()
+    critic(fake).sigmoid().mean().backward()
+    opt_a.step()
+    loss = -critic(fake.detach()).sigmoid().mean()
+    loss.backward()
+    opt_c.step()
+    opt_c.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [
+        (SHARED_DELTA, "    actor_loss = -(torch.log(probs[0, a]) * delta.detach()).mean()\n"),
+        (SHARED_SCORE, "    loss = -critic(fake).mean()\n"),
+        (SUMMED, "    total += loss.item()\n"),
+        (LEFT_OVER, "    opt_c.zero_grad()\n    loss.backward()\n"),
+    ],
+    ids=["actor_critic", "shared_score", "summed", "left_over"],
+)
+def test_what_a_person_would_write_wins(tmp_path, zygote, program, line):
+    script = tmp_path / "train.py"
+    script.write_text(TWO + program, encoding="utf-8")
+    result = testing.one(script, zygote, Settings())
+    (new,) = (text for _, text in result.files.values())
+    assert line in new
+    assert "inputs=" not in new
+
+
+GUESSED = """\
+first = {"state": (torch.zeros(5, 1),)}
+
+
+def advance(state):
+    return (torch.tanh(critic(torch.ones(5, 4)) + state[0]),)
+
+
+h = first.get("state")
+for _ in range(4):
+    h = advance(h)
+    loss = h[0].pow(2).mean()
+    opt_c.zero_grad()
+    loss.backward()
+    opt_c.step()
+"""
+
+
+def test_a_wrong_guess_at_what_a_name_holds_is_not_shown(tmp_path, zygote):
+    script = tmp_path / "train.py"
+    script.write_text(TWO + GUESSED, encoding="utf-8")
+    result = testing.one(script, zygote, Settings())
+    reasons = [c.verdict.reason for d in result.diagnoses for c in d.cures]
+    assert result.verdict is not None
+    assert not [r for r in reasons if "TypeError" in r or "AttributeError" in r]

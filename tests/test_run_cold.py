@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import IGNORES_SIGNALS, MODEL, fingerprint, processes_named, project, until
+from runs import IGNORES_SIGNALS, MODEL, behind, fingerprint, processes_named, project, until
 
 from gradfix.pipeline import fix
 from gradfix.result import Settings
-from gradfix.run import InterpreterError, Outcome, Run
+from gradfix.run import InterpreterError, Outcome, Run, walls
+from gradfix.run.walls import BUBBLEWRAP, LANDLOCK
 from gradfix.run.zygote import Zygote
 
 # What Windows lacks, but for register_at_fork, which torch on Linux can't do without. The child's interpreter
@@ -70,7 +71,7 @@ def without_fork(site: Path) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def cold(site: Path) -> Iterator[Zygote]:
     with without_fork(site):
-        zygote = Zygote()
+        zygote = behind(LANDLOCK)
     with zygote:
         yield zygote
 
@@ -198,6 +199,36 @@ def test_writes_elsewhere_are_refused(run: Callable[..., Outcome], tmp_path: Pat
     assert outcome.failure is not None
     assert outcome.failure.type == "PermissionError"
     assert other.read_text() == "the owner's"
+
+
+@pytest.mark.skipif(walls.bubblewrap() is None, reason="bubblewrap is not installed")
+def test_behind_bubblewrap(
+    site: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere.txt").write_text("the owner's")
+    (project / ".ssh").mkdir()
+    (project / ".ssh" / "id_rsa").write_text("a private key")
+    monkeypatch.setenv("HOME", str(project))
+    script, elsewhere = project / "script.py", str(tmp_path / "elsewhere.txt")
+    text = f"""
+    import os, socket
+    print(len(os.listdir(".ssh")) if os.path.exists(".ssh") else 0, os.listdir({str(project / ".ssh")!r}))
+    for do in (lambda: open({elsewhere!r}, "w"), lambda: socket.create_connection(("192.0.2.7", 443), 1)):
+        try: do()
+        except OSError as problem: print(problem.errno)
+    open("precious.txt", "w").write("!")
+    print(open(__file__).read()[-9:])
+    """
+    script.write_text("while True: pass")
+    before = fingerprint(tmp_path)
+    with without_fork(site), behind(BUBBLEWRAP) as zygote:
+        served = {str(script): textwrap.dedent(text) + "# served\n"}
+        outcome = zygote.run(Run(script, project, project, files=served, record=False, timeout=20.0))
+        endless = zygote.run(Run(script, project, project, record=False, timeout=0.5))
+    assert outcome.stdout == "0 []\n30\n101\n# served\n\n", outcome
+    assert (outcome.wall, outcome.ended, endless.ended) == ("bubblewrap", "finished", "timeout")
+    assert fingerprint(tmp_path) == before
+    assert until(lambda: processes_named("cold") == [])
 
 
 def test_where_links_are_not_allowed(

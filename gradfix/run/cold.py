@@ -25,7 +25,7 @@ from gradfix.run.conversation import DRAIN, Conversation, Gone
 from gradfix.run.scratch import Copy
 from gradfix.run.walls import Terms
 
-GRACE = 0.5  # seconds between the run's own end of time and the kill
+GRACE = 2.0  # seconds between the run's own end of time and the kill
 PAUSE = 0.02  # seconds between looks at the channel
 
 Start = Callable[[Path, Terms], AbstractContextManager["subprocess.Popen[bytes]"]]

@@ -92,18 +92,21 @@ class Conversation:
             raise Refused(speech.refused)
         self.needs_dynamo = bool(speech.end and speech.end.get("dynamo"))
         ended, detail = self._ending(status, why, speech)
+        out, err = _text(self.out), _text(self.err)
         return Outcome(
             ended=ended,
             tape=speech.tape,
             measurement=tuple(speech.measurement),
             failure=speech.failure,
-            stdout=_text(self.out),
-            stderr=_text(self.err),
+            stdout=out,
+            stderr=err,
             seconds=seconds,
             wall=self.terms.wall.name,
             detail=detail,
             status=status if speech.end is None else speech.end.get("status"),
-            missed=tuple(withheld.missed(self.terms.wall, speech.failure, speech.hosts, self.run.file_size)),
+            missed=tuple(
+                withheld.missed(self.terms.wall, ended, speech.failure, err, speech.hosts, self.run.file_size)
+            ),
         )
 
     def _ending(self, status: int | None, why: str, speech: _Speech) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from gradfix.run.scratch import Copy
 from gradfix.run.walls import Terms
 
 LATE = 5.0  # seconds after its time limit when a run that its keeper does not end is given up
+HELD = 64  # reads that empty any pipe or socket that nobody fills any more
 
 
 class ForkedRun(Conversation):
@@ -72,7 +73,8 @@ class ForkedRun(Conversation):
             while selector.get_map():
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    break
+                    self._empty(streams)  # this process may have had no turn until now
+                    return
                 for key, _ in selector.select(left):
                     data = _read(key.fd)
                     if not data:
@@ -96,11 +98,13 @@ class ForkedRun(Conversation):
         return self.said.endswith(b"\n") and self.said.rfind(f'x{self.tag}{{"x":"end"'.encode(), -1000) >= 0
 
     def _empty(self, streams: Mapping[int, bytearray]) -> None:
-        """What was written before the goodbye and has not been read yet."""
+        """What has been written and has not been read yet: no more than the system holds."""
         for fd, stream in streams.items():
             os.set_blocking(fd, False)
             with suppress(BlockingIOError):
-                while data := _read(fd):
+                for _ in range(HELD):
+                    if not (data := _read(fd)):
+                        break
                     self.keep(stream, data)
 
     def _keeper_words(self) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,11 +18,14 @@ from gradfix.run import WallError
 SMALL = 1 << 20  # bytes of a file that is copied whatever it is
 MOST = 5_000  # entries looked at, and
 MOST_BYTES = 1 << 28  # bytes copied, before the rest is only linked to: a project may be somebody's home
+NEIGHBOURS = 500  # entries beside the project that are linked to
 LEFT_OUT = frozenset((".git", "__pycache__", "node_modules", ".hg", ".tox", ".venv", "venv"))
 
 
 class Copy:
     """A folder of its own that looks like the project: small files copied, the rest linked. Removed on exit.
+
+    The project keeps its name, and what lies beside it is linked to: scripts read ../data.
 
     The folders of `needed` files are copied whatever the project's size, `masked` paths never. It lies in
     `place`, by default where temporary files do.
@@ -33,14 +38,16 @@ class Copy:
     ) -> None:
         self.root = root
         self.folder = Path(tempfile.mkdtemp(prefix="gradfix-", dir=place))
-        self.project = self.folder / "project"
+        self.project = self.folder / "project" / (root.name or "root")
         self._needed = {str(folder) for path in needed for folder in (path, *path.parents)}
         self._masked = frozenset(masked)
         self._seen = self._bytes = 0
 
     def __enter__(self) -> Copy:
         try:
+            self.project.parent.mkdir()
             self._fill(str(self.root), str(self.project))
+            self._link_neighbours()
         except OSError as problem:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise WallError(
@@ -69,6 +76,17 @@ class Copy:
                     shutil.copy2(entry.path, to)
                 else:
                     _link(entry, to)
+
+    def _link_neighbours(self) -> None:
+        try:
+            with os.scandir(self.root.parent) as entries:
+                beside = [e for e in itertools.islice(entries, NEIGHBOURS) if e.name != self.project.name]
+        except OSError:  # not ours to list
+            return
+        for entry in beside:
+            if entry.path not in self._masked and entry.path != str(self.folder):
+                with suppress(OSError):
+                    os.symlink(entry.path, self.project.parent / entry.name)
 
     def _is_walked(self, entry: os.DirEntry[str]) -> bool:
         if not os.access(entry.path, os.R_OK | os.X_OK) or entry.path == str(self.folder):

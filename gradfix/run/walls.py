@@ -24,23 +24,36 @@ SANDBOXES = cast("tuple[Sandbox, ...]", get_args(Sandbox))
 @dataclass(frozen=True, slots=True)
 class Wall:
     """`real`: the kernel holds it, against code that means harm too. `copies`: the run works on a copy of the
-    project, whose paths are translated."""
+    project, whose paths are translated. `loopback`: processes of a run may speak to each other over 127.0.0.1."""
 
     name: str
     words: str
     real: bool
     copies: bool
+    loopback: bool
 
 
 NAMESPACES = Wall(
-    "namespaces", "namespaces (a view of the files that only the run writes to, no network)", True, False
+    "namespaces",
+    "namespaces (a view of the files that only the run writes to, no network)",
+    real=True,
+    copies=False,
+    loopback=True,
 )
-BUBBLEWRAP = Wall("bubblewrap", "bubblewrap and a scratch copy (no network)", True, True)
-LANDLOCK = Wall("landlock", "Landlock and a scratch copy (no network)", True, True)
+BUBBLEWRAP = Wall(
+    "bubblewrap", "bubblewrap and a scratch copy (no network)", real=True, copies=True, loopback=True
+)
+LANDLOCK = Wall(
+    "landlock", "Landlock and a scratch copy (no network)", real=True, copies=True, loopback=False
+)
 AUDIT = Wall(
-    "audit", "a scratch copy and an audit hook, which stop accidents but not hostile code", False, True
+    "audit",
+    "a scratch copy and an audit hook, which stop accidents but not hostile code",
+    real=False,
+    copies=True,
+    loopback=False,
 )
-NONE = Wall("none", "nothing (--sandbox off)", False, False)
+NONE = Wall("none", "nothing (--sandbox off)", real=False, copies=False, loopback=True)
 WALLS = (NAMESPACES, BUBBLEWRAP, LANDLOCK, AUDIT, NONE)
 
 
@@ -101,7 +114,8 @@ def inside_bubblewrap(writable: Path, masked: Iterable[str]) -> list[str]:
     for path in masked:
         if not path.startswith("/run/"):
             command += ["--tmpfs", path] if Path(path).is_dir() else ["--ro-bind", "/dev/null", path]
-    return [*command, "--bind", str(writable), str(writable), "--chdir", "/", "--"]
+    command += ["--bind", str(writable), str(writable), "--setenv", "TMPDIR", str(writable)]
+    return [*command, "--chdir", "/", "--"]
 
 
 def refuses(command: Sequence[str]) -> str:

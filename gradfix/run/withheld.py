@@ -14,24 +14,40 @@ from gradfix.tape import Failure
 OFF = "--sandbox off runs it as python would"
 _NETWORK = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable|getaddrinfo failed"
-    r"|Failed to resolve|nodename nor servname|NameResolutionError"
+    r"|Failed to resolve|nodename nor servname|NameResolutionError|network addresses? of .* cannot be retrieved"
+    r"|Cannot resolve \S+ to a",
+    re.IGNORECASE,
 )
 _FULL = re.compile(r"Errno 28\b|No space left on device")
 _LARGE = re.compile(r"Errno 27\b|File too large")
 _CROWDED = re.compile(r"\[Errno 11\] Resource temporarily unavailable|can't start new thread|os error 11")
-_WRITES = re.compile(r"\[Errno 30\]|Read-only file system|PermissionError: |this run may only write")
+_WRITES = re.compile(
+    r"\[Errno 30\]|Read-only file system|PermissionError: |this run may only write|: Permission denied"
+    r"|unable to open database file|attempt to write a readonly database"
+)
+_ENOUGH = ("finished", "steps")  # ends of a run that missed nothing, whatever it printed
 
 
-def missed(wall: Wall, failure: Failure | None, hosts: Sequence[str], file_size: int) -> Iterator[str]:
-    """Sentences on what the script asked for and `wall` withheld. `hosts` are those it was seen to ask for."""
+def missed(
+    wall: Wall, ended: str, failure: Failure | None, stderr: str, hosts: Sequence[str], file_size: int
+) -> Iterator[str]:
+    """Sentences on what the script asked for and `wall` withheld. `hosts` are those it was seen to ask for;
+    its `stderr` counts where it did not come to its end and no exception says why."""
     if wall.name == "none":
         return
-    said = f"{failure.type}: {failure.message}\n{failure.traceback[-4000:]}" if failure is not None else ""
+    if failure is not None and not failure.type.endswith(
+        "CalledProcessError"
+    ):  # what that program said is on stderr
+        last = f"{failure.type}: {failure.message}"
+        said = f"{last}\n{failure.traceback[-4000:]}"
+    else:
+        last = said = stderr if ended not in _ENOUGH else ""
     if hosts or _NETWORK.search(said):
         which = ", ".join(hosts) or _last_line(said)
+        loopback = "" if wall.loopback or hosts else f", 127.0.0.1 neither behind {wall.name}"
         yield (
-            f"the script asked for the network: {which}. A run has none: put what it needs on this machine "
-            f"first; {OFF}"
+            f"the script asked for the network: {which}. A run has none{loopback}: put what it needs on this "
+            f"machine first; {OFF}"
         )
     if _FULL.search(said):
         yield "the run's scratch space is full: what a run writes is kept apart, in memory or where TMPDIR says"
@@ -39,7 +55,7 @@ def missed(wall: Wall, failure: Failure | None, hosts: Sequence[str], file_size:
         yield f"a file may grow to {_size(file_size)} in a run; {OFF}"
     elif _CROWDED.search(said):
         yield f"a run may have {PROCESSES} processes and threads; {OFF}"
-    elif failure is not None and _WRITES.search(f"{failure.type}: {failure.message}"):
+    elif _WRITES.search(last):
         yield f"a run may write to its own view of the project only, and reads no secrets; {OFF}"
     names = sorted(name for name in secrets.scrubbed(os.environ)[1] if _names(said, name))
     if names:
@@ -51,7 +67,9 @@ def _names(said: str, name: str) -> bool:
 
 
 def _last_line(said: str) -> str:
-    return next((line.strip() for line in said.split("\n") if _NETWORK.search(line)), "")[:200]
+    """Without what a logger puts before it."""
+    line = next((line.strip() for line in said.split("\n") if _NETWORK.search(line)), "")
+    return re.sub(r"^(\[[A-Z][^]]*\] )*(\[c10d\] )?", "", line)[:200].rstrip(".")
 
 
 def _size(size: int) -> str:

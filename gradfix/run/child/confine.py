@@ -45,7 +45,16 @@ def _become_somebody() -> bool:
         return False
     linux.be_dumpable()
     os.environ.setdefault("USER", "root")  # getpass looks here before it asks who has this number
+    _have_git_trust_us()
     return True
+
+
+def _have_git_trust_us() -> None:
+    """git reads no repository of another owner's unless it is told to, and here everything is one's."""
+    count = os.environ.get("GIT_CONFIG_COUNT", "")
+    number = int(count) if count.isdigit() else 0
+    os.environ[f"GIT_CONFIG_KEY_{number}"], os.environ[f"GIT_CONFIG_VALUE_{number}"] = "safe.directory", "*"
+    os.environ["GIT_CONFIG_COUNT"] = str(number + 1)
 
 
 def _counts_by_namespace() -> bool:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from . import channel as channels
 from . import confine, execute, furnish, guard, linux, view
 
-GRACE = 0.5  # seconds between the warning and the kill, for what the recorder holds back
+GRACE = 2.0  # seconds between the warning and the kill, for what the recorder holds back on a busy machine
 PAUSE = 0.05  # seconds between looks at memory and processes
 PROCESSES = 256
 DESCRIPTORS = 4  # of a run: channel, status, stdout, stderr

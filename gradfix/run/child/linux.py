@@ -9,7 +9,8 @@ import struct
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 CLONE_NEWIPC, CLONE_NEWNET = 0x08000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 1 << 12, 1 << 14, 1 << 18
-_PDEATHSIG, _DUMPABLE, _KEEPCAPS, _BSET_DROP, _SUBREAPER, _NO_NEW_PRIVS, _AMBIENT = 1, 4, 8, 24, 36, 38, 47
+_PDEATHSIG, _DUMPABLE, _BSET_DROP, _SECUREBITS, _SUBREAPER, _NO_NEW_PRIVS, _AMBIENT = 1, 4, 24, 28, 36, 38, 47
+_NO_SETUID_FIXUP, _KEEP_CAPS = 1 << 2, 1 << 4
 _AMBIENT_RAISE, _AMBIENT_CLEAR_ALL = 2, 4
 _MOUNT_SETATTR, _CAPSET = 442, {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION = 0x20080522
@@ -106,8 +107,9 @@ def capabilities() -> int:
 
 
 def keep_over_setuid() -> None:
-    """Do not lose all capabilities when this process becomes another user."""
-    _prctl(_KEEPCAPS, 1)
+    """Do not lose all capabilities when this process becomes another user: not for access(2) either, which would
+    otherwise answer for somebody without any."""
+    _prctl(_SECUREBITS, _NO_SETUID_FIXUP | _KEEP_CAPS)
 
 
 def be_dumpable() -> None:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 
 from . import dynamo, keeper, linux, start
 
@@ -42,7 +43,8 @@ def main(words: list[str]) -> None:
             return
         silent = 0 if word else silent + 1
         if word == b"d":
-            dynamo.load()
+            with suppress(ImportError, OSError):  # a run that needs it will say why it can't be had
+                dynamo.load()
             gc.freeze()
         elif word.startswith(b"n"):
             world.mounts, world.refused = False, word[1:].decode()

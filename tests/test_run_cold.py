@@ -144,7 +144,7 @@ def test_never_ending(run: Callable[..., Outcome], text: str) -> None:
                   timeout=1.0)  # fmt: skip
     assert (outcome.ended, outcome.detail) == ("timeout", "the run was not over after 1 s.")
     assert outcome.stdout == "before\n"
-    assert outcome.seconds < 3
+    assert outcome.seconds < 15
     assert until(lambda: processes_named(mark) == [])
 
 
@@ -220,6 +220,9 @@ def test_behind_bubblewrap(
     print(open(__file__).read()[-9:])
     """
     script.write_text("while True: pass")
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
     before = fingerprint(tmp_path)
     with without_fork(site), behind(BUBBLEWRAP) as zygote:
         served = {str(script): textwrap.dedent(text) + "# served\n"}
@@ -228,7 +231,7 @@ def test_behind_bubblewrap(
     assert outcome.stdout == "0 []\n30\n101\n# served\n\n", outcome
     assert (outcome.wall, outcome.ended, endless.ended) == ("bubblewrap", "finished", "timeout")
     assert fingerprint(tmp_path) == before
-    assert until(lambda: processes_named("cold") == [])
+    assert list(scratch.iterdir()) == []
 
 
 def test_where_links_are_not_allowed(

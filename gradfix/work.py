@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from gradfix.source import Source, SourceError, refuse_read_only, write
 from gradfix.tapefile import TapeError, read_tape
 
 NOTHING, FAULTS, FAILED = 0, 1, 2
+KNOWN = (InterpreterError, SourceError, TapeError, OSError)  # sentences for whoever called
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class Work:
                     result = self.baseline.new(result)
                 results.append(_written(result) if self.action == "write" and stdin is None else result)
                 self._report(results[-1], view, stdin)
-        except (InterpreterError, SourceError, TapeError, OSError) as problem:
+        except KNOWN as problem:
             if isinstance(problem, BrokenPipeError):
                 raise
             sentence, detail = str(problem), getattr(problem, "detail", "")
@@ -132,7 +134,17 @@ class Work:
             shared = stack.enter_context(Zygote(settings.python, sandbox=sandbox)) if many else None
             for entry in entries:
                 with self.terminal.progress(entry.name) as say:
-                    found = list(pipeline.fix(entry, settings, text, say, shared))
+                    try:
+                        found = list(pipeline.fix(entry, settings, text, say, shared))
+                    except KNOWN:
+                        raise
+                    except (
+                        Exception
+                    ):  # perhaps forged by what the script's run said: the others are not to pay for it
+                        if not many:
+                            raise
+                        words = f"{entry}: gradfix could not make sense of what was recorded"
+                        found = [Result(entry, problem=Problem(words, traceback.format_exc()))]
                 yield from found
 
     def _report(self, result: Result, view: View, stdin: Source | None) -> None:

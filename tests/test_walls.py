@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import behind, project
 
-from gradfix import cli
+from gradfix import cli, pipeline
 from gradfix.run import Run, WallError, walls
 from gradfix.run.walls import AUDIT, LANDLOCK, NAMESPACES
 
@@ -199,3 +200,65 @@ def test_one_bad_script_of_a_directory_costs_itself_alone(
     assert {r["wall"] for r in report["runs"]} <= {wall.name for wall in walls.WALLS if wall.real}
     assert [c["verdict"] for c in report["changes"]] == ["proved"]
     assert "tampered: the run ended without a word" in " ".join(err.split())
+
+
+FORGES = """
+import gc, torch
+channel = next(o for o in gc.get_objects() if type(o).__name__ == "Channel" and hasattr(o, "tag"))
+def say(kind, text): channel.lines.append(kind + channel.tag + text + chr(10)); channel.flush()
+"""
+VECTOR = '{"m":"s","o":0,"g":[[%s,1.0,"f4",%s]],"c":[],"rng":[]}'
+FORGED = {
+    "trouble": ("x", '{"x":"trouble","text":"it broke"}'),
+    "refused": ("x", '{"x":"refused","why":"nothing here"}'),
+    "inside": ("x", '{"x":"inside"}'),
+    "failure": ("x", '{"x":"failure","stack":[7],"type":"E","message":"m","traceback":"t"}'),
+    "number": ("m", '{"m":"s","o":0}'),
+    "words": ("m", VECTOR % ('"x"', '"AAAA"')),
+    "base64": ("m", VECTOR % ("1.0", '"!!!!"')),
+    "half": ("m", VECTOR % ("1.0", '"AAA="')),
+    "huge": ("m", VECTOR % ("9" * 400, '"AAAA"')),
+    "event": ("t", '{"e":"Mutate"}'),
+    "after": ("x", '{"x":"end","how":"finished","status":0,"detail":"","dynamo":false}'),
+}
+
+
+def test_a_script_that_knows_its_tag_forges_for_itself_alone(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, (kind, text) in FORGED.items():
+        (project / f"bad_{name}.py").write_text(f"{FORGES}say({kind!r}, {text!r})\n{FAULTY}")
+    (project / "train.py").write_text(FAULTY)
+    code, out, _ = gradfix(capsys, "fix", str(project), "--prove", "--output-format", "json")
+    report = json.loads(out)
+    assert code == 2
+    ended = {Path(r["path"]).stem: (r["ended"], r["wall"]) for r in report["runs"]}
+    tampered = dict.fromkeys((f"bad_{name}" for name in FORGED), ("tampered", "namespaces"))
+    assert ended == {
+        **tampered,
+        "bad_event": ("read", "namespaces"),  # nothing is left of its tape: its text is read
+        "bad_after": ended["bad_after"],  # its own end, believed where it comes alone
+        "train": ("steps", "namespaces"),
+    }
+    (change,) = report["changes"]
+    assert change["verdict"] == "proved"
+    assert "train.py" in json.dumps(change)
+
+
+def test_what_nobody_foresaw_costs_one_script_of_a_directory(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording of the right shape that makes no sense."""
+    real = pipeline.fix
+
+    def fix(entry: Path, *rest: Any) -> Any:
+        if entry.name == "bad.py":
+            raise IndexError("no such node")
+        return real(entry, *rest)
+
+    monkeypatch.setattr(pipeline, "fix", fix)
+    for name in ("bad.py", "train.py"):
+        (project / name).write_text(FAULTY)
+    code, out, err = gradfix(capsys, "fix", str(project), "--prove")
+    assert (code, "1 cured" in out, "IndexError: no such node" in err + out) == (2, True, True)
+    assert "gradfix could not make sense of what was recorded" in " ".join((err + out).split())

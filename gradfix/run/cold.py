@@ -34,6 +34,8 @@ Start = Callable[[Path, Terms], AbstractContextManager["subprocess.Popen[bytes]"
 class ColdRun(Conversation):
     """The files and pipes of one run."""
 
+    begins_inside = False
+
     def __init__(self, run: Run, terms: Terms, copy: Copy) -> None:
         super().__init__(run, terms, copy)
         self.folder = copy.folder

@@ -13,6 +13,8 @@ from secrets import token_hex
 from typing import Any
 
 from gradfix.run import Outcome, Run, withheld
+from gradfix.run.child.network import MOST
+from gradfix.run.measured import is_measurement
 from gradfix.run.scratch import Copy
 from gradfix.run.walls import Terms
 from gradfix.tape import Failure, Site, Tape
@@ -34,6 +36,8 @@ class Gone(Exception):
 
 class Conversation:
     """What has come in from one run, and what it means."""
+
+    begins_inside = True  # the run's process says nothing before its wall stands: a refusal from it is forged
 
     def __init__(self, run: Run, terms: Terms, copy: Copy | None) -> None:
         self.run, self.terms, self.copy = run, terms, copy
@@ -87,7 +91,7 @@ class Conversation:
         if self.copy is not None:
             self.said = self.copy.outward_json(self.said)
             self.out, self.err = self.copy.outward(self.out), self.copy.outward(self.err)
-        speech = _Speech(self.said, self.tag)
+        speech = _Speech(self.said, self.tag, self.begins_inside)
         if speech.refused:
             raise Refused(speech.refused)
         self.needs_dynamo = bool(speech.end and speech.end.get("dynamo"))
@@ -114,6 +118,11 @@ class Conversation:
         end = speech.end
         if self.spoken >= LONGEST:
             return "memory", f"the run said more than {LONGEST >> 20} MiB about itself; try fewer --steps."
+        if speech.trouble:
+            return "tampered", (
+                "tampered: what gradfix does in the run failed there: a fault of gradfix's, or the script had a hand "
+                f"in it. {speech.trouble}"
+            )
         if why == "memory":
             return "memory", "the run used up the memory it may have."
         if why == "processes":
@@ -153,8 +162,9 @@ class Conversation:
 class _Speech:
     """What the channel carried, sorted by whose word it is."""
 
-    def __init__(self, data: bytearray, tag: str) -> None:
+    def __init__(self, data: bytearray, tag: str, inside: bool) -> None:
         self.tag = tag.encode()
+        self.inside = inside  # whether the wall stood already when the next line was said
         self.hosts: list[str] = []
         self.measurement: list[Mapping[str, Any]] = []
         self.failure: Failure | None = None
@@ -162,6 +172,7 @@ class _Speech:
         self.memory: str | None = None
         self.nonsense = ""
         self.refused = ""
+        self.trouble = ""
         self.tape: Tape | None = None
         lines: list[str] = []
         for raw in bytes(data).split(b"\n")[:-1]:  # the last piece is empty, or a line that broke off
@@ -182,7 +193,10 @@ class _Speech:
         if kind == b"t":
             tape.append(text + "\n")
         elif kind == b"m":
-            self.measurement.append(_object(text))
+            line = _object(text)
+            if not is_measurement(line):
+                raise ValueError(line)
+            self.measurement.append(line)
         elif kind == b"x":
             self._executor(_object(text))
         else:
@@ -198,11 +212,14 @@ class _Speech:
             stack = tuple(Site(*site) for site in word["stack"])
             self.failure = Failure(0, stack, str(word["type"]), str(word["message"]), str(word["traceback"]))
         elif what == "missed":
-            self.hosts.append(str(word["detail"]))
-        elif what == "refused":
+            if len(self.hosts) < MOST:
+                self.hosts.append(str(word["detail"])[:200])
+        elif what == "inside" and not self.inside:
+            self.inside = True
+        elif what == "refused" and not self.inside:
             self.refused = str(word["why"])
         elif what == "trouble":
-            raise RuntimeError(f"gradfix itself failed in the run:\n{word['text']}")
+            self.trouble = str(word["text"])
         else:
             raise ValueError(what)
 

@@ -214,9 +214,9 @@ class Zygote:
                     deaths += 1
                     if self._closed:
                         raise InterpreterError(self._was_ended()) from None
-                    if deaths > 2:
-                        raise InterpreterError(f"{self.python} was killed again and again.") from None
                     self._restart()
+                    if deaths > 2:
+                        return _killer(wall, self.python)
 
     # ---- the process
 
@@ -345,6 +345,12 @@ class Zygote:
                 socket.send_fds(self._socket, [b"r"], descriptors)
             except OSError:
                 raise Gone from None
+
+
+def _killer(wall: Wall, python: str) -> Outcome:
+    """Of a script whose every run took the interpreter along that the others need."""
+    words = f"{python} was killed every time the script ran in it."
+    return Outcome("killed", None, (), None, "", "", 0.0, wall.name, words)
 
 
 def room() -> int:

@@ -44,6 +44,8 @@ def _run(folder: str) -> None:
         line.flush()
         execute.EXIT(0)
     guard.install(request)
+    line({"x": "inside"})  # from here on the script may have a hand in what is said
+    line.flush()
     request["files"] = view.write_texts(request["files"])
     confine.confine(request, granted=False)
     # Only now: what a thread was allowed before it is allowed for ever.

@@ -113,6 +113,7 @@ HUNK = ("fixes", 0, "files", 0, "hunks", 0)
         _set(*HUNK, "old", to=["two\nlines"]),
         _set(*HUNK, "new", to=["a\0b"]),
         _set(*HUNK, "new", to=["    lossG = d"]),
+        _set(*HUNK, "before", to=["x"] * 3_000),
         _set(*HUNK, "line", to=0),
         _set(*HUNK, "line", to=True),
         _set(*HUNK, "alike", to=2),

@@ -198,6 +198,15 @@ def test_what_stands_in_another_order():
     assert refused(swapped).startswith("x.py: `hidden += 1`")
 
 
+def test_long_lines_take_no_time():
+    """Compared by the letter they would take minutes."""
+    old = OLD.replace(
+        "        total += loss\n", f"        total += loss; x = [{', '.join('123' * 20_000)}]\n"
+    )
+    now = old.replace("1, 2, 3", "1, 3, 2, 2").replace("import torch", "import torch, sys")
+    assert placed(now, old, old.replace("hidden += 1", "hidden = hidden + 1")).lines == ((12, 12),)
+
+
 def test_a_text_that_is_no_python():
     assert refused(OLD + "def") == "x.py has changed, and can't be parsed as it is"
 

@@ -66,7 +66,8 @@ class Batch:
         self._again(state, asked)
         names = {s.name for s in asked}
         todo = [s for s in state.open(options) if s.name in names]
-        done = [s for s in asked if s not in todo]
+        waiting = {s.name for s in todo}
+        done = [s for s in asked if s.name not in waiting]
         say(Progress(len(done), len(asked), 0))
         for spec in done:
             self._affect(state, spec)

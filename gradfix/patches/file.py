@@ -18,6 +18,7 @@ from gradfix.source import NEWLINE
 
 FORMAT, VERSION = "gradfix-patch", 1
 LARGEST = 32 << 20  # bytes of a file that is read
+AROUND = 2_000  # lines around a change
 SUFFIXES = (".py", ".ipynb")
 
 
@@ -148,6 +149,10 @@ def _allowed(patch: Patch) -> None:
         for file in fix.files:
             for hunk in file.hunks:
                 lines = (*hunk.before, *hunk.old, *hunk.new, *hunk.after)
+                if len(hunk.before) + len(hunk.after) > AROUND:
+                    raise PatchError(
+                        f"{file.path}: one of its hunks has more lines around it than gradfix writes"
+                    )
                 if hunk.line < 1 or any(NEWLINE.search(x) or "\0" in x for x in lines):
                     raise PatchError(f"{file.path}: one of its hunks holds lines that are none")
                 if not 0 <= hunk.alike <= 1 or hunk.old == hunk.new:

@@ -18,6 +18,7 @@ from gradfix.patches.lines import Line, Names, lexed, renames
 from gradfix.patches.values import Hunk
 
 SLACK = 4  # lines that may have come in between the lines around a place
+LONGEST = 8_000  # characters of changed lines that are compared one by one
 LIKE = 0.5  # from here on a changed line counts, as much as is left of it
 
 
@@ -170,6 +171,8 @@ def _kept(old: list[str], now: list[str]) -> float:
 
 
 def _alike(engine: diff_match_patch, old: str, now: str) -> float:
+    if max(len(old), len(now)) > LONGEST:  # the time goes with the square
+        return 0.0
     distance = engine.diff_levenshtein(engine.diff_main(old, now, False))
     alike = 1 - distance / max(len(old), len(now))
     return alike if alike >= LIKE else 0.0

@@ -43,6 +43,7 @@ class Command:
     list_: Path | None = None
     accept: tuple[str, ...] = ()  # fingerprints
     refuse: tuple[str, ...] = ()
+    revert: tuple[str, ...] = ()  # codemods
 
     def go(self, terminal: Terminal) -> Left:
         """Do it. Raises CommandError."""
@@ -59,6 +60,8 @@ class Command:
                 state.decide(name, "accept")
             for name in self.refuse:
                 state.decide(name, "refuse")
+            for name in self.revert:
+                self.batch.revert(state, name)
             try:
                 with display(terminal) as say:
                     done = self.batch.run(state, say)

@@ -67,6 +67,22 @@ def to_tree(result: RepoResult, place: Path) -> str:
     return f"{_files(result)} written"
 
 
+def back(result: RepoResult, place: Path) -> str:
+    """What `to_tree` did, undone. Raises Undone where a file is not what was written any more."""
+    left: dict[str, tuple[str, str]] = {}
+    try:
+        for path, (old, new) in result.changes.items():
+            now = Source.read(place / path).text
+            if now not in (old, new):
+                raise Undone(f"{path} has changed since it was written; take the change back by hand")
+            if now == new:
+                left[str(place / path)] = (new, old)
+        write(left)
+    except SourceError as problem:
+        raise Undone(str(problem).replace(f"{place}/", "")) from None
+    return f"{_files(result)} as before"
+
+
 def to_branch(result: RepoResult, place: Path, branch: str, made: str, making: Note) -> str:
     """A branch with one commit a codemod, on top of what was checked out. HEAD, index and working tree stay untouched,
     and no hook is run. `made` is the commit that gradfix had put it at, `making` hears of the new one before it is

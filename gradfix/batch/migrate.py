@@ -77,6 +77,22 @@ class Batch:
             say(Progress(count, len(asked), running, result))
         return asked
 
+    def revert(self, state: State, codemod: str) -> None:
+        """Take back what a codemod has done: written files are put back, and run() looks at these repositories again
+        without it, so that what is left is proved anew; their branches move when it comes to them."""
+        state.revert(codemod)
+        for spec in wanted(state.specs(), self.only):
+            result = state.result(spec.name)
+            if result is None or not any(codemod in step.codemod.split("+") for step in result.steps):
+                continue
+            try:
+                if state.effects(spec.name).get("write", ("", ""))[0] == "done":
+                    effects.back(result, Path(spec.place))
+            except effects.Undone as why:
+                state.affected(spec.name, f"revert {codemod}", "refused", str(why))
+            else:
+                state.forget([spec.name])
+
     def _again(self, state: State, asked: list[Spec]) -> None:
         ended = state.ended()
         for word in self.retry:
@@ -108,8 +124,11 @@ class Batch:
         had = state.effects(spec.name)
         due = [e for e in self.wish.effects if had.get(e, ("", ""))[0] != "done"]
         result = state.result(spec.name) if due else None
-        if result is None or not result.changes:
+        if result is None:
             return
+        branch = self.wish.branch
+        if not result.changes:  # nothing to do, but for a branch that was made when there was
+            due = [f"branch {branch}"] if branch and state.made(spec.name, branch) else []
         for effect in due:
             try:
                 state.affected(spec.name, effect, "done", self._do(effect, result, spec, state))

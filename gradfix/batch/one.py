@@ -20,6 +20,7 @@ from gradfix.examine import Examined, examine
 from gradfix.patches.file import PatchError
 from gradfix.patches.make import of_result
 from gradfix.patches.values import Fix
+from gradfix.registry import catalogue
 from gradfix.result import Diagnosis, Result, Settings
 from gradfix.run import InterpreterError
 from gradfix.run.zygote import Zygote
@@ -273,6 +274,13 @@ def _uncured(diagnoses: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
     return tuple(replace(d, status="left") if d.status == "cured" else d for d in diagnoses)
 
 
+def _codemods(options: Options) -> tuple[str, ...]:
+    if not options.without:
+        return options.codemods
+    names = options.codemods or tuple(about.name for about in catalogue())
+    return tuple(name for name in names if name not in options.without)
+
+
 def _source(file: str) -> str | None:
     try:
         return Source.read(file).text
@@ -294,7 +302,7 @@ def _settings(root: Path, options: Options) -> tuple[Settings, Config]:
         }
         config = config.under("the command line", given)
         settings = config.settings(
-            codemods=options.codemods,
+            codemods=_codemods(options),
             notes=options.notes,
             seed=options.seed,
             sandbox=options.sandbox,

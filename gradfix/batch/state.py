@@ -225,7 +225,17 @@ class State:
         made = self.decisions()
         spared = tuple(f for f, d in made.items() if d == "refuse")
         granted = tuple(f for f, d in made.items() if d == "accept")
-        return dataclasses.replace(options, spared=spared, granted=granted)
+        return dataclasses.replace(options, spared=spared, granted=granted, without=self.reverted())
+
+    def revert(self, codemod: str) -> None:
+        """No more cures by this codemod in this workspace. What it has done is the caller's to undo."""
+        names = " ".join(sorted({*self.reverted(), codemod}))
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('reverted', ?)", (names,))
+
+    def reverted(self) -> tuple[str, ...]:
+        """The codemods that were taken back."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'reverted'").fetchone()
+        return tuple(row[0].split()) if row else ()
 
     # ---- helpers
 

@@ -54,11 +54,12 @@ class Options:
     only: tuple[str, ...] = ()  # fingerprints
     spared: tuple[str, ...] = ()
     granted: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # codemods that were taken back
 
     @property
     def key(self) -> str:
         """The same for options that find the same."""
-        same = dataclasses.replace(self, only=(), spared=(), granted=())
+        same = dataclasses.replace(self, only=(), spared=(), granted=(), without=())
         return hashlib.sha256(dumps(same).encode()).hexdigest()[:16]
 
 

@@ -94,6 +94,12 @@ def migrate(
         list[str] | None,
         typer.Option("--refuse", metavar="GROUP", help="Leave the faults of this group alone."),
     ] = None,
+    revert: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--revert", metavar="CODEMOD", help="Take back what this codemod has done in the workspace."
+        ),
+    ] = None,
     select: Select = None,
     ignore: Ignore = None,
     codemod: Annotated[
@@ -180,7 +186,9 @@ def migrate(
         jobs or cores,
         scheduler or "",
     )
-    command = Command(batch, tuple(repositories or ()), from_, tuple(accepted), tuple(refuse or ()))
+    command = Command(
+        batch, tuple(repositories or ()), from_, tuple(accepted), tuple(refuse or ()), codemods(revert)
+    )
     try:
         left = command.status(Terminal(quiet)) if status else command.go(Terminal(quiet))
     except CommandError as problem:

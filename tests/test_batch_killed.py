@@ -1,6 +1,6 @@
 """kill -9 at a random moment, of the whole call or of a worker: the same call again ends where an undisturbed one does.
 
-The soak tier does it 30 times each: GRADFIX_KILLS says how often.
+The soak tier does it 30 times each.
 """
 
 import json
@@ -19,7 +19,7 @@ from gradfix.batch.effects import save
 from gradfix.batch.state import State, StateError, locked
 from gradfix.batch.values import dumps
 
-KILLS = int(os.environ.get("GRADFIX_KILLS", "3"))
+KILLS = [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 30))]
 FLAGS = ["--accept", "untried", "--branch", "cured", "--diff", "--write", "--jobs", "2"]
 PLACES = ["a", "b", "c"]
 
@@ -91,7 +91,7 @@ def ended(pids: list[int]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("seed", range(KILLS))
+@pytest.mark.parametrize("seed", KILLS)
 def test_the_call_is_killed(tmp_path, undisturbed, seed):
     wanted, seconds = undisturbed
     given(tmp_path)
@@ -113,7 +113,7 @@ def test_the_call_is_killed(tmp_path, undisturbed, seed):
     assert b"3 repositories" in out
 
 
-@pytest.mark.parametrize("seed", range(KILLS))
+@pytest.mark.parametrize("seed", KILLS)
 def test_a_worker_is_killed(tmp_path, undisturbed, seed):
     wanted, seconds = undisturbed
     given(tmp_path)
@@ -133,7 +133,6 @@ def test_a_worker_is_killed(tmp_path, undisturbed, seed):
     assert came_to(tmp_path) == wanted
 
 
-@pytest.mark.skipif("GRADFIX_KILLS" in os.environ, reason="once is enough")
 def test_a_kill_between_two_effects_is_made_good(tmp_path):
     """What the kills at random moments hardly ever meet: the branch is there, and the workspace does not know yet."""
     repo = repository(tmp_path / "repo", {"train.py": faulty()})

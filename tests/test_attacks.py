@@ -400,6 +400,7 @@ SUCCESS = """speak(b'x{"x":"end","how":"finished","status":0,"detail":"","dynamo
     "text",
     [
         SUCCESS,
+        SUCCESS.replace("b'x{", "b'x0123456789abcdef{"),  # a tag of the right length
         "speak(b't{}')",
         """speak(b'm{"m":"s","o":0}')""",
         "speak(b'x' + b'[' * 100_000)",
@@ -416,6 +417,14 @@ def test_a_run_that_tampers_is_called_that(attack: Callable[..., Outcome], text:
     outcome = attack(FORGED + text)
     assert outcome.ended == "tampered", outcome
     assert outcome.detail.startswith("tampered: ")
+
+
+def test_nothing_is_written_to_a_file_that_took_the_channels_place(attack: Callable[..., Outcome]) -> None:
+    took = "import os, time\nos.dup2(os.open('mine', os.O_RDWR | os.O_CREAT), 400)\n"
+    outcome = attack(
+        took + MODEL + "train(); time.sleep(0.3); train()\nprint(os.path.getsize('mine'))", record=True
+    )
+    assert (outcome.ended, outcome.stdout) == ("tampered", "0\n")
 
 
 def test_success_is_not_what_the_exit_status_says(attack: Callable[..., Outcome]) -> None:

@@ -201,6 +201,9 @@ def test_writes_elsewhere_are_refused(run: Callable[..., Outcome], tmp_path: Pat
     assert other.read_text() == "the owner's"
 
 
+KILLED = "import ctypes; ctypes.string_at(0)"
+
+
 @pytest.mark.skipif(walls.bubblewrap() is None, reason="bubblewrap is not installed")
 def test_behind_bubblewrap(
     site: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -227,9 +230,11 @@ def test_behind_bubblewrap(
     with without_fork(site), behind(BUBBLEWRAP) as zygote:
         served = {str(script): textwrap.dedent(text) + "# served\n"}
         outcome = zygote.run(Run(script, project, project, files=served, record=False, timeout=20.0))
-        endless = zygote.run(Run(script, project, project, record=False, timeout=0.5))
+        endless = zygote.run(Run(script, project, project, record=False, timeout=4.0))
+        killed = zygote.run(Run(script, project, project, files={str(script): KILLED}, record=False))
     assert outcome.stdout == "0 []\n30\n101\n# served\n\n", outcome
     assert (outcome.wall, outcome.ended, endless.ended) == ("bubblewrap", "finished", "timeout")
+    assert (killed.ended, "SIGSEGV" in killed.detail) == ("killed", True)
     assert fingerprint(tmp_path) == before
     assert list(scratch.iterdir()) == []
 

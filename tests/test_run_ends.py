@@ -170,12 +170,14 @@ def test_nothing_survives_a_daemon(
 ) -> None:
     mark = f"gradfix-daemon-{os.getpid()}"
     text = f"""
-    import os, subprocess, sys
+    import os, sys, time
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(99)", {mark!r}])
+            up = "import time; open('up', 'w'); time.sleep(99)"
+            os.execv(sys.executable, [sys.executable, "-c", up, {mark!r}])
         os._exit(0)
+    while not os.path.exists("up"): time.sleep(0.01)
     """
     assert run(text, zygote if namespaces else copying).ended == "finished"
     assert until(lambda: processes_named(mark) == [])

@@ -219,7 +219,6 @@ FORGED = {
     "half": ("m", VECTOR % ("1.0", '"AAA="')),
     "huge": ("m", VECTOR % ("9" * 400, '"AAAA"')),
     "event": ("t", '{"e":"Mutate"}'),
-    "after": ("x", '{"x":"end","how":"finished","status":0,"detail":"","dynamo":false}'),
 }
 
 
@@ -237,7 +236,6 @@ def test_a_script_that_knows_its_tag_forges_for_itself_alone(
     assert ended == {
         **tampered,
         "bad_event": ("read", "namespaces"),  # nothing is left of its tape: its text is read
-        "bad_after": ended["bad_after"],  # its own end, believed where it comes alone
         "train": ("steps", "namespaces"),
     }
     (change,) = report["changes"]

@@ -23,9 +23,10 @@ from typing import IO
 from gradfix.run import Outcome, Run
 from gradfix.run.conversation import DRAIN, Conversation, Gone
 from gradfix.run.scratch import Copy
-from gradfix.run.walls import Terms
+from gradfix.run.walls import BUBBLEWRAP, Terms
 
 GRACE = 2.0  # seconds between the run's own end of time and the kill
+SIGNALLED = 128
 PAUSE = 0.02  # seconds between looks at the channel
 
 Start = Callable[[Path, Terms], AbstractContextManager["subprocess.Popen[bytes]"]]
@@ -63,7 +64,10 @@ class ColdRun(Conversation):
         if self.asked.exists():
             words = bytes(self.err or self.out).decode("utf-8", "replace").strip()
             raise Gone("it did not import torch in time" if why else words)
-        return self.outcome(seconds, process.returncode, why)
+        status = process.returncode
+        if self.terms.wall is BUBBLEWRAP and status > SIGNALLED:  # it tells of a signal as a shell does
+            status = SIGNALLED - status
+        return self.outcome(seconds, status, why)
 
     def _read(self, stream: IO[bytes] | None, into: bytearray) -> None:
         assert stream is not None

@@ -139,7 +139,9 @@ def _trained(project: Project, backward: Backward, group: Sequence[Backward]) ->
 
 
 def _unlisted(node: cst.BaseExpression) -> cst.BaseExpression:
-    """``x`` of ``list(x)``."""
+    """``x`` of ``list(x)`` and of ``x or None``."""
+    if isinstance(node, cst.BooleanOperation):
+        return node.left
     if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "list":
         return node.args[0].value
     return node

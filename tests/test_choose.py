@@ -1,5 +1,9 @@
 """Which proposal wins, and several faults in one program, from end to end."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from gradfix import testing
@@ -361,3 +365,17 @@ def test_a_wrong_guess_at_what_a_name_holds_is_not_shown(tmp_path, zygote):
     reasons = [c.verdict.reason for d in result.diagnoses for c in d.cures]
     assert result.verdict is not None
     assert not [r for r in reasons if "TypeError" in r or "AttributeError" in r]
+
+
+def test_a_restricted_backward_still_runs_once_its_model_is_frozen(tmp_path, zygote):
+    folder = Path(__file__).parents[1] / "fixtures" / "backward_inputs" / "networks_in_a_dictionary"
+    text = (folder / "before.py").read_text(encoding="utf-8")
+    frozen = "    trainer.step(torch.randn(5, 3))\n"
+    text = text.replace(frozen, f"{frozen}    trainer.nets['speaker'].requires_grad_(_ < 2)\n")
+    script = tmp_path / "train.py"
+    script.write_text(text, encoding="utf-8")
+    result = testing.one(script, zygote, Settings())
+    (new,) = (text for _, text in result.files.values())
+    assert "inputs=" in new
+    script.write_text(new, encoding="utf-8")
+    subprocess.run([sys.executable, script], check=True, capture_output=True)

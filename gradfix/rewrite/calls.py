@@ -231,16 +231,18 @@ def _freezes(project: Project, optimizer: int) -> bool:
 
 
 def _unfrozen(found: cst.BaseExpression) -> cst.BaseExpression:
-    """The list without what does not require grad."""
+    """The list without what does not require grad; None, every leaf, once all of it is frozen: `backward` refuses an
+    empty list."""
     if isinstance(found, cst.ListComp):
         inner = found.for_in
         while inner.inner_for_in is not None:
             inner = inner.inner_for_in
         test = cst.CompIf(cst.parse_expression("p.requires_grad"))
-        return cst.ensure_type(found.with_deep_changes(inner, ifs=[test]), cst.ListComp)
-    bare = found.args[0].value if isinstance(found, cst.Call) else found
-    code = cst.Module([]).code_for_node(bare)
-    return cst.parse_expression(f"[p for p in {code} if p.requires_grad]")
+        some = cst.Module([]).code_for_node(found.with_deep_changes(inner, ifs=[test]))
+    else:
+        bare = found.args[0].value if isinstance(found, cst.Call) else found
+        some = f"[p for p in {cst.Module([]).code_for_node(bare)} if p.requires_grad]"
+    return cst.parse_expression(f"{some} or None")
 
 
 def _visible(own: View, call: cst.Call, view: View, at: cst.CSTNode) -> bool:

@@ -7,10 +7,15 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import hypothesmith
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from gradfix import cli
+from gradfix.detect import detect
 from gradfix.examine import examine
+from gradfix.read import Budget, outline, read
+from gradfix.read.project import Project
 from gradfix.result import Settings
 from gradfix.source import Source, SourceError
 
@@ -180,3 +185,34 @@ def test_a_sample_of_the_standard_librarys_tests():
 @pytest.mark.soak
 def test_all_of_the_standard_librarys_tests():
     _survives(standard_library())
+
+
+def _read_made_up(text: str, folder: Path) -> None:
+    """Whatever a grammar makes is read to its end, or there is one sentence; its forms must not be the reader's."""
+    readings = read(folder / "made.py", text, budget=Budget(steps=2_000))
+    assert all("\n" not in problem.text for reading in readings for problem in reading.problems), text
+    assert all(c.severity == "note" for reading in readings for c in detect(reading.tape)), text
+    outline.wanted(str(folder / "made.py"), text, Project(folder, folder))
+
+
+QUIETLY = [*HealthCheck]  # its programs are large and seldom fit
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=QUIETLY)
+@given(text=hypothesmith.from_grammar())
+def test_a_sample_of_programs_made_from_the_grammar(text, tmp_path_factory):
+    _read_made_up(text, tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.soak
+@settings(max_examples=10_000, deadline=None, suppress_health_check=QUIETLY)
+@given(text=hypothesmith.from_grammar())
+def test_ten_thousand_programs_made_from_the_grammar(text, tmp_path_factory):
+    _read_made_up(text, tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.soak
+@settings(max_examples=10_000, deadline=None, suppress_health_check=QUIETLY)
+@given(text=hypothesmith.from_node())
+def test_ten_thousand_programs_made_from_trees(text, tmp_path_factory):
+    _read_made_up(text, tmp_path_factory.getbasetemp())

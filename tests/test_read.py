@@ -46,6 +46,18 @@ def test_a_function_that_nothing_calls_is_entered(tmp_path):
     assert found(tmp_path, text) == [("train", "freed-graph", 8)]
 
 
+@pytest.mark.parametrize(
+    "joined", ["[v]", "[v, torch.empty(0)]", "(torch.ones(2), v)", "[p for _, p in v.items()]", "[]"]
+)
+def test_what_is_joined_with_something_unknown_may_have_a_graph(tmp_path, joined):
+    assert found(tmp_path, f"def train(v):\n    torch.cat({joined}).sum().backward()\n") == []
+
+
+def test_what_is_joined_without_anything_unknown_has_none(tmp_path):
+    text = "def train(v):\n    torch.cat([torch.ones(2), torch.zeros(1)]).sum().backward()\n"
+    assert found(tmp_path, text) == [("train", "cut-graph", 2)]
+
+
 @pytest.mark.parametrize(("optimizer", "often"), [("LBFGS", True), ("LBFGS, 1, 1", False), ("SGD", False)])
 def test_a_closure_is_run_as_often_as_its_optimizer_does(tmp_path, optimizer, often):
     name, *rest = optimizer.split(", ")

@@ -207,10 +207,17 @@ def tensors_of(value: Value) -> list[Tensor]:
     return []
 
 
+def _vague(value: Value) -> bool:
+    """Whether a tensor that isn't known may be in `value`: it, or one of the list that is joined."""
+    if isinstance(value, list | tuple):
+        return not value or any(isinstance(v, Unknown) for v in value)
+    return isinstance(value, Unknown)
+
+
 def graph(m: Machine, op: str, name: str, wanted: Iterable[Value]) -> tuple[Truth, Node | None, list[Tensor]]:
     """(requires_grad of the result, its node, the inputs that need a gradient)."""
     inputs = [t for value in wanted for t in tensors_of(value) if t.dtype not in INTEGERS]
-    vague = any(isinstance(v, Unknown) for v in wanted)
+    vague = any(_vague(v) for v in wanted)
     if not m.grad:
         cut = next((t for t in inputs if t.requires and (t.node is not None or t.parameter)), None)
         if cut is not None and not m.inference:

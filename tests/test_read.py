@@ -53,6 +53,18 @@ def test_what_is_joined_with_something_unknown_may_have_a_graph(tmp_path, joined
     assert found(tmp_path, f"def train(v):\n    torch.cat({joined}).sum().backward()\n") == []
 
 
+@pytest.mark.parametrize("view", ["expand(n, 3)", "expand(5, 3)", "transpose(0, 1)", "t()", "permute(1, 0)"])
+def test_a_view_made_contiguous_is_a_copy(tmp_path, view):
+    text = "w = torch.zeros(1, 3, requires_grad=True)\nn = int(input())\n"
+    assert found(tmp_path, text + f"x = w.{view}.contiguous()\nx[..., 1:] = 0\n") == []
+    assert found(tmp_path, text + f"x = w.{view}\nx[..., 1:] = 0\n") != []
+
+
+def test_what_is_contiguous_stays_itself(tmp_path):
+    text = "w = torch.zeros(1, 3, requires_grad=True)\nx = w.contiguous()\nx[..., 1:] = 0\n"
+    assert found(tmp_path, text) == [("__main__", "leaf-write", 3)]
+
+
 def test_what_is_joined_without_anything_unknown_has_none(tmp_path):
     text = "def train(v):\n    torch.cat([torch.ones(2), torch.zeros(1)]).sum().backward()\n"
     assert found(tmp_path, text) == [("train", "cut-graph", 2)]

@@ -23,6 +23,21 @@ CASTS = {
     "cfloat",
     "cdouble",
 }
+# views whose elements do not lie in order
+STRIDED = {
+    "t",
+    "T",
+    "mT",
+    "transpose",
+    "permute",
+    "movedim",
+    "moveaxis",
+    "swapaxes",
+    "swapdims",
+    "expand",
+    "expand_as",
+}
+STRIDED |= {"broadcast_to", "adjoint", "unfold"}
 SELF = {"cuda", "cpu", "pin_memory", "share_memory_", "contiguous", "rename", "refine_names", "to_dense"}
 FRESH = {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "new"}
 NOT_TENSORS = {
@@ -63,6 +78,14 @@ def _op(m: Machine, tensor: Tensor, name: str, args: list[Value], kwargs: dict[s
     if name in CASTS:
         return _cast(m, tensor, shapes.DTYPES.get(name, name))
     return ops.apply(m, name, [tensor, *args], kwargs)
+
+
+def _contiguous(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Tensor:
+    """The tensor itself, or a copy of one whose elements lie otherwise."""
+    if tensor.view == "expanded" or (tensor.base is not None and tensor.origin in STRIDED):
+        made = ops.apply(m, "clone", [tensor], {})
+        return made if isinstance(made, Tensor) else tensor
+    return tensor
 
 
 def _cast(m: Machine, tensor: Tensor, dtype: str) -> Tensor:
@@ -279,6 +302,7 @@ METHODS: dict[str, Callable[..., Value]] = {
     "backward": _backward,
     "register_hook": _hook,
     **dict.fromkeys(SELF, lambda m, t, args, kwargs: t),
+    "contiguous": _contiguous,
     **dict.fromkeys(FRESH, _new),
     **dict.fromkeys(NOT_TENSORS, lambda m, t, args, kwargs: m.unknown("tensor property")),
 }

@@ -129,11 +129,15 @@ total = torch.ones(1); dist.all_reduce(total); print(total.item())
 @pytest.mark.parametrize(
     "text", [GROUP, GROUP.replace('f"tcp://127.0.0.1:{port}"', '"file://" + os.path.abspath("r")')]
 )
-def test_a_process_group_of_one(run: Callable[..., Outcome], wall: walls.Wall, text: str) -> None:
+def test_a_process_group_of_one(
+    run: Callable[..., Outcome], enclosed: Zygote, wall: walls.Wall, text: str
+) -> None:
     outcome = run(text)
     if wall.loopback:
         assert (outcome.ended, outcome.stdout) == ("finished", "1.0\n"), outcome
+        warm = enclosed._process.pid
         assert run("print('the next one')").stdout == "the next one\n"  # forked from more of torch
+        assert enclosed._process.pid == warm
     else:
         (said,) = outcome.missed
         assert f"A run has none, 127.0.0.1 neither behind {wall.name}: " in said

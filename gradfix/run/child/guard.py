@@ -51,9 +51,8 @@ def install(request: dict[str, Any]) -> None:
     """From here on this process and its children write only to the copy of the project and to harmless devices."""
     folder = os.path.realpath(request["scratch"])
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    os.environ["GIT_OPTIONAL_LOCKS"] = (
-        "0"  # the copy's .git is a link: git status must not refresh the owner's
-    )
+    # The copy's .git is a link: git status must not refresh the owner's index.
+    os.environ["GIT_OPTIONAL_LOCKS"] = "0"
     if request["wall"] == "audit" or landlock.version() < 1:
         _audit([folder])
         return

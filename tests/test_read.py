@@ -46,6 +46,21 @@ def test_a_function_that_nothing_calls_is_entered(tmp_path):
     assert found(tmp_path, text) == [("train", "freed-graph", 8)]
 
 
+def test_a_graph_that_an_unknown_test_may_have_taken_away_is_likely_lost(tmp_path):
+    text = """\
+    net = nn.Linear(2, 1)
+    params = dict(net.named_parameters())
+    for name in list(params):
+        if unknown(name):
+            params.pop(name)
+    loss = sum([p.sum() for p in params.values()], torch.zeros(1))
+    loss.backward()
+    """
+    (reading,) = readings(tmp_path, "from somewhere import unknown\n" + textwrap.dedent(text))
+    (lost,) = [c for c in detect(reading.tape) if c.kind == "cut-graph"]
+    assert reading.evidence(lost) == "likely"
+
+
 @pytest.mark.parametrize(
     "joined", ["[v]", "[v, torch.empty(0)]", "(torch.ones(2), v)", "[p for _, p in v.items()]", "[]"]
 )

@@ -213,7 +213,7 @@ def _compared(m: Machine, op: ast.cmpop, left: Value, right: Value) -> Value:
 def _conditional(m: Machine, node: ast.IfExp) -> Value:
     known = truth(m, evaluate(m, node.test))
     if known is None:
-        known = m.decide(node.test)
+        known, m.trace.guessed = m.decide(node.test), True
         m.doubts += 1
         try:
             return evaluate(m, node.body if known else node.orelse)

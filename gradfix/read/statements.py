@@ -102,6 +102,7 @@ def _if(m: Machine, node: ast.If) -> Left:
     else:
         taken = m.decide(node.test)
     m.doubts += 1
+    m.trace.guessed = True
     try:
         return block(m, node.body if taken else node.orelse)
     finally:

@@ -52,6 +52,7 @@ class Trace:
         self._stack, self._sure, self._most = stack, sure, most
         self.events: list[AnyEvent] = []
         self.likely: set[int] = set()
+        self.guessed = False  # an unknown test was answered on the way here
         self.storages: list[Storage] = []
         self._time = 0
         self._end = most
@@ -64,6 +65,7 @@ class Trace:
         """An empty tape that goes on counting, and knows the optimizers."""
         other = Trace(self._stack, self._sure, self._most)
         other.storages, other._time, other._nodes = self.storages, self._time, self._nodes
+        other.guessed = self.guessed
         other._end = self._time + self._most
         other.events += [e for e in self.events if isinstance(e, Optimizer)]
         return other
@@ -194,7 +196,10 @@ class Trace:
 
     def no_graph(self, root: Tensor, retain: bool, create: bool) -> None:
         roots = (~root.storage.number,)
-        self.add(Backward(self.tick(), self._stack(), roots, (), retain, create, refused=NO_GRAPH))
+        time = self.tick()
+        if self.guessed:  # the other branch may be where the graph comes from
+            self.likely.add(time)
+        self.add(Backward(time, self._stack(), roots, (), retain, create, refused=NO_GRAPH))
 
     def backward(
         self, roots: Sequence[Node | Tensor], inputs: Sequence[Node | Tensor] | None, retain: bool, create: bool,

@@ -12,6 +12,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.calls import backward_call, loss_of
+from gradfix.rewrite.carried import sets_back
 from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import Unit, body_of, dotted, line_of, names, put_before, walk
 from gradfix.verdict import Effect
@@ -78,10 +79,17 @@ for x in torch.randn(3, 4, 3):
             added = _added(unit, name)
             if added is None or loop not in list(view.ancestors(unit.node)):
                 continue
-            if any(name in u.writes and u.node is not unit.node for u in walk(loop.body)):
+            others = [u for u in walk(loop.body) if name in u.writes and u.node is not unit.node]
+            if not all(sets_back(u, name) and _at_times(view, u.node) for u in others):
                 return  # bound anew in the pass: a loss of several terms, no running sum
             yield from _proposals(view, call, unit, name, added, project)
             return
+
+
+def _at_times(view: View, node: cst.CSTNode) -> bool:
+    """Whether not every pass of the loop comes to the statement."""
+    around = next((x for x in view.ancestors(node) if isinstance(x, (cst.If, cst.For, cst.While))), None)
+    return isinstance(around, cst.If)
 
 
 def _added(unit: Unit, name: str) -> cst.BaseExpression | None:

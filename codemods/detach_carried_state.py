@@ -12,11 +12,12 @@ from gradfix.edit import Edit, Project, View
 from gradfix.graph import Crossing
 from gradfix.rewrite.boundary import detach, gather, rebinding, shape_of
 from gradfix.rewrite.calls import backward_call, drop_retain
-from gradfix.rewrite.carried import Carried, carried, entries, made_outside, stored_elements
+from gradfix.rewrite.carried import Carried, carried, entries, made_outside, sets_back, stored_elements
 from gradfix.rewrite.dropped import dropped, kept
 from gradfix.rewrite.rerun import reads_of
 from gradfix.rewrite.statements import (
     dotted,
+    inside,
     line_of,
     put_after,
     put_before,
@@ -157,6 +158,8 @@ def _stored(item: Carried, shape: str) -> list[Edit]:
     edits = []
     for unit in item.stores:
         node = unit.node
+        if sets_back(unit, item.name):
+            continue
         if not (isinstance(node, cst.Assign) and len(node.targets) == 1):
             return []
         target = node.targets[0].target
@@ -199,8 +202,13 @@ def _after(item: Carried, shape: str) -> list[Edit]:
     holds None, or a number, or is not bound yet."""
     if not item.starts_bare():
         return []
-    body = units(item.body)
-    needs = [u for u in body if touches(u.reads | u.writes, {item.name})]
+    needs = [u for u in units(item.body) if touches(u.reads | u.writes, {item.name})]
+    while needs and any(sets_back(u, item.name) for u in inside(needs[-1])):
+        if any(
+            "backward" in u.reads or any(r.endswith(".backward") for r in u.reads) for u in inside(needs[-1])
+        ):
+            return []  # walks the graph and lets go of it: what is behind that is no tensor, what is before is needed
+        needs.pop()
     if not needs or isinstance(needs[-1].node, cst.Return):
         return []
     return [put_after(needs[-1], line_of(rebinding(item.name, shape)))]

@@ -57,6 +57,16 @@ def made_outside(project: Project, record: Record, backward: Backward) -> bool:
     return record.time < min(b.time for b in same_place(project.graph, backward))
 
 
+def sets_back(unit: Unit, name: str) -> bool:
+    """Whether the statement binds the name to None or a number: ``hidden = None`` at the end of a document."""
+    node = unit.node
+    return (
+        isinstance(node, cst.Assign)
+        and any(dotted(t.target) == name for t in node.targets)
+        and cst.Module([]).code_for_node(node.value).strip() in NUMBERS
+    )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Carried:
     """`name` is read by `reader` before the body binds it anew: it holds the value of the pass before.
@@ -85,9 +95,12 @@ class Carried:
         return any(touches(u.reads, {self.name}) for u in every[here + 1 :])
 
     def starts_bare(self) -> bool:
-        """Whether the name first holds something that is no tensor (None, a number), or nothing at all."""
-        return self._unbound_before() or any(
-            self.view.code(v).strip() in NUMBERS for v in self.first_values()
+        """Whether the name first holds something that is no tensor (None, a number), or nothing at all; or is set back
+        to that on the way."""
+        return (
+            self._unbound_before()
+            or any(self.view.code(v).strip() in NUMBERS for v in self.first_values())
+            or any(sets_back(u, self.name) for u in walk(self.body))
         )
 
     def _unbound_before(self) -> bool:

@@ -270,6 +270,11 @@ def units(block: Block | cst.CSTNode) -> tuple[Unit, ...]:
     return tuple(found)
 
 
+def inside(unit: Unit) -> Iterator[Unit]:
+    """The small statements that the unit is made of: itself, or those of its bodies."""
+    return _nested(unit.node) if isinstance(unit.node, cst.BaseCompoundStatement) else iter((unit,))
+
+
 def walk(block: cst.CSTNode) -> Iterator[Unit]:
     """Every small statement below `block`, in order, those of nested bodies too; not of nested functions."""
     for unit in units(block):

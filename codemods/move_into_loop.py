@@ -98,7 +98,7 @@ for x in torch.randn(3, 4, 3):
         trains = any(owned(project.graph, r.node) or _updated_by_hand(project, r) for r in early)
         if trains:
             yield from _as_constant(project, backward, drop)
-        else:
+        elif conflict.kind == "freed-graph":
             outside = [r for r in entered(project, backward) if made_outside(project, r, backward)]
             yield from _detached(project, outside, backward, drop)
         yield from _moved(project, early, backward, drop, trains)

@@ -144,3 +144,12 @@ def test_what_a_conflict_holds(recorded: Path, zygote) -> None:
     assert "    train.py:1:0 in <module> > net.py:5:0 in <module>" in lines
     (write,) = [line for line in lines if line.startswith("  write  ")]
     assert write.startswith("  write  Mutate(op='aten.add_', ref=Ref(storage=")
+
+
+def test_libcst_lists_every_codemod():
+    here = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-m", "libcst.tool", "list"], cwd=here, capture_output=True, text=True, check=True
+    )
+    files = {path.stem for path in (here / "codemods").glob("[a-z]*.py")}
+    assert {line.partition(".")[0] for line in done.stdout.splitlines() if " - " in line} >= files

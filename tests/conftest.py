@@ -4,6 +4,7 @@ home directory of its own, which must be what it was when the suite is over, as 
 import hashlib
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,10 @@ from pathlib import Path
 import pytest
 
 from gradfix.pytest_plugin import zygote
+
+# A shell ignores SIGINT in what it starts in the background, and children inherit that: Ctrl-C could not be tested.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 __all__ = ["zygote"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import cast
 
 import libcst as cst
@@ -20,8 +20,6 @@ LEAF = Effect("adds-gradient", "the converted tensor is the leaf and gets the gr
 # Factories that draw nothing: a dtype given to them gives the values that converting afterwards would.
 _PLAIN = ("zeros", "ones", "full", "tensor", "eye", "arange", "linspace")
 _DTYPES = {"double": "double", "float": "float", "half": "half", "bfloat16": "bfloat16"}
-
-Rebuild = Callable[[cst.BaseExpression], cst.BaseExpression]
 
 
 class LeafAfterConversion(Codemod):

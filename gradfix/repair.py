@@ -19,7 +19,6 @@ from gradfix.edit import Project
 from gradfix.fingerprint import fingerprint
 from gradfix.prove import Baseline, Prover, Verdict
 from gradfix.result import Cure, Diagnosis, Problem, Result, Settings
-from gradfix.run import Run
 from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError, readable
 
@@ -44,17 +43,7 @@ def repair(
     served = source is None or source.kind == "notebook"  # what is not on the disk as Python would read it
     overlay = dict(siblings) | ({str(entry): script} if served else {})
     root = project_root(entry)
-    template = Run(
-        script=entry,
-        root=root,
-        cwd=Path.cwd() if root in (Path.cwd(), *Path.cwd().parents) else root,
-        arguments=settings.arguments,
-        files=overlay,
-        steps=settings.steps,
-        timeout=settings.timeout,
-        seed=settings.seed,
-    )
-    prover = Prover(zygote, template)
+    prover = Prover(zygote, settings.template(entry, root, overlay))
     say("recording a run")
     baseline = prover.baseline(overlay)
     ran = {path: text for path, text in siblings.items() if path in baseline.tape.sources}

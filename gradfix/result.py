@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from gradfix.detect import Conflict
+from gradfix.run import Run
 from gradfix.run.walls import Sandbox
 from gradfix.tape import Failure
 from gradfix.verdict import HELD, Effect, Status, Verdict
@@ -62,6 +63,21 @@ class Settings:
     def edits(self, path: str) -> bool:
         """Whether the file at `path` may be changed."""
         return not self.within or any(Path(path).is_relative_to(f.resolve()) for f in self.within)
+
+    def template(self, entry: Path, root: Path, files: Mapping[str, str]) -> Run:
+        """The run of `entry`, of the project at `root`, with `files` over the disk: what every other run varies. It
+        stands where the person stands, if that is inside the project."""
+        here = Path.cwd()
+        return Run(
+            script=entry,
+            root=root,
+            cwd=here if root in (here, *here.parents) else root,
+            arguments=self.arguments,
+            files=files,
+            steps=self.steps,
+            timeout=self.timeout,
+            seed=self.seed,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,46 +1,18 @@
-"""Sentences about conflicts, with the names a person knows; with the source text at hand, in the words of the
-source.
-
-`detect` is pure and has no source text; reports do, and call :func:`describe`.
-"""
+"""Words for what a tape speaks of: places, tensors, quotations of the source, with the names a person knows."""
 
 from __future__ import annotations
 
 import io
 import re
 import tokenize
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
-from gradfix.detect.conflict import Conflict, Label
 from gradfix.tape import Ref, Site, Stack
 
 LONGEST = 60  # characters of source quoted inside a sentence
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _STRING = re.compile(r"\"[^\"]*\"|'[^']*'")
-
-Quote = Callable[[Stack], str]
-
-
-def describe(conflict: Conflict, sources: Mapping[str, str]) -> str:
-    """`conflict`'s one sentence, with the source text of its places (``optimD.step()``) where `sources`, a
-    mapping of file to text, has them; without them, what the tape alone says."""
-    sentence = conflict.message
-    texts = [quote(label.at, sources) for label in conflict.labels]
-    for label, text in zip(conflict.labels, texts, strict=True):
-        if not text:
-            continue
-        words = f"the value of `{text}`" if label.role in ("made", "target") else f"`{text}`"
-        lines = {x.at.line for x, t in zip(conflict.labels, texts, strict=True) if t == text and x.stack}
-        if len(lines) > 1:  # two losses, both `loss.backward()`
-            words += f" in line {label.at.line}"
-        sentence = words.join(re.split(re.escape(place(label)) + r"(?!\d)", sentence))
-    return sentence
-
-
-def place(label: Label) -> str:
-    """How a sentence speaks of a label's place before the source text is known."""
-    return at(label.role, label.stack)
 
 
 def at(role: str, stack: Stack) -> str:

@@ -81,3 +81,27 @@ def test_every_requirement_has_one_version_in_the_checks():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {line.partition("==")[0] for line in lines if "==" in line and not line.startswith("#")}
     assert pinned == {re.match(r"[\w-]+", one)[0] for one in wanted}
+
+
+def test_nothing_stands_unused():
+    """Every private or plain name at the top of a module stands in some other line, too; classes of codemods are found
+    by their module, and what IPython calls by its name."""
+    texts = {
+        path: path.read_text(encoding="utf-8")
+        for folder in ("gradfix", "codemods", "tests", "benchmarks", "tools")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    words: dict[str, int] = {}
+    for text in texts.values():
+        for word in re.findall(r"\w+", text):
+            words[word] = words.get(word, 0) + 1
+    unused = []
+    for path, text in texts.items():
+        if path.is_relative_to(ROOT / "tests") or path.parent == ROOT / "codemods":
+            continue
+        for node in ast.parse(text).body:
+            names = [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
+            if isinstance(node, ast.Assign):
+                names = [n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+            unused += [f"{shown(path)}: {n}" for n in names if words[n] == 1 and not n.endswith("_extension")]
+    assert not unused

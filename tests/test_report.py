@@ -15,7 +15,7 @@ from gradfix import wording
 from gradfix.detect import Conflict, Label
 from gradfix.report import View, full
 from gradfix.report.layout import ASCII, BOXES, fold, row, safe
-from gradfix.report.places import Paths, callers, origins, place
+from gradfix.report.places import Paths, callers, describe, origins, place
 from gradfix.report.snippet import Span, draw
 from gradfix.result import Diagnosis
 from gradfix.source import split_lines
@@ -361,7 +361,7 @@ def test_a_sentence_names_lines_where_texts_are_alike():
     sites = [Site("a.py", n, 0, n, 15) for n in (1, 2)]
     labels = tuple(Label(role, (at,), "") for role, at in zip(("freed", "needed"), sites, strict=True))
     message = "the backward in line 2 needs the graph of `h`, which the backward in line 1 has freed"
-    said = wording.describe(
+    said = describe(
         Conflict("freed-graph", "error", message, labels), {"a.py": "loss.backward()\nloss.backward()\n"}
     )
     assert said == (

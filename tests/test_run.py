@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from runs import IGNORES_SIGNALS, MODEL, copying, processes_named, project, run, until
 
+from gradfix.result import Settings
 from gradfix.run import InterpreterError, Outcome, Run
 from gradfix.run.zygote import CHILD, Zygote
 from gradfix.tapefile import read_tape
@@ -377,3 +378,20 @@ def test_record_cold_with_nothing_but_the_folder(project: Path) -> None:
     tape = read_tape(project / "run.tape")
     assert tape.complete
     assert [type(event).__name__ for event in tape.events].count("Step") == 2
+
+
+def test_a_run_stands_where_the_person_stands_if_that_is_in_the_project(tmp_path, monkeypatch):
+    inside, outside = tmp_path / "project" / "scripts", tmp_path / "elsewhere"
+    inside.mkdir(parents=True)
+    outside.mkdir()
+    settings = Settings(arguments=("--epochs", "1"), steps=2, timeout=9.0, seed=4)
+    for here, cwd in ((inside, inside), (outside, inside.parent)):
+        monkeypatch.chdir(here)
+        run = settings.template(inside / "train.py", inside.parent, {})
+        assert (run.cwd, run.arguments, run.steps, run.timeout, run.seed) == (
+            cwd,
+            ("--epochs", "1"),
+            2,
+            9.0,
+            4,
+        )

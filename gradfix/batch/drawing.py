@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-WIDTH, STEP = 760, 44
+WIDTH = 760
 COLOURS = {
     "saved": "#2da44e",
     "made": "#2da44e",

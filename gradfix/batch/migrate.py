@@ -8,14 +8,12 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from gradfix.batch import effects, engine
 from gradfix.batch.engine import Engine, EngineError
 from gradfix.batch.state import State, wanted
 from gradfix.batch.values import Options, RepoResult, Spec, loads
 
-Retry = Literal["failed", "refused", "all"]
 AHEAD = 2  # repositories that wait at an executor beyond those it works on
 
 

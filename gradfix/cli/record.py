@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +41,7 @@ def record(
     """Record one run into a file, to be read elsewhere with [bold]fix --tape[/bold]."""
     from gradfix.discover import project_root
     from gradfix.report.terminal import Terminal
-    from gradfix.run import InterpreterError, Run
+    from gradfix.run import InterpreterError
     from gradfix.run.zygote import Zygote
     from gradfix.source import Source, SourceError
     from gradfix.tapefile import write_tape
@@ -54,17 +55,8 @@ def record(
         warm = Zygote(settings.python, sandbox=sandbox or "auto")
         with terminal.progress(entry.name) as say, warm as zygote:
             say("recording a run")
-            outcome = zygote.run(
-                Run(
-                    entry,
-                    project_root(entry),
-                    Path.cwd(),
-                    arguments=context.obj,
-                    steps=settings.steps,
-                    timeout=settings.timeout,
-                    seed=seed,
-                )
-            )
+            asked = replace(settings, arguments=tuple(context.obj), seed=seed)
+            outcome = zygote.run(asked.template(entry, project_root(entry), {}))
         if outcome.tape is None:
             return failed(
                 terminal,

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TEMPLATES = Path(__file__).parent
-EDITORS = ("pycharm", "vscode", "neovim", "vim")
 NEXT = {
     "pycharm": "The watcher needs PyCharm's plugin File Watchers. For Tools > External Tools, copy {tools} into the "
     "folder `tools` of PyCharm's configuration.",

@@ -10,7 +10,6 @@ from gradfix.discover import project_root
 from gradfix.patches.values import Fix
 from gradfix.prove import Prover, Verdict
 from gradfix.result import Settings
-from gradfix.run import Run
 from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError
 from gradfix.suppress import REPORTED
@@ -35,18 +34,7 @@ def reprove(
         return Verdict("untried", problem.sentence)
     script = {str(entry): before.get(str(entry), source.text)}
     old, new = {**script, **before}, {**script, **after}
-    top = project_root(entry)
-    template = Run(
-        script=entry,
-        root=top,
-        cwd=Path.cwd() if top in (Path.cwd(), *Path.cwd().parents) else top,
-        arguments=settings.arguments,
-        files=old,
-        steps=settings.steps,
-        timeout=settings.timeout,
-        seed=settings.seed,
-    )
-    prover = Prover(zygote, template)
+    prover = Prover(zygote, settings.template(entry, project_root(entry), old))
     say("recording a run")
     first = prover.baseline(old)
     kinds = {c.kind for c in fix.cures}

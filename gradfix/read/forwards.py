@@ -33,8 +33,6 @@ LOSSES = {
 }  # fmt: skip
 # what an activation keeps for its backward when it works in place: its result, its input, or something of its own
 RESULT = {"relu", "leaky_relu", "elu", "selu", "celu", "sigmoid", "tanh", "relu6", "hardtanh", "threshold"}
-WEIGHTED = {"Linear", "Bilinear", "Embedding", "EmbeddingBag"}
-POOLS = ("MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "LPPool", "FractionalMaxPool")
 VIEWING = {
     "Flatten": "flatten",
     "Unflatten": "view",

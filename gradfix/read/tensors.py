@@ -260,17 +260,6 @@ def _hook(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value
     return m.unknown("hook")
 
 
-def _copy_(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return ops.apply(m, "copy_", [tensor, *args], kwargs)
-
-
-def _chunked(name: str) -> Callable[..., Value]:
-    def run(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        return ops.apply(m, name, [tensor, *args], kwargs)
-
-    return run
-
-
 def _type(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if not args and not kwargs:
         return m.unknown("type()")

@@ -313,10 +313,6 @@ def _device(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return Lib("torch.device.cpu")
 
 
-def _clip(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return m.unknown("norm")
-
-
 def _where(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if len(args) == 3 and isinstance(args[0], Tensor):
         branches = args[1:]

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from gradfix.notebook import locate
 from gradfix.source import split_lines
 from gradfix.tape import Site
-from gradfix.wording import describe
+from gradfix.wording import at, quote
 
 if TYPE_CHECKING:
-    from gradfix.detect import Label
+    from gradfix.detect import Conflict, Label
     from gradfix.result import Diagnosis, Result
 
 
@@ -97,6 +97,22 @@ def led_back(text: str, diagnosis: Diagnosis, result: Result) -> str:
         for site in label.stack:
             moved.setdefault(str(site.line), str(place(site, diagnosis, result).line))
     return re.sub(r"`[^`]*`|(?<=\bline )\d+", lambda m: moved.get(m[0], m[0]), text)
+
+
+def describe(conflict: Conflict, sources: Mapping[str, str]) -> str:
+    """`conflict`'s one sentence, with the source text of its places (``optimD.step()``) where `sources`, a
+    mapping of file to text, has them; without them, what the tape alone says."""
+    sentence = conflict.message
+    texts = [quote(label.at, sources) for label in conflict.labels]
+    for label, text in zip(conflict.labels, texts, strict=True):
+        if not text:
+            continue
+        words = f"the value of `{text}`" if label.role in ("made", "target") else f"`{text}`"
+        lines = {x.at.line for x, t in zip(conflict.labels, texts, strict=True) if t == text and x.stack}
+        if len(lines) > 1:  # two losses, both `loss.backward()`
+            words += f" in line {label.at.line}"
+        sentence = words.join(re.split(re.escape(at(label.role, label.stack)) + r"(?!\d)", sentence))
+    return sentence
 
 
 def message(diagnosis: Diagnosis, result: Result) -> str:

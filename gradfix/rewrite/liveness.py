@@ -27,7 +27,6 @@ _VIEWS = """
     detach requires_grad_ hsplit vsplit tensor_split real imag numpy cpu cuda type_as type
 """
 VIEWS = frozenset(_VIEWS.split())
-_PUTS = ("append", "appendleft", "insert", "add", "extend", "setdefault", "update", "push")
 SHARED_ATTRIBUTES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
 
 

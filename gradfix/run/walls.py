@@ -12,13 +12,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal
 
 from gradfix.run import WallError
 from gradfix.run.child import devices
 
 Sandbox = Literal["auto", "strict", "off"]
-SANDBOXES = cast("tuple[Sandbox, ...]", get_args(Sandbox))
 
 
 @dataclass(frozen=True, slots=True)

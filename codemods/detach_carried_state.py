@@ -204,10 +204,6 @@ def _after(item: Carried, shape: str) -> list[Edit]:
         return []
     needs = [u for u in units(item.body) if touches(u.reads | u.writes, {item.name})]
     while needs and any(sets_back(u, item.name) for u in inside(needs[-1])):
-        if any(
-            "backward" in u.reads or any(r.endswith(".backward") for r in u.reads) for u in inside(needs[-1])
-        ):
-            return []  # walks the graph and lets go of it: what is behind that is no tensor, what is before is needed
         needs.pop()
     if not needs or isinstance(needs[-1].node, cst.Return):
         return []

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from repositories import faulty, git, plain, repository, sound, state
 
-from gradfix.batch.effects import save
+from gradfix.batch.delivery import save
 from gradfix.batch.state import State, StateError, locked
 from gradfix.batch.values import dumps
 

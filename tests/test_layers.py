@@ -103,7 +103,7 @@ def test_light_commands_import_neither_torch_nor_libcst(command):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["gradfix.server.features", "gradfix.server.nursery"])
+@pytest.mark.parametrize("module", ["gradfix.server.features", "gradfix.server.forks"])
 def test_the_language_server_loads_neither_torch_nor_libcst(module):
     code = f"import sys, {module}\nassert not {{'torch', 'libcst'}} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

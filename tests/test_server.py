@@ -356,8 +356,8 @@ def test_a_reader_that_dies_while_nobody_waits(session, folder):
     client = session()
     uri = client.open(folder / "a.py", FAULT)
     client.diagnostics(uri)
-    (nursery,) = children(client.process.pid)
-    os.kill(children(nursery)[0], 9)
+    (forks,) = children(client.process.pid)
+    os.kill(children(forks)[0], 9)
     client.replace(uri, "\n" + FAULT)
     assert len(client.diagnostics(uri)) == 1
 

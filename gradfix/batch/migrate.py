@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradfix.batch import effects, engine
+from gradfix.batch import delivery, engine
 from gradfix.batch.engine import Engine, EngineError
 from gradfix.batch.state import State, wanted
 from gradfix.batch.values import Options, RepoResult, Spec, loads
@@ -85,8 +85,8 @@ class Batch:
                 continue
             try:
                 if state.effects(spec.name).get("write", ("", ""))[0] == "done":
-                    effects.back(result, Path(spec.place))
-            except effects.Undone as why:
+                    delivery.back(result, Path(spec.place))
+            except delivery.Undone as why:
                 state.affected(spec.name, f"revert {codemod}", "refused", str(why))
             else:
                 state.forget([spec.name])
@@ -130,7 +130,7 @@ class Batch:
         for effect in due:
             try:
                 state.affected(spec.name, effect, "done", self._do(effect, result, spec, state))
-            except effects.Undone as why:
+            except delivery.Undone as why:
                 state.affected(spec.name, effect, "refused", str(why))
             except OSError as problem:
                 said = f"{problem.filename}: can't be written ({(problem.strerror or str(problem)).lower()})"
@@ -139,15 +139,15 @@ class Batch:
     def _do(self, effect: str, result: RepoResult, spec: Spec, state: State) -> str:
         place = Path(spec.place)
         if effect == "diff":
-            return effects.to_patch(result, place, self.workspace / "patches" / f"{spec.name}.patch")
+            return delivery.to_patch(result, place, self.workspace / "patches" / f"{spec.name}.patch")
         if effect == "write":
-            return effects.to_tree(result, place)
+            return delivery.to_tree(result, place)
         branch = self.wish.branch
 
         def making(commit: str) -> None:
             state.making(spec.name, branch, commit)
 
-        return effects.to_branch(result, place, branch, state.made(spec.name, branch), making)
+        return delivery.to_branch(result, place, branch, state.made(spec.name, branch), making)
 
 
 def _through(

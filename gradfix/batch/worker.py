@@ -21,7 +21,7 @@ def main() -> None:
     answer = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # whatever a library prints is no answer
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from gradfix.batch.one import migrate_one
+    from gradfix.batch.repository import migrate_one
     from gradfix.batch.values import Options, Spec, dumps, loads
 
     asked = json.loads(given)

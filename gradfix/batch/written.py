@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gradfix.batch.effects import save
+from gradfix.batch.delivery import save
 from gradfix.batch.html import page
 from gradfix.batch.state import State
 from gradfix.batch.summary import Data, repositories, summary

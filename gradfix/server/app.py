@@ -22,7 +22,7 @@ from gradfix.result import Result, Settings
 from gradfix.server import actions, diagnostics
 from gradfix.server.diagnostics import Told
 from gradfix.server.documents import Buffer, Documents, buffer
-from gradfix.server.nursery import Check, Cure
+from gradfix.server.forks import Check, Cure
 from gradfix.server.proving import Proof, prove
 from gradfix.server.readers import Crashed, Readers
 from gradfix.verdict import HELD, Verdict

@@ -8,8 +8,8 @@ import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradfix.server.forks import Job
 from gradfix.server.frames import HEAD, packed, process
-from gradfix.server.nursery import Job
 
 Key = tuple[str, str]  # what is wanted, and of which document
 
@@ -53,7 +53,7 @@ class Readers:
             if self._process is not None and self._process.returncode is None:
                 return
             self._process = await asyncio.create_subprocess_exec(
-                *process("nursery"),
+                *process("forks"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )

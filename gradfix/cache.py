@@ -20,7 +20,7 @@ from typing import Any
 from gradfix import __version__
 from gradfix.detect import Conflict, Label
 from gradfix.examine import Examined
-from gradfix.registry import locations
+from gradfix.packages import locations
 from gradfix.result import Cure, Diagnosis, Settings
 from gradfix.source import Source, SourceError
 from gradfix.tape import Site

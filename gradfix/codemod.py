@@ -20,7 +20,7 @@ from libcst.codemod import CodemodCommand, CodemodContext, SkipFile
 
 from gradfix.detect import Conflict, detect
 from gradfix.edit import Edit, Project, targets
-from gradfix.registry import CodemodError, outside_here, packages, unique
+from gradfix.packages import CodemodError, outside_here, packages, unique
 from gradfix.tape import Tape, relocated
 from gradfix.tapefile import read_tape
 from gradfix.verdict import NONE, Effect, EffectKind

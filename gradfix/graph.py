@@ -13,24 +13,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from gradfix.tape import (
-    Backward,
-    Event,
-    Free,
-    GradWrite,
-    Mutate,
-    Optimizer,
-    Record,
-    Ref,
-    Site,
-    Stack,
-    Step,
-    Tape,
-    Zero,
-)
-
-# what can happen to a leaf's gradient: filled, cleared, written or set by hand, used
-Leaf = Backward | Zero | GradWrite | Step
+from gradfix.index import Index, Leaf
+from gradfix.tape import Backward, Event, Mutate, Record, Site, Stack, Step, Tape, Zero
 
 # ops that give a tensor another shape or type
 VIEWS = {
@@ -66,120 +50,14 @@ class Entry:
     producer: Record
 
 
-class Graph:
-    """Indexes over one tape. All methods are pure."""
+class Graph(Index):
+    """Questions over one tape's tables. All methods are pure."""
 
     def __init__(self, tape: Tape) -> None:
-        self.tape = tape
+        super().__init__(tape)
         self._reaches: dict[int, int] = {}
         self._walks: dict[int, frozenset[int]] = {}
         self._serves: dict[int, frozenset[int]] = {}
-        self._stacks: dict[int, int] = {}
-        self._stack_numbers: dict[Stack, int] = {}
-
-    # -- indexes -------------------------------------------------------------------------------------
-
-    @cached_property
-    def records(self) -> dict[int, Record]:
-        """node -> its Record."""
-        return {e.node: e for e in self.tape.events if isinstance(e, Record)}
-
-    @cached_property
-    def optimizers(self) -> dict[int, Optimizer]:
-        """optimizer -> its last Optimizer event."""
-        return {e.optimizer: e for e in self.tape.events if isinstance(e, Optimizer)}
-
-    @cached_property
-    def backwards(self) -> tuple[Backward, ...]:
-        """Every backward, in order of time."""
-        return tuple(e for e in self.tape.events if isinstance(e, Backward))
-
-    def plain_gradients(self, *around: Backward | None) -> tuple[Site, ...]:
-        """Where autograd.grad() was called without create_graph in the function in which it was called last before one
-        of `around`, or as one of them."""
-        calls = [b for b in self.backwards if b.inputs and not b.accumulates and not b.create and b.stack]
-        last = [next((c for c in reversed(calls) if c.time <= b.time), None) for b in around if b is not None]
-        functions = {(c.stack[-1].file, c.stack[-1].function) for c in last if c is not None}
-        return tuple(
-            dict.fromkeys(c.stack[-1] for c in calls if (c.stack[-1].file, c.stack[-1].function) in functions)
-        )
-
-    @cached_property
-    def steps(self) -> tuple[Step, ...]:
-        """Every optimizer step, in order of time."""
-        return tuple(e for e in self.tape.events if isinstance(e, Step))
-
-    @cached_property
-    def owners(self) -> dict[int, frozenset[int]]:
-        """leaf storage -> optimizers that own it."""
-        owners: dict[int, set[int]] = {}
-        for number, optimizer in self.optimizers.items():
-            for ref in optimizer.refs:
-                owners.setdefault(ref.storage, set()).add(number)
-        return {storage: frozenset(numbers) for storage, numbers in owners.items()}
-
-    @cached_property
-    def freed(self) -> dict[int, Backward]:
-        """node -> the first backward that released its saved tensors."""
-        freed: dict[int, Backward] = {}
-        last: Backward | None = None
-        for event in self.tape.events:
-            if isinstance(event, Backward):
-                last = event
-            elif isinstance(event, Free) and last is not None:
-                for node in event.nodes:
-                    freed.setdefault(node, last)
-        return freed
-
-    @cached_property
-    def history(self) -> dict[int, list[Leaf]]:
-        """leaf storage -> what happened to its gradient, in order of time: Backward filled it, Zero cleared
-        it, GradWrite changed it, Step met it (with or without a gradient)."""
-        history: dict[int, list[Leaf]] = {}
-        for event in self.tape.events:
-            if isinstance(event, Backward):
-                touched: Iterable[Ref] = event.accumulates
-            elif isinstance(event, (Zero, GradWrite)):
-                touched = event.refs
-            elif isinstance(event, Step):
-                touched = event.refs + event.without
-            else:
-                continue
-            for storage in {ref.storage for ref in touched}:
-                history.setdefault(storage, []).append(event)
-        return history
-
-    @cached_property
-    def writes(self) -> dict[int, list[Mutate | Step]]:
-        """storage -> the writes into it, in order of time (and of version). A Step stands for a write of its
-        own only where no Mutate tells of it."""
-        writes: dict[int, list[Mutate | Step]] = {}
-        versions: dict[int, int] = {}
-        for event in self.tape.events:
-            if isinstance(event, Mutate):
-                writes.setdefault(event.ref.storage, []).append(event)
-                versions[event.ref.storage] = event.ref.version
-            elif isinstance(event, Step):
-                for ref in event.refs:
-                    if ref.version > versions.get(ref.storage, 0):
-                        writes.setdefault(ref.storage, []).append(event)
-                        versions[ref.storage] = ref.version
-        return writes
-
-    def stack_number(self, stack: Stack) -> int:
-        """The same number for equal stacks; cheap, since a tape shares its stack tuples."""
-        number = self._stacks.get(id(stack))
-        if number is None:
-            number = self._stack_numbers.setdefault(stack, len(self._stack_numbers))
-            if self._interned.get(id(stack)) is stack:
-                self._stacks[id(stack)] = number
-        return number
-
-    @cached_property
-    def _interned(self) -> dict[int, Stack]:
-        """id -> stack of the tape's own tuples: an id is only a key as long as its object lives, and the tape
-        lives."""
-        return {id(e.stack): e.stack for e in self.tape.events}
 
     # -- what a node reaches -------------------------------------------------------------------------
 
@@ -346,6 +224,16 @@ class Graph:
     def _backwards_after(self, time: int) -> Iterable[Backward]:
         start = bisect_left(self.backwards, time + 1, key=_time)
         return (self.backwards[i] for i in range(start, len(self.backwards)))
+
+    def plain_gradients(self, *around: Backward | None) -> tuple[Site, ...]:
+        """Where autograd.grad() was called without create_graph in the function in which it was called last before one
+        of `around`, or as one of them."""
+        calls = [b for b in self.backwards if b.inputs and not b.accumulates and not b.create and b.stack]
+        last = [next((c for c in reversed(calls) if c.time <= b.time), None) for b in around if b is not None]
+        functions = {(c.stack[-1].file, c.stack[-1].function) for c in last if c is not None}
+        return tuple(
+            dict.fromkeys(c.stack[-1] for c in calls if (c.stack[-1].file, c.stack[-1].function) in functions)
+        )
 
     # -- passes of a loop ----------------------------------------------------------------------------
 

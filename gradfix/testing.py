@@ -38,8 +38,8 @@ from tempfile import TemporaryDirectory
 
 from gradfix.codemod import Codemod, Example, codemods
 from gradfix.detect import KINDS, Conflict
+from gradfix.packages import GROUP
 from gradfix.pipeline import fix
-from gradfix.registry import GROUP
 from gradfix.report.places import origins
 from gradfix.result import Diagnosis, Result, Settings
 from gradfix.run.zygote import Zygote

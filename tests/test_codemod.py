@@ -15,7 +15,7 @@ from codemods.out_of_place import OutOfPlace
 from gradfix import testing
 from gradfix.codemod import NONE, Codemod, CodemodError, Effect, Proposal, codemods
 from gradfix.edit import Replace
-from gradfix.registry import unique
+from gradfix.packages import unique
 from gradfix.result import Settings
 from gradfix.run import Run
 from gradfix.tapefile import write_tape

@@ -23,7 +23,7 @@ from gradfix.cli.quick import plain
 from gradfix.cli.record import RECORD, record
 from gradfix.cli.server import SERVER, server
 from gradfix.cli.usage import Command, Group, ScriptCommand
-from gradfix.registry import CodemodError
+from gradfix.packages import CodemodError
 
 # Heavy modules (libcst, the pipeline, rich) are imported by the commands that need them: --help stays quick.
 

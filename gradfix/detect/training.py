@@ -17,7 +17,8 @@ from gradfix.detect.finding import Findings, Found, make, optimizer_words
 from gradfix.detect.legacy import outdated
 from gradfix.detect.parameters import converted, dead_parameters, rewrapped, second_order, stray_optimizers
 from gradfix.detect.waste import data_attributes, discarded, idle_retain
-from gradfix.graph import Graph, Leaf
+from gradfix.graph import Graph
+from gradfix.index import Leaf
 from gradfix.tape import Backward, Event, GradWrite, Optimizer, Stack, Step, Zero
 
 

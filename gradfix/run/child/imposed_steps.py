@@ -1,0 +1,119 @@
+"""What is done to a run around its optimizers' steps: updates undone or put off, gradients cleared.
+
+Standard library and torch only; see impose.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .measure import parameters, quiet
+from .pretend import DATA
+
+if TYPE_CHECKING:
+    from .impose import Imposer
+
+
+class Rounds:
+    """Counts steps into rounds of `period` steps; each step is a round where there is no period."""
+
+    def __init__(self, period: int) -> None:
+        self.period = period or 1
+        self.steps = 0
+        self.number = 0
+        self.start = 0  # the first sequence number of this round
+
+    def stepped(self) -> bool:
+        """Count one step; whether it ended a round."""
+        self.steps += 1
+        if self.steps % self.period:
+            return False
+        self.number += 1
+        self.start = torch._C._autograd._get_sequence_nr()
+        return True
+
+
+class Steps:
+    """What happens around optimizer steps: updates undone or put off, gradients cleared."""
+
+    def __init__(self, imposer: Imposer) -> None:
+        self.imposer = imposer
+        self.null = imposer.request.get("null")
+        self.before: dict[int, tuple[list[Any], Any]] = {}
+        self.due: dict[
+            int, tuple[Any, Any]
+        ] = {}  # id of a parameter -> (it, its value from the round's end on)
+
+    def install(self) -> None:
+        from torch.optim import optimizer as hooks
+
+        hooks.register_optimizer_step_pre_hook(self._pre)
+        hooks.register_optimizer_step_post_hook(self._post)
+
+    def _pre(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        self.imposer.depth += 1  # a closure's backward and the writes of a step are not the script's own
+        if self.null:
+            with quiet():
+                state = None
+                if self.null == "steps":
+                    state = {p: {k: _copy(v) for k, v in s.items()} for p, s in optimizer.state.items()}
+                self.before[id(optimizer)] = ([p.detach().clone() for p in parameters(optimizer)], state)
+            return _closed(args, kwargs, lambda closure: self._still(optimizer, closure))
+        return None
+
+    def _still(self, optimizer: Any, closure: Any) -> Any:
+        """A closure that finds the parameters as they were when the step began, however often it is called."""
+        old, _ = self.before[id(optimizer)]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with quiet():
+                now = [p.detach().clone() for p in parameters(optimizer)]
+                _put(optimizer, old)
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                with quiet():
+                    _put(optimizer, now)
+
+        return call
+
+    def _post(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.imposer.depth -= 1
+        with quiet():
+            if self.null and id(optimizer) in self.before:
+                old, state = self.before.pop(id(optimizer))
+                for p, value in zip(parameters(optimizer), old):  # noqa: B905  (Python 3.9)
+                    if self.null == "rounds":
+                        self.due[id(p)] = (p, p.detach().clone())
+                    DATA.__get__(p).copy_(value)  # through .data: no version counter moves
+                if state is not None:
+                    optimizer.state.clear()
+                    optimizer.state.update(state)
+            if self.imposer.request.get("clear"):
+                for p in parameters(optimizer):
+                    p.grad = None
+            if self.imposer.rounds.stepped():
+                for p, value in self.due.values():
+                    DATA.__get__(p).copy_(value)
+                self.due.clear()
+
+
+def _closed(args: Any, kwargs: Any, wrap: Callable[[Any], Any]) -> Any:
+    """The arguments of a step (the optimizer first), its closure wrapped; None where it has none."""
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": wrap(kwargs["closure"])}
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], wrap(args[1]), *args[2:]), kwargs
+    return None
+
+
+def _put(optimizer: Any, values: Any) -> None:
+    for p, value in zip(parameters(optimizer), values):  # noqa: B905  (Python 3.9)
+        DATA.__get__(p).copy_(value)  # through .data: no version counter moves
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

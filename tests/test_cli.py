@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -382,10 +381,8 @@ def test_help_is_light(words):
         f"try:\n    main({words.split()!r})\nexcept SystemExit as e:\n    assert not e.code\n"
         "assert not {'torch', 'libcst', 'numpy'} & set(sys.modules), set(sys.modules)\n"
     )
-    start = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - start < 5  # 0.2 s on an idle machine
 
 
 @pytest.mark.parametrize(

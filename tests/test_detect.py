@@ -871,7 +871,7 @@ def test_long_tapes_are_read_in_seconds() -> None:
         s.backward(h, 51)
         s.step(opt, 52)
     tape = s.end()
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(tape.events) > 60_000
     assert not detect(tape)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10

@@ -216,6 +216,14 @@ class Legacy(Event):
     said: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept(Event):
+    """At the end of the run something still held the losses `nodes`, the newest of the backward at `stack`, each of a
+    step of its own, though their graphs were freed."""
+
+    nodes: tuple[int, ...]
+
+
 _AUTOGRAD = (
     "modified by an inplace operation",
     "backward through the graph a second time",
@@ -274,6 +282,7 @@ AnyEvent = (
     | Cut
     | GradRead
     | Legacy
+    | Kept
     | Failure
     | Note
     | End
@@ -292,6 +301,7 @@ EVENTS: dict[str, type[Event]] = {
         Cut,
         GradRead,
         Legacy,
+        Kept,
         Failure,
         Note,
         End,

@@ -121,6 +121,8 @@ PATTERNS = {
     "wasted-backward": {
         "discarded": "gradients flow into parameters whose .grad is cleared before any step",
         "idle-retain": "retain_graph=True that no later backward needs",
+        "kept-losses": "the losses of all passes are held, with graphs that are freed",
+        "running-sum": "a sum over passes that keeps their graphs, and that no backward walks",
     },
     "mixed-gradient": {
         "left-over": "a backward meant for another optimizer's step left its gradient behind",

@@ -16,7 +16,7 @@ from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, Found, make, optimizer_words
 from gradfix.detect.legacy import outdated
 from gradfix.detect.parameters import converted, dead_parameters, rewrapped, second_order, stray_optimizers
-from gradfix.detect.waste import data_attributes, discarded, idle_retain
+from gradfix.detect.waste import data_attributes, discarded, idle_retain, kept_losses, running_sums
 from gradfix.graph import Graph
 from gradfix.index import Leaf
 from gradfix.tape import Backward, Event, GradWrite, Optimizer, Stack, Step, Zero
@@ -26,7 +26,8 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     """Every conflict that the optimizers show, and the notes."""
     found = Findings()
     without = (dead_parameters, rewrapped, stray_optimizers, converted, second_order)
-    for find in (*without, unreset, left_over, flows_on, discarded, idle_retain, data_attributes, outdated):
+    notes = (discarded, idle_retain, kept_losses, running_sums, data_attributes, outdated)
+    for find in (*without, unreset, left_over, flows_on, *notes):
         for key, event, conflict in find(graph):
             found.add(key, event.time, conflict)
     return found.conflicts()

@@ -3,10 +3,12 @@ need."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
-from gradfix.graph import Graph
-from gradfix.tape import Backward, Cut, End, Mutate, Site, Stack
+from gradfix.graph import Graph, plain_op
+from gradfix.tape import Backward, Cut, End, Kept, Mutate, Record, Site, Stack
 
 
 def discarded(graph: Graph) -> Found:
@@ -85,6 +87,95 @@ def _walked_later(graph: Graph, backward: Backward, last_walk: dict[int, int]) -
         for n in graph.walk(backward)
         if n in graph.records
     )
+
+
+def running_sums(graph: Graph) -> Found:
+    """A sum that takes up the graph of every pass across optimizer steps, and that nothing goes back through: its
+    terms were freed by backwards of their own, or the run has come to its end without one."""
+    walked = {node for backward in graph.backwards for node in backward.nodes}
+    finished = any(isinstance(e, End) and e.how == "finished" for e in graph.tape.events)
+    for record in graph.records.values():
+        if record.node in walked or plain_op(record) != "add" or not record.stack:
+            continue
+        before = _summed_before(graph, record)
+        if before is None:
+            continue
+        freeing = _freed_term(graph, record, before)
+        if freeing is None and not finished:
+            continue
+        name = wording.name(record.output, "a running sum")
+        labels = [("made", record.stack, f"{name} takes up the graph of every pass here")]
+        if freeing is not None:
+            labels.append(("freed", freeing.stack, "this backward is the last that can go through it"))
+        yield (
+            ("running-sum", graph.stack_number(record.stack)),
+            record,
+            make(
+                "wasted-backward",
+                "running-sum",
+                f"{name} keeps the graphs of all passes, and no backward ever walks them: memory grows with "
+                "every step",
+                labels,
+                "made",
+                ref=record.output,
+                record=record,
+                earlier=freeing,
+            ),
+        )
+
+
+def _summed_before(graph: Graph, record: Record) -> Record | None:
+    """What the same addition made before a step, which `record` takes in: as it is, or scaled."""
+    steps = [s.time for s in graph.steps]
+    for parent in (graph.records.get(p) for p in record.parents):
+        if parent is None:
+            continue
+        for older in (parent, *(graph.records[p] for p in parent.parents if p in graph.records)):
+            same = older.stack == record.stack and plain_op(older) == "add"
+            if same and bisect_left(steps, older.time) < bisect_left(steps, record.time):
+                return parent
+    return None
+
+
+def _freed_term(graph: Graph, record: Record, before: Record) -> Backward | None:
+    """The backward that has freed what the newest term of the sum needs."""
+    pending, seen = [p for p in record.parents if p != before.node], set[int]()
+    while pending:
+        node = pending.pop()
+        if node in graph.freed and graph.records[node].saves:
+            return graph.freed[node]
+        if node in graph.records and node not in seen:
+            seen.add(node)
+            pending += graph.records[node].parents
+    return None
+
+
+def kept_losses(graph: Graph) -> Found:
+    """Losses of one backward that something holds over steps, graphs and all, after they were freed."""
+    for event in graph.tape.events:
+        if not isinstance(event, Kept):
+            continue
+        record = next((graph.records[n] for n in event.nodes if n in graph.records), None)
+        backward = next((b for b in graph.backwards if record is not None and record.node in b.roots), None)
+        if record is None or backward is None:
+            continue
+        text = "the loss of every pass is still held, with its graph, after this"
+        yield (
+            ("kept-losses", graph.stack_number(event.stack)),
+            event,
+            make(
+                "wasted-backward",
+                "kept-losses",
+                f"{wording.name(record.output, 'the loss')} of every pass is kept together with its graph, which "
+                f"{wording.at('freed', event.stack)} has freed: memory grows with every step",
+                [("freed", event.stack, text)],
+                "freed",
+                ref=record.output,
+                record=record,
+                earlier=backward,
+                event=event,
+            ),
+        )
 
 
 def data_attributes(graph: Graph) -> Found:

@@ -140,6 +140,7 @@ class Engine:
                 self._free(walk.parents)
                 r.tape.common("Free", free_time, stack, dull, nodes=[n for n, _ in walk.nodes if n >= 0])
                 self.freed.stamp(used, time)
+                r.kept.freed(outputs, stack)
         return result
 
     def _engine(

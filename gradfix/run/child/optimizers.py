@@ -260,6 +260,7 @@ class Optimizers:
         )
         refs = r.leaf_refs(params if not fields else [p for h, p in zip(had, params, strict=False) if h])
         fields.update(optimizer=known.number, refs=refs)
+        r.kept.stepped = r.clock.now
         if full:
             r.tape.event("Step", r.clock.tick(), stack, **fields)
         else:

@@ -26,6 +26,7 @@ from .aliases import Aliases
 from .elsewhere import Processes, Threads
 from .engine import FREED, Engine, Walk
 from .gradients import FULL, Gradients
+from .kept import Kept
 from .legacy import Legacy
 from .names import Names
 from .optimizers import Optimizers
@@ -106,6 +107,7 @@ class Recorder:
         self.gradients = Gradients(self)
         self.regions = Regions(self)
         self.legacy = Legacy(self)
+        self.kept = Kept(self)
         self._leaves: dict[int, weakref.ref[Any]] = {}
         self._known_leaves: dict[
             int, tuple[Any, ...]
@@ -133,6 +135,7 @@ class Recorder:
                 self.tape.event("Note", self.clock.tick(), (), text=missed)
         if exc is not None:
             self._failure(exc)
+        self.kept.finish()
         for storage in self.storages.alive():
             self.tape.rename(storage)
         seconds = round(monotonic() - self._started, 3)

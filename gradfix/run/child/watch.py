@@ -70,7 +70,10 @@ class Watch(TorchFunctionMode):
             result = func(*args, **kwargs) if kwargs else func(*args)
             after = _sequence()
             if after != before:
-                self.r.calls.add(before, after, func, self.r.sites.stack(_getframe(1)))
+                stack = self.r.sites.stack(_getframe(1))
+                self.r.calls.add(before, after, func, stack)
+                if found[1] is True and self.r.kept.stepped:
+                    self.r.kept.added(result, stack, args, _getframe(1))
             elif self._no_grad_left and not _grad_enabled():
                 self._no_grad(args)
             return result
@@ -154,6 +157,8 @@ class Watch(TorchFunctionMode):
         if after != before:
             stack = r.sites.stack(_getframe(2))
             r.calls.add(before, after, func, stack)
+            if r.kept.stepped and writes.adds(func):
+                r.kept.added(result, stack, args, _getframe(2))
         for tensor, address, entries, counter in watched:
             if not (entries or refused or r.storages.at(address) is not None or self._how(tensor)):
                 continue  # a fresh leaf being initialised

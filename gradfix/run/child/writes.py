@@ -41,6 +41,7 @@ _CUTS = {
     "new_tensor": "tensor",
 }
 _RUNS_BACKWARD = {"backward", "grad"}
+_ADDITIONS = {"add", "__add__", "__radd__"}
 
 LEAF = (
     "a leaf Variable that requires grad is being used in an in-place operation",
@@ -65,10 +66,9 @@ def is_view_refusal(message: str) -> bool:
 
 
 def classify(func: Any) -> tuple[str, Any]:
-    """(kind, detail): ``op`` nothing special; ``write`` with a function that finds the written tensors
-    (``may-write``: if any);
-    ``cut`` with its how; ``get-data``, ``set-data``, ``get-grad``, ``set-grad``; ``run`` what runs a
-    backward."""
+    """(kind, detail): ``op`` nothing special (True: an addition); ``write`` with a function that finds the written
+    tensors (``may-write``: if any); ``cut`` with its how; ``get-data``, ``set-data``, ``get-grad``, ``set-grad``;
+    ``run`` what runs a backward."""
     name = getattr(func, "__name__", "") or ""
     if name in ("__get__", "__set__", "__delete__"):
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -83,6 +83,8 @@ def classify(func: Any) -> tuple[str, Any]:
         return "op", None
     if name.startswith("_foreach_") or name.startswith("_fused_") or name.startswith("_amp_foreach"):
         return ("write", _first_list) if name.endswith("_") else ("op", None)
+    if name in _ADDITIONS:
+        return "op", True
     if name.startswith("__") and name.endswith("__"):
         in_place = name.startswith("__i") and name[3:-2] in _IN_PLACE_OPERATORS
         return ("write", _first) if in_place or name in ("__setitem__", "__delitem__") else ("op", None)
@@ -105,6 +107,11 @@ def with_out(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The tensors of ``out=``."""
     out = kwargs.get("out")
     return list(out) if isinstance(out, (tuple, list)) else [out]
+
+
+def adds(func: Any) -> bool:
+    """Whether an in-place function adds to its tensor."""
+    return getattr(func, "__name__", "") in ("__iadd__", "add_")
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

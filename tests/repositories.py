@@ -3,6 +3,7 @@
 import hashlib
 import os
 import subprocess
+import time
 from pathlib import Path
 
 FAULTY = """\
@@ -69,3 +70,27 @@ def state(folder: Path, *branches: str) -> str:
                 inside = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
                 found.update(os.fsencode(path.relative_to(folder)) + b"\0" + inside)
     return found.hexdigest()
+
+
+def working_in(folder: Path) -> list[int]:
+    """The processes that know of `folder`, whoever started them: by environment, command line or directory."""
+    found = []
+    for name in set(filter(str.isdigit, os.listdir("/proc"))) - {str(os.getpid())}:
+        about = Path("/proc", name)
+        try:
+            known = (about / "environ").read_bytes() + (about / "cmdline").read_bytes()
+            if os.fsencode(folder) in known + os.fsencode(os.readlink(about / "cwd")):
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def nobody_works_in(folder: Path) -> bool:
+    """Whether all of them end, soon."""
+    end = time.monotonic() + 30
+    while working_in(folder):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from repositories import faulty, git, plain, repository, sound, state
+from repositories import faulty, git, nobody_works_in, plain, repository, sound, state
 
+from gradfix.batch import engine
 from gradfix.batch.engine import local
 from gradfix.batch.git import GitError
 from gradfix.batch.intake import specs
@@ -214,6 +215,94 @@ def test_a_repository_that_takes_too_much_is_a_sentence(tmp_path):
     repo = plain(tmp_path / "repo", {"train.py": faulty()})
     found = migrate(tmp_path / "ws", [repo], Options(memory=1 << 20))["repo"]
     assert (found.ended, found.sentence) == ("failed", "it took more than 0.0 GB of memory")
+
+
+@pytest.mark.parametrize("does", ["sleep", "allocate"])
+def test_a_worker_that_obeys_nobody_is_ended_with_all_it_started(tmp_path, monkeypatch, does):
+    """One that a fault of gradfix's own, or of torch's, has taken over: it ignores signals, has started processes in
+    sessions of their own, one of which its parent has left, and one of them starts others without end."""
+    monkeypatch.setattr(engine, "GRACE", 1.0)
+    site = plain(tmp_path / "site", {"sitecustomize.py": OBEYS_NOBODY})
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("DOES", does)
+    places = [plain(tmp_path / name, {"train.py": faulty()}) for name in ("stuck", "sound")]
+    limits = Options(seconds=9.0, memory=6 << 30) if does == "sleep" else Options(memory=1 << 29)
+    found = migrate(tmp_path / "ws", places, limits)
+    why = "it took longer than 10 s" if does == "sleep" else "it took more than 0.5 GB of memory"
+    assert (found["stuck"].ended, found["stuck"].sentence) == ("failed", why)
+    assert found["sound"].faults
+    known = State(tmp_path / "ws")
+    assert known.attempts() == {"stuck": 1, "sound": 1}
+    known.close()
+    assert nobody_works_in(tmp_path)
+    assert not (tmp_path / "ws/scratch").exists()
+    monkeypatch.delenv("DOES")
+    assert migrate(tmp_path / "ws", retry=("failed",))["stuck"].faults
+
+
+OBEYS_NOBODY = """\
+import os, signal, sys, time
+def ignore():
+    for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+        signal.signal(number, signal.SIG_IGN)
+def start(what):
+    if os.fork() == 0:
+        os.setsid()
+        what()
+        os._exit(0)
+def wait():
+    time.sleep(300)
+def leave():
+    start(wait)
+def multiply():
+    while True:
+        if os.fork() == 0:
+            time.sleep(1)
+            os._exit(0)
+        time.sleep(0.1)
+        os.waitpid(-1, os.WNOHANG)
+if "gradfix.batch.worker" in sys.orig_argv and "DOES" in os.environ:
+    import gradfix.batch.repository as repository
+    whole = repository.migrate_one
+    def stuck(spec, *more):
+        if spec.name != "stuck":
+            return whole(spec, *more)
+        ignore()
+        for what in (wait, leave, multiply):
+            start(what)
+        held = []
+        while True:
+            if os.environ["DOES"] == "allocate":
+                held.append(b"x" * (1 << 24))
+            time.sleep(0.05)
+    repository.migrate_one = stuck
+"""
+
+
+def test_a_script_that_obeys_nobody_costs_its_run(tmp_path):
+    """It ignores signals, starts processes that do too, and takes memory without end: behind the wall."""
+    script = faulty().replace("opt =", OBEYS_NOBODY.split('if "gradfix')[0] + SCRIPT)
+    places = [
+        plain(tmp_path / "mean", {"train.py": script}),
+        plain(tmp_path / "sound", {"train.py": faulty()}),
+    ]
+    found = migrate(tmp_path / "ws", places, Options(prove=True, timeout=8.0))
+    (entry,) = found["mean"].entries
+    assert (entry.ended, entry.wall) == ("read", "namespaces")
+    assert "the memory it may have" in entry.problem or "not over after 8 s" in entry.problem, entry
+    assert found["sound"].steps
+    assert nobody_works_in(tmp_path)
+    assert not (tmp_path / "ws/scratch").exists()
+
+
+SCRIPT = """
+ignore()
+for what in (wait, leave, multiply):
+    start(what)
+held = []
+while len(held) < int(os.environ.get("ENOUGH", "1000000")):  # for the reader, what follows can be reached
+    held.append(b"x" * (1 << 24))
+opt ="""
 
 
 def test_a_worker_that_dies_is_tried_again(tmp_path, monkeypatch):

@@ -1,6 +1,11 @@
-"""The same batch over Dask: a real scheduler and two workers, as processes on this machine."""
+"""The same batch over Dask: a real scheduler and two workers, as processes on this machine.
 
+The soak tier kills the scheduler 30 times, at random moments.
+"""
+
+import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -9,8 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from repositories import faulty, plain, sound
+from repositories import faulty, nobody_works_in, plain, sound, state
 from test_batch import UNTRIED, call, migrate, without_times
+from test_batch_killed import BRANCH, KILLS, PLACES, WRITE, came_to, nothing_is_left, started
+from test_batch_killed import given as repositories
 
 pytest.importorskip("distributed")
 
@@ -21,7 +28,11 @@ def cluster(folder: Path, workers: int = 2):
     folder.mkdir(parents=True, exist_ok=True)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": (folder / "log").open("ab"), "cwd": folder}
     file = folder / "scheduler.json"
-    environment = os.environ | {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "5"}
+    (folder.parent / "tmp").mkdir(exist_ok=True)
+    environment = os.environ | {
+        "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "5",
+        "TMPDIR": str(folder.parent / "tmp"),
+    }
     common = {"env": environment, "start_new_session": True, **quiet}
     dask = [sys.executable, "-m", "distributed.cli"]
     scheduler = [
@@ -33,8 +44,11 @@ def cluster(folder: Path, workers: int = 2):
         "0",
         "--no-dashboard",
     ]
-    worker = [*dask[:-1], "distributed.cli.dask_worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-nanny",
-              "--no-dashboard", "--host", "127.0.0.1", "--memory-limit", "0"]  # fmt: skip
+    worker = [
+        *[*dask[:-1], "distributed.cli.dask_worker", "--scheduler-file", str(file), "--nthreads", "1"],
+        *["--no-nanny", "--no-dashboard", "--host", "127.0.0.1", "--memory-limit", "0"],
+        *["--local-directory", str(folder)],
+    ]
     processes = [subprocess.Popen([*scheduler, "--scheduler-file", str(file)], **common)]
     try:
         end = time.monotonic() + 60
@@ -42,8 +56,6 @@ def cluster(folder: Path, workers: int = 2):
             assert time.monotonic() < end, (folder / "log").read_text()
             time.sleep(0.1)
         processes += [subprocess.Popen(worker, **common) for _ in range(workers)]
-        import json
-
         from distributed import Client
 
         address = json.loads(file.read_text())["address"]
@@ -105,6 +117,46 @@ def test_a_scheduler_that_dies_is_a_sentence_and_the_same_call_goes_on(tmp_path)
     with cluster(tmp_path / "two") as (address, _):
         assert call(*words, address, cwd=tmp_path).returncode == 0
     assert without_times(migrate(tmp_path / "ws", options=UNTRIED)) == without_times(here)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict[tuple[str, ...], tuple[dict[str, object], float]]:
+    """What either call comes to without Dask, and in how many seconds with it."""
+    out = {}
+    for flags in (BRANCH, WRITE):
+        folder = repositories(tmp_path_factory.mktemp("undisturbed"))
+        assert started(folder, flags).communicate()[1].startswith(b"[1/3] ")
+        other = repositories(tmp_path_factory.mktemp("dask"))
+        with cluster(other / "dask") as (address, _):
+            begun = time.monotonic()
+            process = started(other, (*flags, "--engine", "dask", "--scheduler", address))
+            assert process.communicate()[1].startswith(b"[1/3] ")
+            out[flags] = came_to(folder), time.monotonic() - begun
+        assert came_to(other) == came_to(folder)
+    return out
+
+
+@pytest.mark.parametrize("seed", KILLS)
+def test_the_scheduler_is_killed(tmp_path, undisturbed, seed):
+    flags = (BRANCH, WRITE)[seed % 2]
+    wanted, seconds = undisturbed[flags]
+    repositories(tmp_path)
+    before = [state(tmp_path / name, "cured") for name in PLACES]
+    with cluster(tmp_path / "dask1") as (address, processes):
+        process = started(tmp_path, (*flags, "--engine", "dask", "--scheduler", address))
+        time.sleep(random.Random(seed + 200).uniform(0.2, seconds))
+        processes[0].kill()
+        _, err = process.communicate(timeout=180)
+        there_was = b"engine has gone" in err or b"there is no Dask scheduler" in err
+        assert (process.returncode, there_was) in [(0, False), (2, True)], err.decode()
+    assert nobody_works_in(tmp_path)
+    with cluster(tmp_path / "dask2") as (address, _):
+        process = started(tmp_path, (*flags, "--engine", "dask", "--scheduler", address))
+        _, err = process.communicate(timeout=180)
+        assert process.returncode == 0, err.decode()
+    assert came_to(tmp_path) == wanted
+    nothing_is_left(tmp_path)
+    assert flags is WRITE or [state(tmp_path / name, "cured") for name in PLACES] == before
 
 
 def test_no_scheduler_is_a_sentence(tmp_path):

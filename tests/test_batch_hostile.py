@@ -3,11 +3,12 @@
 import io
 import os
 import subprocess
+import sys
 import tarfile
 import zipfile
 
 import pytest
-from repositories import faulty, git, plain, repository, state
+from repositories import faulty, git, plain, repository, sound, state
 from test_batch import migrate, said
 
 from gradfix.batch.migrate import Wish
@@ -230,6 +231,41 @@ def test_archives_are_read(tmp_path):
         assert "+    value = value + 1" in (tmp_path / f"ws/patches/{archive.name}.patch").read_text()
         assert said(tmp_path / "ws", archive.name)["branch cured"] == (
             "refused", "an archive has no branches; --diff makes a patch")  # fmt: skip
+
+
+def odd(text: str) -> dict[str, bytes]:
+    """A program as four people's editors write it."""
+    accented = text.replace("value", "wértz")
+    return {
+        "crlf.py": text.replace("\n", "\r\n").encode(),
+        "latin.py": f"# coding: latin-1\n{accented}".encode("latin-1"),
+        "marked.py": accented.replace("\n", "\r\n").encode("utf-8-sig"),
+        "ended.py": text.rstrip("\n").encode(),
+    }
+
+
+@pytest.mark.parametrize("kind", ["zip", "sdist", "bare"])
+def test_patches_keep_bytes_that_lie_in_no_folder(tmp_path, kind):
+    files, cured = odd(faulty()), odd(sound())
+    if kind == "bare":
+        origin = repository(tmp_path / "origin", {"pkg/x.txt": "x", **files})
+        place = tmp_path / "pkg.git"
+        git(tmp_path, "clone", "-q", "--bare", str(origin), str(place))
+    elif kind == "zip":
+        place = zipped(tmp_path / "pkg.zip", {f"pkg-1.0/{name}": data for name, data in files.items()})
+    else:
+        place = tarred(tmp_path / "pkg.tar.gz", *((member(f"pkg-1.0/{n}"), d) for n, d in files.items()))
+    migrate(tmp_path / "ws", [place], wish=Wish(diff=True))
+    made = tmp_path / f"ws/patches/{place.name}"
+    for tool in (
+        ["git", "apply", f"{made}.patch"],
+        ["patch", "-p1", "-i", f"{made}.patch"],
+        [sys.executable, "-m", "gradfix", "apply", f"{made}.json", "--write"],
+    ):
+        tree = plain(tmp_path / tool[0].replace("/", "_"), files)
+        done = subprocess.run(tool, cwd=tree, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert {name: (tree / name).read_bytes() for name in files} == cured
 
 
 @pytest.mark.parametrize("name", ["../out.py", "/tmp/out.py", "a/../../out.py", "..\\out.py", "C:/out.py"])

@@ -10,18 +10,21 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from repositories import faulty, git, plain, repository, sound, state
+from repositories import faulty, git, nobody_works_in, plain, repository, sound, state, working_in
 
 from gradfix.batch.delivery import save
 from gradfix.batch.state import State, StateError, locked
 from gradfix.batch.values import dumps
 
 KILLS = [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 30))]
-FLAGS = ["--accept", "untried", "--branch", "cured", "--diff", "--write", "--jobs", "2"]
-PLACES = ["a", "b", "c"]
+# Scripts are run for the branch; for the tree they are not, so that more kills meet the writing.
+BRANCH = ("--prove", "--branch", "cured", "--diff")
+WRITE = ("--accept", "untried", "--write", "--diff")
+PLACES = ("a", "b", "c")
 
 
 def given(folder: Path) -> Path:
@@ -37,100 +40,120 @@ def given(folder: Path) -> Path:
         git(folder / name, "add", "-A")
         dates = {"GIT_AUTHOR_DATE": "2020-01-01T00:00Z", "GIT_COMMITTER_DATE": "2020-01-01T00:00Z"}
         git(folder / name, "commit", "-m", "first", env=os.environ | dates)
+    (folder / "tmp").mkdir()
     return folder
 
 
-def started(folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "gradfix", "migrate", *PLACES, *FLAGS]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def started(folder: Path, flags: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "gradfix", "migrate", *PLACES, *flags, "--jobs", "2"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(folder / "tmp")},
+    )
 
 
 def came_to(folder: Path) -> dict[str, object]:
     """Everything that a call leaves: texts, branches, patches, results but for times."""
     known = State(folder / "gradfix-migrate")
-    results = {r.name: json.loads(dumps(r)) for r in known.results()}
+    results = {r.name: json.loads(dumps(r), object_hook=without_times) for r in known.results()}
     effects = {name: known.effects(name) for name in results}
     known.close()
-    for result in results.values():
-        result.pop("seconds")
     texts = {str(p.relative_to(folder)): p.read_text() for n in PLACES for p in (folder / n).rglob("*.py")}
     patches = {p.name: p.read_text() for p in (folder / "gradfix-migrate/patches").iterdir()}
     branches = {n: git(folder / n, "for-each-ref", "--format=%(refname) %(objectname)") for n in PLACES}
     return {"results": results, "effects": effects, "texts": texts, "patches": patches, "branches": branches}
 
 
-def below(pid: int) -> list[int]:
-    """All processes below one."""
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            about = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(about[1]) == pid:
-            found += [int(name), *below(int(name))]
-    return found
+def without_times(value: dict[str, object]) -> dict[str, object]:
+    return {key: item for key, item in value.items() if key != "seconds"}
+
+
+def workers(folder: Path) -> list[int]:
+    """Those of them that work on a repository."""
+    return [p for p in working_in(folder) if b"gradfix.batch.worker" in cmdline(p)]
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def nothing_is_left(folder: Path) -> None:
+    """No process, lock, scratch folder, worktree or half-written file, wherever a temporary file may lie."""
+    assert nobody_works_in(folder)
+    workspace = folder / "gradfix-migrate"
+    assert not (workspace / "scratch").exists()
+    assert (workspace / "lock").read_text() == ""
+    assert list((folder / "tmp").iterdir()) == []
+    assert [p for names in ("*.lock", ".new-*", "tmp_obj_*") for p in folder.rglob(names)] == []
+    assert {p.name for n in PLACES for p in (folder / n).rglob("*") if ".git" not in p.parts} == {
+        "more",
+        "ok.py",
+        "train.py",
+    }
+    assert not any((folder / n / ".git/worktrees").exists() for n in PLACES)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> tuple[dict[str, object], float]:
-    folder = given(tmp_path_factory.mktemp("undisturbed"))
-    begun = time.monotonic()
-    process = started(folder)
-    assert process.communicate()[1].startswith(b"[1/3] ")
-    assert process.returncode == 0
-    return came_to(folder), time.monotonic() - begun
-
-
-def ended(pids: list[int]) -> bool:
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
+def undisturbed(tmp_path_factory) -> dict[tuple[str, ...], tuple[dict[str, object], float]]:
+    """What either call comes to, and in how many seconds."""
+    out = {}
+    for flags in (BRANCH, WRITE):
+        folder = given(tmp_path_factory.mktemp("undisturbed"))
+        begun = time.monotonic()
+        process = started(folder, flags)
+        assert process.communicate()[1].startswith(b"[1/3] ")
+        assert process.returncode == 0
+        out[flags] = came_to(folder), time.monotonic() - begun
+        nothing_is_left(folder)
+    return out
 
 
 @pytest.mark.parametrize("seed", KILLS)
 def test_the_call_is_killed(tmp_path, undisturbed, seed):
-    wanted, seconds = undisturbed
+    flags = (BRANCH, WRITE)[seed % 2]
+    wanted, seconds = undisturbed[flags]
     given(tmp_path)
-    process = started(tmp_path)
+    before = [state(tmp_path / name, "cured") for name in PLACES]
+    process = started(tmp_path, flags)
     time.sleep(random.Random(seed).uniform(0.2, max(seconds, 0.5)))
-    family = below(process.pid)
     process.kill()
     process.communicate()
-    assert ended(family)  # nobody works on for a call that is gone
-    again = started(tmp_path)
+    assert nobody_works_in(tmp_path)  # for a call that is gone
+    again = started(tmp_path, flags)
     out, err = again.communicate()
     assert again.returncode == 0, err.decode()
-    assert came_to(tmp_path) == wanted
-    workspace = tmp_path / "gradfix-migrate"
-    assert not (workspace / "scratch").exists()
-    assert (workspace / "lock").read_text() == ""
-    assert not list(tmp_path.rglob("*.lock"))
-    assert not list(tmp_path.rglob(".new-*"))
     assert b"3 repositories" in out
+    assert came_to(tmp_path) == wanted
+    nothing_is_left(tmp_path)
+    assert flags is WRITE or [state(tmp_path / name, "cured") for name in PLACES] == before
 
 
 @pytest.mark.parametrize("seed", KILLS)
 def test_a_worker_is_killed(tmp_path, undisturbed, seed):
-    wanted, seconds = undisturbed
+    flags = (BRANCH, WRITE)[seed % 2]
+    wanted, seconds = undisturbed[flags]
     given(tmp_path)
-    process = started(tmp_path)
-    end = time.monotonic() + random.Random(seed + 100).uniform(0.2, max(seconds, 0.5))
-    workers: list[int] = []
-    while process.poll() is None and (time.monotonic() < end or not workers):
-        workers = below(process.pid) or workers
-        time.sleep(0.02)
-    for pid in workers[:1]:
-        try:
+    before = [state(tmp_path / name, "cured") for name in PLACES]
+    drawn = random.Random(seed + 100)
+    process = started(tmp_path, flags)
+    end = time.monotonic() + drawn.uniform(0.2, max(seconds, 0.5))
+    alive: list[int] = []
+    while process.poll() is None and (time.monotonic() < end or not alive):
+        alive = workers(tmp_path) or alive
+        time.sleep(0.05)
+    for pid in alive and [drawn.choice(alive)]:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     _, err = process.communicate()
     assert process.returncode == 0, err.decode()
     assert came_to(tmp_path) == wanted
+    nothing_is_left(tmp_path)
+    assert flags is WRITE or [state(tmp_path / name, "cured") for name in PLACES] == before
 
 
 def test_a_kill_between_two_effects_is_made_good(tmp_path):

@@ -4,7 +4,6 @@ any moment of it, and comes to the same."""
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,14 +25,12 @@ class Undone(Exception):
 def save(file: Path, data: bytes) -> None:
     """Write a file of the workspace: the old one or the new one is there, never half of one."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=".new-", dir=file.parent)
+    new = file.with_name(f".new-{file.name}")  # the same each time: what a kill leaves is written over
     try:
-        with open(descriptor, "wb") as out:
-            out.write(data)
-        os.chmod(name, 0o644)
-        os.replace(name, file)
+        new.write_bytes(data)
+        os.replace(new, file)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
         raise
 
 
@@ -41,7 +38,8 @@ def to_patch(result: RepoResult, place: Path, file: Path) -> str:
     """All changes in one patch file, as ``git apply`` and ``patch -p1`` take it, and beside it the same for ``gradfix
     apply``, which finds its place in a tree that has drifted; the sentence that says so."""
     changes = {str(place / path): change for path, change in result.changes.items()}
-    save(file, b"".join(line + b"\n" for line in patch(changes, Paths(place))))
+    raw = {str(place / path): data.encode("latin-1") for path, data in result.raw.items()}
+    save(file, b"".join(line + b"\n" for line in patch(changes, Paths(place), raw)))
     carried = file.with_suffix(".json")
     save(carried, dumps(carry(result.fixes, result.torch)).encode("ascii"))
     return f"{file.name} and {carried.name} hold {_files(result)}"
@@ -83,16 +81,16 @@ def back(result: RepoResult, place: Path) -> str:
     return f"{_files(result)} as before"
 
 
-def to_branch(result: RepoResult, place: Path, branch: str, made: str, making: Note) -> str:
+def to_branch(result: RepoResult, place: Path, branch: str, scratch: Path, made: str, making: Note) -> str:
     """A branch with one commit a codemod, on top of what was checked out. HEAD, index and working tree stay untouched,
-    and no hook is run. `made` is the commit that gradfix had put it at, `making` hears of the new one before it is
-    there. Raises Undone."""
+    no hook is run, and the commits' own index lies below `scratch`. `made` is the commit that gradfix had put it at,
+    `making` hears of the new one before it is there. Raises Undone."""
     try:
         found = repository(place)
         if found is None:
             raise Undone(f"{_article(result.kind)} has no branches; --diff makes a patch")
         _unmoved(found, result, branch)
-        tip = commits(found, result)
+        tip = commits(found, result, scratch)
         at = found.ref(branch)
         if at != tip:
             if at and at != made:
@@ -107,7 +105,7 @@ def to_branch(result: RepoResult, place: Path, branch: str, made: str, making: N
     return f"{branch} at {tip[:10]}, {count} commit{'s' * (count != 1)} above {result.commit[:10]}"
 
 
-def commits(found: Repository, result: RepoResult) -> str:
+def commits(found: Repository, result: RepoResult, scratch: Path) -> str:
     """The last of the commits that the result's steps make. Raises Undone, GitError."""
     tree = found.tree(result.commit)
     blobs = {path: tree[path] for path in result.changes if path in tree}
@@ -127,7 +125,7 @@ def commits(found: Repository, result: RepoResult) -> str:
             if was[path].text != result.originals[path]:
                 raise Undone(f"{path} has changes that are not committed; commit or stash them first")
             files[path] = (blobs[path].mode, _encoded(was[path], text))
-        tip = found.commit(tip, files, message(step))
+        tip = found.commit(tip, files, message(step), scratch)
     return tip
 
 

@@ -15,18 +15,22 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from gradfix.batch.processes import kill_below, resident
 from gradfix.batch.values import Options, RepoResult, Spec, dumps, loads
 
 TRIES = 2  # of a repository whose worker dies
 GRACE = 60.0  # seconds above a repository's own before its worker is killed
 LOOK = 0.25  # seconds between two looks at memory
+LINES = 100  # the last ones of a worker's, that are kept
+DRAIN = 5.0  # seconds for what an ended worker has said to be read
 PREFIX = "gradfix-migrate-"
 
 
@@ -75,9 +79,7 @@ def _attempt(spec: str, options: str, how: Options, scratch: str, stop: threadin
     try:
         lines, errors = guard.converse(json.dumps({"spec": spec, "options": options, "scratch": folder}))
     finally:
-        with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _end(process)
         shutil.rmtree(folder, ignore_errors=True)
     for line in reversed(lines):
         with suppress(ValueError, KeyError, TypeError):
@@ -99,29 +101,20 @@ class _Guard:
         self._over = threading.Event()
 
     def converse(self, given: str) -> tuple[list[str], str]:
-        """What the worker said on its two streams, up to its end."""
-        errors: list[bytes] = []
+        """What the worker said last on its two streams, up to its end."""
         process = self._process
         assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        stderr = process.stderr
-        listener = threading.Thread(target=lambda: errors.append(stderr.read()[-20_000:]), daemon=True)
+        said, errors = _Heard(process.stdout), _Heard(process.stderr)
         watcher = threading.Thread(target=self._watch, daemon=True)
-        listener.start()
         watcher.start()
         with suppress(BrokenPipeError):
             process.stdin.write(given.encode() + b"\n")
             process.stdin.flush()
-        lines = [line.decode("ascii", "replace") for line in process.stdout]
-        process.wait()
+        process.wait()  # not for the end of its streams, which a process that it has lost may hold open
         self._over.set()
         watcher.join()
-        listener.join(5)
-        for stream in (process.stdin, process.stdout, process.stderr):
-            with suppress(OSError):
-                stream.close()
-        return lines[-5:], b"".join(errors).decode("utf-8", "replace")
+        process.stdin.close()
+        return said.end(), "".join(errors.end())
 
     def _watch(self) -> None:
         end = time.monotonic() + self._how.seconds + GRACE
@@ -133,30 +126,36 @@ class _Guard:
             elif self._stop.is_set():
                 self.ended_it = "it was interrupted"
             if self.ended_it:
-                with suppress(OSError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                _end(self._process)
                 return
 
 
-def resident(pid: int) -> int:
-    """Bytes that a process and all below it hold in memory, shared pages counted where they are first met; 0 where the
-    system does not tell."""
-    children: dict[int, list[int]] = {}
-    pages: dict[int, int] = {}
-    page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
-        if name.isdigit():
-            with suppress(OSError, IndexError, ValueError):
-                about = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()
-                children.setdefault(int(about[1]), []).append(int(name))
-                held = Path(f"/proc/{name}/statm").read_bytes().split()
-                pages[int(name)] = int(held[1]) - int(held[2])  # without what is shared with files
-    total, todo = 0, [pid]
-    while todo:
-        one = todo.pop()
-        total += pages.get(one, 0)
-        todo += children.get(one, [])
-    return total * page
+class _Heard:
+    """The last lines of a stream, read while they come."""
+
+    def __init__(self, stream: IO[bytes] | None) -> None:
+        assert stream is not None
+        self._stream, self._lines = stream, deque[bytes](maxlen=LINES)
+        self._thread = threading.Thread(target=self._hear, daemon=True)
+        self._thread.start()
+
+    def end(self) -> list[str]:
+        """Hear no more."""
+        self._thread.join(DRAIN)
+        return [line.decode("utf-8", "replace") for line in self._lines.copy()]
+
+    def _hear(self) -> None:
+        with self._stream:
+            self._lines.extend(self._stream)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The end of a worker and of all that it has started."""
+    if process.poll() is None:
+        kill_below(process.pid)
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,12 +110,10 @@ class Repository:
         lines = self._text("worktree", "list", "--porcelain").splitlines()
         return {x.removeprefix("branch refs/heads/") for x in lines if x.startswith("branch ")}
 
-    def commit(
-        self, parent: str, files: Mapping[str, tuple[str, bytes]], message: str, date: str = ""
-    ) -> str:
+    def commit(self, parent: str, files: Mapping[str, tuple[str, bytes]], message: str, scratch: Path) -> str:
         """A commit on top of `parent` in which `files` (path to mode and bytes) are changed; no branch moves. The same
-        arguments give the same commit, whenever and by whom it is made."""
-        with tempfile.TemporaryDirectory(prefix="gradfix-index-") as folder:
+        arguments give the same commit, whenever and by whom it is made. Its index lies below `scratch`."""
+        with tempfile.TemporaryDirectory(prefix="index-", dir=scratch) as folder:
             index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
             self._git("read-tree", parent, more=index)
             entries = b""
@@ -124,7 +122,7 @@ class Repository:
                 entries += b"%s %s\t%s\0" % (mode.encode(), name.strip(), os.fsencode(path))
             self._git("update-index", "-z", "--index-info", given=entries, more=index)
             tree = self._text("write-tree", "--missing-ok", more=index)
-        date = date or self._text("show", "--no-patch", "--no-show-signature", "--format=%ct +0000", parent)
+        date = self._text("show", "--no-patch", "--no-show-signature", "--format=%ct +0000", parent)
         who = {
             f"GIT_{role}_{what}": value
             for role in ("AUTHOR", "COMMITTER")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,12 +67,14 @@ class Batch:
         waiting = {s.name for s in todo}
         done = [s for s in asked if s.name not in waiting]
         say(Progress(len(done), len(asked), 0))
-        for spec in done:
-            self._affect(state, spec)
-        for count, (spec, result, running) in enumerate(self._results(state, todo, options), len(done) + 1):
-            state.store(result, options)
-            self._affect(state, spec)
-            say(Progress(count, len(asked), running, result))
+        with self._scratch() as scratch:
+            for spec in done:
+                self._affect(state, spec, scratch)
+            results = self._results(state, todo, options, scratch)
+            for count, (spec, result, running) in enumerate(results, len(done) + 1):
+                state.store(result, options)
+                self._affect(state, spec, scratch)
+                say(Progress(count, len(asked), running, result))
         return asked
 
     def revert(self, state: State, codemod: str) -> None:
@@ -100,24 +102,27 @@ class Batch:
                 state.forget(s.name for s in wanted(asked, (word,)))
 
     def _results(
-        self, state: State, todo: list[Spec], options: Options
+        self, state: State, todo: list[Spec], options: Options, scratch: Path
     ) -> Iterator[tuple[Spec, RepoResult, int]]:
         """Every result as it comes, with how many are being worked on."""
-        if not todo:
-            return
+        if todo:
+            with self._engine(scratch, min(self.jobs, len(todo))) as there:
+                yield from _through(there, todo, options, state.began)
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Path]:
         scratch = self.workspace / "scratch"
         shutil.rmtree(scratch, ignore_errors=True)  # what a killed call has left
         scratch.mkdir(parents=True)
         try:
-            with self._engine(scratch, min(self.jobs, len(todo))) as there:
-                yield from _through(there, todo, options, state.began)
+            yield scratch
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _engine(self, scratch: Path, jobs: int) -> AbstractContextManager[Engine]:
         return engine.dask(self.scheduler) if self.scheduler else engine.local(jobs, scratch)
 
-    def _affect(self, state: State, spec: Spec) -> None:
+    def _affect(self, state: State, spec: Spec, scratch: Path) -> None:
         """Have the effects that are asked for and not had yet."""
         had = state.effects(spec.name)
         due = [e for e in self.wish.effects if had.get(e, ("", ""))[0] != "done"]
@@ -129,14 +134,14 @@ class Batch:
             due = [f"branch {branch}"] if branch and state.made(spec.name, branch) else []
         for effect in due:
             try:
-                state.affected(spec.name, effect, "done", self._do(effect, result, spec, state))
+                state.affected(spec.name, effect, "done", self._do(effect, result, spec, state, scratch))
             except delivery.Undone as why:
                 state.affected(spec.name, effect, "refused", str(why))
             except OSError as problem:
                 said = f"{problem.filename}: can't be written ({(problem.strerror or str(problem)).lower()})"
                 state.affected(spec.name, effect, "refused", said)
 
-    def _do(self, effect: str, result: RepoResult, spec: Spec, state: State) -> str:
+    def _do(self, effect: str, result: RepoResult, spec: Spec, state: State, scratch: Path) -> str:
         place = Path(spec.place)
         if effect == "diff":
             return delivery.to_patch(result, place, self.workspace / "patches" / f"{spec.name}.patch")
@@ -147,7 +152,7 @@ class Batch:
         def making(commit: str) -> None:
             state.making(spec.name, branch, commit)
 
-        return delivery.to_branch(result, place, branch, state.made(spec.name, branch), making)
+        return delivery.to_branch(result, place, branch, scratch, state.made(spec.name, branch), making)
 
 
 def _through(

@@ -63,6 +63,7 @@ class _Work:
     entries: list[Entry] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     originals: dict[str, str] = field(default_factory=dict)
+    raw: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     fixes: list[Fix] = field(default_factory=list)
@@ -82,8 +83,6 @@ class _Work:
             self._tell_read(path, examined, settings)
 
     def result(self, name: str) -> RepoResult:
-        root = self.there.root
-        within = {Path(p).relative_to(root).as_posix(): text for p, text in self.originals.items()}
         return RepoResult(
             name,
             "done",
@@ -95,7 +94,8 @@ class _Work:
             lines=self.lines,
             entries=tuple(self.entries),
             faults=tuple(sorted(self.faults, key=lambda f: (f.path, f.line, f.kind))),
-            originals=within,
+            originals={self._name(path): text for path, text in self.originals.items()},
+            raw={self._name(path): data for path, data in self.raw.items()},
             steps=tuple(self.steps),
             fixes=tuple(self.fixes),
             torch=self.torch,
@@ -208,7 +208,9 @@ class _Work:
         """Keep what a result shows, and what it changes."""
         found = steps(result, self._name)
         for path, (old, text) in result.files.items():
-            self.originals.setdefault(path, old)
+            if path not in self.originals:
+                self.originals[path] = old
+                self.raw[path] = Path(path).read_bytes().decode("latin-1")  # any bytes there and back
             self.texts[path] = text
         self.steps += found
         self.torch = result.torch or self.torch

@@ -96,7 +96,7 @@ def repositories(state: State, specs: Iterable[Spec]) -> Iterator[Data]:
         data: Data = (
             json.loads(dumps(result)) if result is not None else {"name": spec.name, "ended": "waiting"}
         )
-        for texts in ("originals", "fixes"):  # patches hold them
+        for texts in ("originals", "raw", "fixes"):  # patches hold them
             data.pop(texts, None)
         for step in data.get("steps", ()):
             step["files"] = sorted(step.pop("texts"))

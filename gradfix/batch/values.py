@@ -156,6 +156,7 @@ class RepoResult:
     entries: tuple[Entry, ...] = ()
     faults: tuple[Fault, ...] = ()
     originals: Mapping[str, str] = field(default_factory=dict)
+    raw: Mapping[str, str] = field(default_factory=dict)  # the same files' bytes, one character each
     steps: tuple[Step, ...] = ()
     fixes: tuple[Fix, ...] = ()  # the same to be carried: see gradfix.patches
     torch: str = ""

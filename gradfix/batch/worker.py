@@ -1,18 +1,22 @@
 """The process that works on one repository: ``python -m gradfix.batch.worker``.
 
 It is given one line of JSON (spec, options, scratch folder), answers in lines of JSON on what was its standard output,
-the last of them the result, and ends when its standard input does: with whoever started it.
+the last of them the result, and ends when its standard input does: with whoever started it, whose scratch folder and
+whose processes it takes along.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
+
+from gradfix.batch.processes import kill_below
+from gradfix.run.child.linux import adopt_orphans
 
 
 def main() -> None:
@@ -20,11 +24,12 @@ def main() -> None:
     given = sys.stdin.buffer.readline()
     answer = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # whatever a library prints is no answer
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    asked = json.loads(given)
+    with suppress(AttributeError, OSError):  # not Linux
+        adopt_orphans()
+    threading.Thread(target=_end_with_parent, args=(asked["scratch"],), daemon=True).start()
     from gradfix.batch.repository import migrate_one
     from gradfix.batch.values import Options, Spec, dumps, loads
-
-    asked = json.loads(given)
 
     def say(what: str) -> None:
         print(json.dumps({"say": what}), file=answer, flush=True)
@@ -33,13 +38,17 @@ def main() -> None:
     result = migrate_one(spec, options, Path(asked["scratch"]), say)
     print(json.dumps({"result": dumps(result)}), file=answer, flush=True)
     sys.stderr.flush()
+    kill_below(os.getpid())
     os._exit(0)  # the thread that waits for the parent holds what Python would want to close
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(scratch: str) -> None:
     while sys.stdin.buffer.read(4096):
         pass
-    os.killpg(0, signal.SIGKILL) if os.getpgrp() == os.getpid() else os._exit(1)
+    kill_below(os.getpid())
+    # another program in the place of this one: no thread of it works on meanwhile
+    remove = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
+    os.execv(sys.executable, [sys.executable, "-ISc", remove, scratch])
 
 
 if __name__ == "__main__":

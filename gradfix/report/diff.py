@@ -18,13 +18,16 @@ def unified(files: Mapping[str, tuple[str, str]], paths: Paths) -> Iterator[str]
         yield from _hunks(old, new)
 
 
-def patch(files: Mapping[str, tuple[str, str]], paths: Paths) -> Iterator[bytes]:
-    """The same of the files as they lie on the disk and as they would be written: encoding, line ends and all."""
+def patch(
+    files: Mapping[str, tuple[str, str]], paths: Paths, raw: Mapping[str, bytes] | None = None
+) -> Iterator[bytes]:
+    """The same of the files as they lie on the disk (or as `raw` has them, by path) and as they would be written:
+    encoding, line ends and all."""
     for path, (old, new) in sorted(files.items()):
         name = _name(path, paths)
         end = "\t" if " " in name else ""  # else patch takes what follows a blank for a date
         yield from (x.encode() for x in (f"--- a/{name}{end}", f"+++ b/{name}{end}"))
-        before, after = _bytes(path, old, new)
+        before, after = _bytes(path, old, new, (raw or {}).get(path))
         for line in _hunks(before.decode("latin-1"), after.decode("latin-1")):  # any bytes there and back
             yield line.encode("latin-1")
 
@@ -45,10 +48,10 @@ def _lines(text: str) -> list[str]:
     return lines[:-1] if lines[-1] == "" else [*lines[:-1], lines[-1] + "\0"]
 
 
-def _bytes(path: str, old: str, new: str) -> tuple[bytes, bytes]:
+def _bytes(path: str, old: str, new: str, raw: bytes | None) -> tuple[bytes, bytes]:
     """The file as it is and as it would be written; in UTF-8 where the text is not a file's (any more)."""
     try:
-        source = Source.read(path)
+        source = Source.read(path) if raw is None else Source.decode(path, raw)
         if source.text == old:
             return source.raw, source.encode(new)
     except SourceError:

@@ -67,6 +67,10 @@ class Wanted:
     codemods: Sequence[type[Codemod]] = field(default_factory=codemods)
     accept: tuple[Status, ...] = HELD
     granted: Callable[[Conflict, Mapping[str, str]], bool] = lambda _, __: False
+    hinted: Callable[[Conflict, Mapping[str, str]], str] = lambda _, __: (
+        ""
+    )  # the codemod that held for a copy
+    late: Callable[[], bool] = lambda: False  # whether no more proof is to be begun
 
     def accepts(self, conflict: Conflict, texts: Mapping[str, str]) -> tuple[Status, ...]:
         """The verdicts good enough to cure `conflict`, which was found in `texts`."""
@@ -118,15 +122,22 @@ def try_all(
     conflict: Conflict,
     prover: Prover,
     files: Mapping[str, str],
+    wanted: Wanted,
 ) -> tuple[Tried, ...]:
-    """Prove every candidate, two at a time, and put the best first."""
+    """Prove every candidate, two at a time, and put the best first. What held for a copy of the fault is begun with,
+    which tells only where time is over before all are proved: the others are dropped."""
+    hint = wanted.hinted(conflict, files)
 
-    def one(candidate: Candidate) -> Tried:
+    def one(candidate: Candidate) -> Tried | None:
+        if wanted.late():
+            return None
         after = dict(files) | dict(candidate.texts)
         return Tried(candidate, prover.prove(baseline, after, candidate.proposal.effect, conflict))
 
+    turn = sorted(range(len(found)), key=lambda n: found[n].proposal.codemod != hint)
     with ThreadPoolExecutor(2) as pool:
-        tried = list(pool.map(one, found))
+        proved = dict(zip(turn, pool.map(one, [found[n] for n in turn]), strict=True))
+    tried = [t for n in range(len(found)) if (t := proved[n]) is not None]
     # two that read alike and measured alike are one to the person; a guess at what a name holds that was wrong is none
     alike: dict[tuple[str, str, str, str], Tried] = {}
     for t in sorted((t for t in tried if t.verdict.measured.get("failed") not in MISGUESSED), key=_merit):
@@ -147,11 +158,11 @@ def rounds(
             if wanted.asked(c, project.files) and identity(c, project) not in given_up
         )
         conflict = min(open_, key=gravity, default=None)
-        if conflict is None:
+        if conflict is None or wanted.late():
             return
         found = list(candidates(conflict, project, wanted.codemods, say))
         say(f"proving {len(found)} candidate{'s' * (len(found) != 1)}")
-        tried = try_all(found, baseline, conflict, prover, project.files)
+        tried = try_all(found, baseline, conflict, prover, project.files, wanted)
         accepted = wanted.accepts(conflict, project.files)
         tried = tuple(sorted(tried, key=lambda t: t.verdict.status not in accepted))
         applied = bool(tried) and tried[0].verdict.status in accepted

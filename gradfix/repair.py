@@ -61,6 +61,10 @@ def repair(
         granted=lambda c, now: (
             bool(settings.granted) and fingerprint(c, {**texts, **now}) in settings.granted
         ),
+        hinted=lambda c, now: (
+            settings.hints.get(fingerprint(c, {**texts, **now}), "") if settings.hints else ""
+        ),
+        late=lambda: time.monotonic() > settings.until,
     )
     done: list[choose.Round] = []
     states: list[_State] = [(baseline, files)]

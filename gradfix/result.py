@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -53,6 +54,8 @@ class Settings:
     only: tuple[str, ...] = ()  # fingerprints (gradfix.fingerprint) of the faults to speak of; empty: all
     spared: tuple[str, ...] = ()  # fingerprints of those to leave alone
     granted: tuple[str, ...] = ()  # fingerprints of those whose change is meant, careful or not
+    hints: Mapping[str, str] = field(default_factory=dict)  # fingerprint to the codemod to begin with
+    until: float = inf  # of time.monotonic(): when no more proof is begun
 
     def accepted(self, raised: bool) -> tuple[Status, ...]:
         """The verdicts good enough to apply, for a script that PyTorch `raised` on before or that ran."""

@@ -5,19 +5,23 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from repositories import faulty, git, nobody_works_in, plain, repository, sound, state
 
+from gradfix import choose
 from gradfix.batch import engine
 from gradfix.batch.engine import local
 from gradfix.batch.git import GitError
 from gradfix.batch.intake import specs
 from gradfix.batch.migrate import Batch, Wish
+from gradfix.batch.repository import migrate_one
 from gradfix.batch.state import State, StateError, locked
 from gradfix.batch.values import Options, RepoResult, Spec, dumps, loads
 from gradfix.patches.file import load
+from gradfix.prove import Prover
 
 NOTHING = Wish()
 UNTRIED = Options(accept=("proved", "preserved", "intended", "untried"))
@@ -158,6 +162,40 @@ def test_copies_of_a_fault_have_one_fingerprint_and_one_decision(tmp_path):
     known.decide(prints["one"], "accept")
     known.close()
     assert migrate(tmp_path / "ws")["two"].faults[0].fingerprint == prints["two"]
+
+
+def test_what_held_for_a_copy_is_begun_with_and_changes_no_result(tmp_path, monkeypatch):
+    """The hint says where to begin; every repository is proved, and all of its candidates are."""
+    first = plain(tmp_path / "first", {"train.py": faulty()})
+    found = migrate(tmp_path / "ws", [first], Options(prove=True))["first"]
+    (fault,) = found.faults
+    known = State(tmp_path / "ws")
+    assert known.hints() == {fault.fingerprint: "out-of-place"}
+    known.close()
+    copy = plain(tmp_path / "copy", {"main.py": "# mine\n" + faulty("critic", 9, 4)})
+    proved: list[str] = []
+    whole = Prover.prove
+    monkeypatch.setattr(choose, "ThreadPoolExecutor", lambda _: ThreadPoolExecutor(1))
+    monkeypatch.setattr(
+        Prover,
+        "prove",
+        lambda self, before, after, *m: (proved.append(str(after)), whole(self, before, after, *m))[1],
+    )
+
+    def migrated(**more: object) -> tuple[list[str], str]:
+        proved.clear()
+        spec = Spec("copy", str(copy))
+        result = migrate_one(spec, Options(prove=True, **more), tmp_path / "scratch")
+        return list(proved), without_times({"copy": result})
+
+    plainly, wanted = migrated()
+    assert len(plainly) > 1
+    tried = [c.codemod for c in loads(RepoResult, json.dumps(json.loads(wanted)["copy"])).faults[0].cures]
+    assert tried[0] == "out-of-place"
+    for codemod in (tried[0], tried[-1]):
+        hinted, same = migrated(hints={fault.fingerprint: codemod})
+        assert (sorted(hinted), same) == (sorted(plainly), wanted)
+        assert ("clone()" in hinted[0]) == (codemod == "clone-before-write")
 
 
 def test_only_a_group(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradfix import testing
-from gradfix.choose import Candidate, Tried, _merit
+from gradfix.choose import Candidate, Tried, Wanted, _merit, try_all
 from gradfix.codemod import Proposal
 from gradfix.result import Settings
 from gradfix.verdict import NONE, Verdict
@@ -75,6 +75,29 @@ def test_a_warning_whose_cure_changes_nothing_is_withdrawn(tmp_path, zygote):
     assert not result.files
     assert not [d for d in result.diagnoses if d.conflict.severity != "note"]
     assert any("unreset-grad in line 7 is not reported" in line for line in result.minor)
+
+
+@pytest.mark.parametrize(("hint", "begun"), [("", "a"), ("b", "b")])
+def test_where_time_is_over_the_hint_has_been_proved(hint, begun):
+    proved: list[str] = []
+
+    class Slow:
+        def prove(self, baseline, after, effect, conflict):
+            proved.append(after["x.py"])
+            return Verdict("proved", "")
+
+    found = [Candidate(Proposal(name, NONE, {}, codemod=name), {"x.py": name}, 1) for name in ("a", "b", "c")]
+    several = Wanted(lambda *_: True, [], hinted=lambda *_: hint, late=lambda: bool(proved))
+    done = try_all(found, None, None, Slow(), {}, several)
+    assert begun in proved
+    assert {t.candidate.proposal.codemod for t in done} == set(proved) != {"a", "b", "c"}
+    proved.clear()
+    unhurried = Wanted(lambda *_: True, [], hinted=lambda *_: hint)
+    assert [t.candidate.proposal.codemod for t in try_all(found, None, None, Slow(), {}, unhurried)] == [
+        "a",
+        "b",
+        "c",
+    ]
 
 
 def tried(status, rank=0, **measured):

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradfix.batch import delivery, engine
@@ -107,7 +107,7 @@ class Batch:
         """Every result as it comes, with how many are being worked on."""
         if todo:
             with self._engine(scratch, min(self.jobs, len(todo))) as there:
-                yield from _through(there, todo, options, state.began)
+                yield from _through(there, todo, options, state)
 
     @contextmanager
     def _scratch(self) -> Iterator[Path]:
@@ -156,16 +156,21 @@ class Batch:
 
 
 def _through(
-    there: Engine, todo: Iterable[Spec], options: Options, began: Callable[[str], None]
+    there: Engine, todo: Iterable[Spec], options: Options, state: State
 ) -> Iterator[tuple[Spec, RepoResult, int]]:
     """Results as they come; never more at the executor than it can soon begin. Raises EngineError where it is gone."""
     left = iter(todo)
     flying: dict[Future[str], Spec] = {}
+    hints: dict[str, str] = {}
+    begun = renewed = 0
     try:
         while True:
             while len(flying) < there.room + AHEAD and (spec := next(left, None)) is not None:
-                began(spec.name)
-                flying[there.submit(spec, options)] = spec
+                if begun >= renewed:  # seldom enough to cost the thousandth repository no more than the first
+                    hints, renewed = state.hints(), begun + 1 + begun // 10
+                begun += 1
+                state.began(spec.name)
+                flying[there.submit(spec, replace(options, hints=hints))] = spec
             if not flying:
                 return
             for future in wait(flying, return_when=FIRST_COMPLETED).done:

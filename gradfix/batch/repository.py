@@ -171,7 +171,7 @@ class _Work:
     def _prove_one(self, entry: Path, settings: Settings, zygote: Zygote) -> None:
         name = self._name(str(entry))
         room = max(1.0, min(settings.timeout, self.deadline - time.monotonic() - SPARE))
-        bounded = replace(settings, timeout=room)
+        bounded = replace(settings, timeout=room, until=self.deadline - SPARE)
 
         def say(what: str) -> None:
             self.say(f"{name}: {what}")
@@ -182,6 +182,8 @@ class _Work:
             result = replace(
                 result, files={}, verdict=None, held_back=held, diagnoses=_uncured(result.diagnoses)
             )
+        if self._late():
+            self._leave("perhaps not all cures were proved", [entry])
         self.ran[entry] = frozenset(result.sources)
         self.entries.append(remarks(result, name, self.there.root))
         self._take(result, [d for d in result.diagnoses if _key(d.conflict) not in self.seen])
@@ -314,6 +316,7 @@ def _settings(root: Path, options: Options) -> tuple[Settings, Config]:
             only=options.only,
             spared=options.spared,
             granted=options.granted,
+            hints=options.hints,
         )
     except ConfigError as problem:
         raise Refused(f"its configuration can't be used: {problem}".replace(f"{root}/", "")) from None

@@ -19,8 +19,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from gradfix.batch.values import Ended, Options, RepoResult, Spec, dumps, loads
+from gradfix.verdict import HELD
 
 FORMAT = "1"
+HINTS = 1000  # at most: they travel with every repository
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS repos (
@@ -153,6 +155,20 @@ class State:
             self._db.execute(
                 "UPDATE attempts SET ended = ? WHERE name = ? AND ended IS NULL", (result.ended, name)
             )
+
+    def hints(self) -> dict[str, str]:
+        """By fingerprint, the codemod that held most often, for the faults that are met most often."""
+        marks = ", ".join("?" * len(HELD))
+        rows = self._db.execute(
+            "SELECT fingerprint, codemod, count(*) AS times FROM faults "
+            f"WHERE verdict IN ({marks}) AND codemod != '' GROUP BY fingerprint, codemod "
+            "ORDER BY times DESC, fingerprint, codemod LIMIT ?",
+            (*HELD, HINTS),
+        )
+        out: dict[str, str] = {}
+        for name, codemod, _ in rows:
+            out.setdefault(name, codemod)
+        return out
 
     def forget(self, names: Iterable[str]) -> None:
         """Look at these again."""

@@ -55,11 +55,12 @@ class Options:
     spared: tuple[str, ...] = ()
     granted: tuple[str, ...] = ()
     without: tuple[str, ...] = ()  # codemods that were taken back
+    hints: Mapping[str, str] = field(default_factory=dict)  # fingerprint to the codemod that held for a copy
 
     @property
     def key(self) -> str:
         """The same for options that find the same."""
-        same = dataclasses.replace(self, only=(), spared=(), granted=(), without=())
+        same = dataclasses.replace(self, only=(), spared=(), granted=(), without=(), hints={})
         return hashlib.sha256(dumps(same).encode()).hexdigest()[:16]
 
 

@@ -20,6 +20,7 @@ from gradfix.batch.migrate import Batch, Wish
 from gradfix.batch.repository import migrate_one
 from gradfix.batch.state import State, StateError, locked
 from gradfix.batch.values import Options, RepoResult, Spec, dumps, loads
+from gradfix.batch.written import pull_request
 from gradfix.patches.file import load
 from gradfix.prove import Prover
 
@@ -203,6 +204,36 @@ def test_only_a_group(tmp_path):
     first = migrate(tmp_path / "ws", [repo], Options())["repo"].faults[0]
     found = migrate(tmp_path / "ws", options=Options(only=(first.fingerprint,)))
     assert [f.path for f in found["repo"].faults] == [first.path]
+
+
+def test_what_is_refused_leaves_no_patch_and_no_commit(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    words = ["--accept", "untried", "--branch", "cured", "--diff"]
+    assert call("repo", *words, cwd=tmp_path).returncode == 0
+    made = [
+        tmp_path / "gradfix-migrate" / name
+        for name in ("patches/repo.patch", "patches/repo.json", "pull-requests/repo.md")
+    ]
+    assert all(file.exists() for file in made)
+    (group,) = json.loads((tmp_path / "gradfix-migrate/report.json").read_text())["groups"]
+    assert call(*words, "--refuse", group["fingerprint"], cwd=tmp_path).returncode == 0
+    assert not any(file.exists() for file in made)
+    assert git(repo, "rev-parse", "cured") == git(repo, "rev-parse", "main")
+    assert call(*words, "--accept", group["fingerprint"], cwd=tmp_path).returncode == 0
+    assert all(file.exists() for file in made)
+    assert git(repo, "rev-list", "--count", "main..cured") == "1"
+
+
+def test_the_pull_request_names_the_runs_of_its_cures(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty(), "sound.py": sound()})
+    migrate(tmp_path / "ws", [repo], Options(prove=True))
+    known = State(tmp_path / "ws")
+    told = pull_request(known.result("repo"))
+    known.close()
+    assert told.startswith(
+        "Fix 1 autograd fault (stale-saved-tensor)\n\n**stale-saved-tensor** in `train.py`, line 7: "
+    )
+    assert "Measured by running `train.py` before and after" in told
 
 
 def test_a_codemod_is_taken_back(tmp_path):

@@ -45,6 +45,12 @@ def to_patch(result: RepoResult, place: Path, file: Path) -> str:
     return f"{file.name} and {carried.name} hold {_files(result)}"
 
 
+def no_patch(file: Path) -> None:
+    """Take away the patch of a result that there is no more."""
+    for made in (file, file.with_suffix(".json")):
+        made.unlink(missing_ok=True)
+
+
 def to_tree(result: RepoResult, place: Path) -> str:
     """All changes in the working tree. Raises Undone."""
     if result.kind not in ("repository", "folder"):

@@ -72,6 +72,7 @@ class Batch:
                 self._affect(state, spec, scratch)
             results = self._results(state, todo, options, scratch)
             for count, (spec, result, running) in enumerate(results, len(done) + 1):
+                delivery.no_patch(self._patch(spec))
                 state.store(result, options)
                 self._affect(state, spec, scratch)
                 say(Progress(count, len(asked), running, result))
@@ -141,10 +142,13 @@ class Batch:
                 said = f"{problem.filename}: can't be written ({(problem.strerror or str(problem)).lower()})"
                 state.affected(spec.name, effect, "refused", said)
 
+    def _patch(self, spec: Spec) -> Path:
+        return self.workspace / "patches" / f"{spec.name}.patch"
+
     def _do(self, effect: str, result: RepoResult, spec: Spec, state: State, scratch: Path) -> str:
         place = Path(spec.place)
         if effect == "diff":
-            return delivery.to_patch(result, place, self.workspace / "patches" / f"{spec.name}.patch")
+            return delivery.to_patch(result, place, self._patch(spec))
         if effect == "write":
             return delivery.to_tree(result, place)
         branch = self.wish.branch

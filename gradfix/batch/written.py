@@ -110,10 +110,11 @@ def pull_request(result: RepoResult) -> str:
         lines.append(f"Verdict: **{step.verdict}**. {step.reason[:1].upper()}{step.reason[1:]}.")
         lines += [f"After this, {step.effect}."] if step.effect else []
         lines.append("")
-    runs = [e for e in result.entries if e.wall]
+    ran = {e.path for e in result.entries if e.wall}
+    runs = list(dict.fromkeys(s.entry for s in result.steps if s.entry in ran))
     if runs:
         lines.append(
-            f"Measured by running {', '.join(f'`{e.path}`' for e in runs)} before and after, for a few steps."
+            f"Measured by running {', '.join(f'`{path}`' for path in runs)} before and after, for a few steps."
         )
     else:
         lines.append("Nothing was run: these changes are not proved.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import binascii
+from array import array
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -367,6 +369,39 @@ def test_reason_has_numbers(bench):
     assert "`optG` gradient cosine 0.9" in verdict.reason
     assert "norm ratio 1." in verdict.reason
     assert verdict.measured["passes"] == 6
+
+
+def test_reason_says_which_gradient_is_the_exact_one(bench):
+    through = bench.verdict(NET + SILENT, NET + SILENT.replace("h.data.mul_(2)", "h = h * 2"), "none")
+    assert through.reason == (
+        "every gradient equal to the exact one (the write taken as part of the graph) over 3 steps"
+    )
+    saved = bench.verdict(NET + SILENT, NET + SILENT.replace("net(x))", "net(x)).clone()"), "none")
+    assert saved.reason == "every gradient equal to the exact one (of the values as saved) over 3 steps"
+
+
+def test_reason_tells_what_was_compared_under_the_effect(bench):
+    """Under the effect's terms the gradients differ, and as they run another optimizer's are equal."""
+    after = STALE.replace("lossG = fake", "lossG = 0.5 * fake").replace(
+        "bce(score, ones)", "bce(D(fake), ones)"
+    )
+    verdict = bench.verdict(HEAD + STALE, HEAD + after, "later-parameters")
+    assert verdict.status == "rejected"
+    assert verdict.reason.startswith("while the parameters stand still, the gradient of G's 4 parameters")
+    assert "; compared as it runs: `optG` gradient cosine" in verdict.reason
+
+
+def test_a_small_gradient_that_differs_is_not_equal():
+    def run(bias: float) -> Measured:
+        grads = [[3.0, 3.0, "f8", _doubles(3.0)], [1e-5, 1e-5, "f8", _doubles(bias)]]
+        return read([{"m": "s", "o": 0, "g": grads, "c": [], "rng": []}])
+
+    assert likeness(run(1e-5), run(1e-5))[0].equal
+    assert not likeness(run(-1e-5), run(1e-5))[0].equal
+
+
+def _doubles(*values: float) -> str:
+    return binascii.b2a_base64(array("d", values).tobytes()).decode()
 
 
 def test_unseeded_script_is_untried(bench):

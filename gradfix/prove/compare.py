@@ -421,10 +421,12 @@ class Likeness:
     lost: tuple[int, ...]  # parameters that had a gradient and have none
     gained: tuple[int, ...]  # parameters that had none and have one
     steps: int
+    close: bool = True  # each gradient agrees with its own, small ones beside large ones too
 
     @property
     def equal(self) -> bool:
-        return not self.lost and not self.gained and self.cosine > 1 - 1e-7 and abs(self.ratio - 1) < RTOL
+        alike = self.cosine > 1 - 1e-7 and abs(self.ratio - 1) < RTOL
+        return alike and self.close and not self.lost and not self.gained
 
 
 def likeness(after: Measured, before: Measured) -> dict[int, Likeness]:
@@ -435,12 +437,14 @@ def likeness(after: Measured, before: Measured) -> dict[int, Likeness]:
         dot = a = b = 0.0
         lost: set[int] = set()
         gained: set[int] = set()
+        close = True
         for s, t in zip(mine, were, strict=False):
             noise = noise_of(t.grads)
             for j, (g, h) in enumerate(zip(s.grads, t.grads, strict=False)):
                 a += g.norm**2 if g else 0.0
                 b += h.norm**2 if h else 0.0
                 if g and h:
+                    close = close and same(g, h, noise)
                     dot += h.norm**2 if g.data == h.data else g.dot(h)
                 if h and h.norm > noise and not (g and g.norm > 0):
                     lost.add(j)
@@ -448,6 +452,11 @@ def likeness(after: Measured, before: Measured) -> dict[int, Likeness]:
                     gained.add(j)
         cosine = dot / math.sqrt(a * b) if a and b else math.nan
         found[k] = Likeness(
-            cosine, math.sqrt(a / b) if b else math.nan, tuple(sorted(lost)), tuple(sorted(gained)), len(were)
+            cosine,
+            math.sqrt(a / b) if b else math.nan,
+            tuple(sorted(lost)),
+            tuple(sorted(gained)),
+            len(were),
+            close,
         )
     return found

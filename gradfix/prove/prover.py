@@ -260,6 +260,7 @@ class Prover:
     ) -> Verdict:
         names, oracle = baseline.names, baseline.oracle
         like = likeness(after.measured, oracle)
+        exact = words.exact(conflicts)
         measured: dict[str, object] = {"optimizers": words.numbers(like, names), "passes": oracle.passes}
         zero = zeros(after.measured)
         if zero:
@@ -273,7 +274,7 @@ class Prover:
             said = f"gets further, to no step yet; still to cure: {after.left.others[0].message}"
             return Verdict("intended", said, measured)
         first: Difference | None = None
-        claims = False
+        claimed: Attempt | None = None
         for attempt in attempts(effects, conflicts, baseline.tape, oracle):
             found, before, now = self._try(baseline, files, after, attempt, cut_short)
             if found is None:
@@ -299,11 +300,15 @@ class Prover:
                     measured["fresh"] = True
                 measured["imposed"] = dict(attempt.before or {}) and sorted(attempt.before or {})
                 return self._accepted(baseline, after, attempt, conflicts, like, measured, cut_short)
-            if first is None or (attempt.effects and not claims):
-                first, claims = found, bool(attempt.effects)  # of what the effect leaves unexplained
+            if attempt.effects and claimed is None:
+                first, claimed = found, attempt  # of what the effect leaves unexplained
+            first = first or found
         assert first is not None
         said = words.differs(first, names)
-        numbers = words.alike(like, names)
+        numbers = words.alike(like, names, exact)
+        if claimed is not None and claimed.before:  # two comparisons, which may well say different things
+            said = f"{words.imposed(claimed.effects)}, {said}"
+            numbers = numbers and f"compared as it runs: {numbers}"
         if any(e.kind == "changes-value" for e in effects):
             return Verdict(
                 "untried", f"changes a value on purpose, which nothing proves: {numbers or said}", measured
@@ -366,7 +371,10 @@ class Prover:
             )
             return Verdict("intended", "; ".join([reason, *drifted]) + rest, measured)
         if attempt.effects:
-            said = words.alike(like, names) or f"equal {over} {words.imposed(attempt.effects)}"
+            said = (
+                words.alike(like, names, words.exact(conflicts))
+                or f"equal {over} {words.imposed(attempt.effects)}"
+            )
             if "draws" in (attempt.after or {}) and after.measured.drawn != baseline.oracle.drawn:
                 # (gradients of other random numbers: their cosine says nothing of the effect)
                 said = f"equal {over} with the same random numbers and parameters"
@@ -374,7 +382,8 @@ class Prover:
         if "keep" in baseline.base:
             return Verdict("proved", f"the gradient is kept now; all others equal {over}{rest}", measured)
         if not baseline.sound:
-            reason = f"every gradient equal to the exact one {over}"
+            exact = words.exact(conflicts, "through" in (attempt.before or {}))
+            reason = f"every gradient equal to {exact} {over}"
             return Verdict("proved", "; ".join([reason, *drifted]) + rest, measured)
         if set(after.measured.retained) - set(baseline.oracle.retained):
             return Verdict("proved", f"the gradient is kept now; all others equal {over}{rest}", measured)

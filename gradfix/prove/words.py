@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gradfix.detect import Conflict
 from gradfix.prove.compare import Difference, Likeness, Measured
 from gradfix.tape import Optimizer, Ref, Tape
 from gradfix.verdict import EffectKind
@@ -84,7 +85,17 @@ def infinite(run: Measured, names: Names) -> str:
     return "" if run.finite else "a gradient is not finite"
 
 
-def alike(found: Mapping[int, Likeness], names: Names) -> str:
+def exact(conflicts: Sequence[Conflict], through: bool = False) -> str:
+    """Which gradient the exact one is. What a write that autograd did not see has made of a saved value can be left
+    out, or taken (`through`) for an operation of the graph."""
+    if not any(c.kind == "silent-overwrite" for c in conflicts):
+        return "the exact one"
+    return (
+        f"the exact one ({'the write taken as part of the graph' if through else 'of the values as saved'})"
+    )
+
+
+def alike(found: Mapping[int, Likeness], names: Names, exact: str = "the exact one") -> str:
     """``optG gradient cosine 0.9998 to the exact one, norm ratio 1.02; optD equal``."""
     said = []
     for k, x in sorted(found.items(), key=lambda item: (item[1].equal, item[0])):
@@ -97,9 +108,7 @@ def alike(found: Mapping[int, Likeness], names: Names) -> str:
         elif math.isnan(x.cosine):
             said.append(f"{who} has no gradient to compare")
         else:
-            said.append(
-                f"{who} gradient cosine {_cosine(x.cosine)} to the exact one, norm ratio {x.ratio:.3g}"
-            )
+            said.append(f"{who} gradient cosine {_cosine(x.cosine)} to {exact}, norm ratio {x.ratio:.3g}")
         if x.gained and math.isnan(x.cosine):
             said[-1] = f"{names.parameters(k, x.gained)} get a gradient now"
         elif x.gained:

@@ -288,8 +288,23 @@ def _behind(
         stay = (body[m] for m in range(at[id(g)] + 1, last + 1) if m not in alone and m not in others)
         if any(touches(u.writes, g.unit.reads) for u in stay):
             return None  # a scaler that is updated between its steps
-    several = [(at[id(g)], g) for g in moving] + [(n, _Guarded(body[n])) for n in others]
+    several = [(at[id(g)], g) for g in _whole(view, body, moving, at)] + [
+        (n, _Guarded(body[n])) for n in others
+    ]
     return tuple(g for _, g in sorted(several, key=lambda item: item[0]))
+
+
+def _whole(
+    view: View, body: Sequence[Unit], moving: Sequence[_Guarded], at: dict[int, int]
+) -> Iterator[_Guarded]:
+    """The statements in `moving`; the ``if`` itself for those of one that moves as a whole."""
+    for n in dict.fromkeys(at[id(g)] for g in moving):
+        some = [g for g in moving if at[id(g)] == n]
+        inner = units(block_of(view, some[0].unit.node) or cst.Module([])) if some[0].test is not None else ()
+        if inner and {id(u.node) for u in inner} == {id(g.unit.node) for g in some}:
+            some = [_Guarded(body[n])]
+            at[id(some[0])] = n
+        yield from some
 
 
 def _before(body: Sequence[Unit], placed: Sequence[_Placed]) -> frozenset[str]:
@@ -324,7 +339,7 @@ def _guarded(view: View, block: cst.CSTNode, node: cst.CSTNode) -> _Guarded | No
     if inner is block:
         return _Guarded(unit)
     around = view.parents.get(inner)
-    plain = isinstance(around, cst.If) and around.orelse is None and len(units(inner)) > 1
+    plain = isinstance(around, cst.If) and around.orelse is None
     if not plain or not isinstance(around, cst.If) or view.parents.get(around) is not block:
         return None
     return _Guarded(unit, around.test)
@@ -352,7 +367,8 @@ def _proposal(
     end: Unit,
 ) -> Iterator[Proposal]:
     steps = ", ".join(f"`{shown(view, g.unit.node)}`" for g in early)
-    others = [f"`{shown(view, g.unit.node)}`" for g in behind if g not in early]
+    around = {id(x) for g in early for x in (g.unit.node, *view.ancestors(g.unit.node))}
+    others = [f"`{shown(view, g.unit.node)}`" for g in behind if id(g.unit.node) not in around]
     moved = [e for g in behind for e in take_away(g.unit, view)]
     moved += [e for unit in clearing for e in take_away(unit, view, comments=True)]
     moved.append(put_after(end, *(g.line() for g in behind)))
@@ -380,7 +396,11 @@ def _proposal(
     if others:
         summary += f"; what sees the stepped parameters goes along ({listed(others)})"
     # Where the boundary can be detached, or the later loss be made behind the step, that is the field's way.
-    yield Proposal(summary, NONE, gather((view, [*restricted, *moved])), 2, last_resort=True)
+    mixed = any(project.graph.uses(b) - _trained(project, b, every) for b in every)
+    effect = (
+        OWN if mixed else NONE
+    )  # (what another optimizer would have stepped with is no part of it any more)
+    yield Proposal(summary, effect, gather((view, [*restricted, *moved])), 2, last_resort=True)
     if clearing:
         return
     # The plain reorder is in real repositories: shown with what it does to the other gradients.

@@ -68,7 +68,8 @@ for x in torch.rand(3, 6, 1):
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         edits: dict[str, tuple[Edit, ...]] = {}
         kept: dict[str, tuple[Edit, ...]] = {}
-        for site in project.graph.plain_gradients(conflict.earlier, conflict.backward):
+        lost = conflict.pattern == "plain-gradient"
+        for site in project.graph.plain_gradients(conflict.earlier, None if lost else conflict.backward):
             found = project.node(site)
             if found is None:
                 return
@@ -82,7 +83,7 @@ for x in torch.rand(3, 6, 1):
             keep = retain(calls[0]) if _only_numbers(view, calls[0]) else None
             kept[view.path] = (*kept.get(view.path, ()), *((keep,) if keep else ()))
         count = sum(map(len, edits.values()))
-        if count and sum(map(len, kept.values())) == count:
+        if count and not lost and sum(map(len, kept.values())) == count:
             yield Proposal(
                 "keep the graph: `retain_graph=True`, since the gradient is a number only", NONE, kept
             )

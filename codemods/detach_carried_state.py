@@ -11,7 +11,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
 from gradfix.graph import Crossing
 from gradfix.rewrite.boundary import detach, gather, rebinding, shape_of
-from gradfix.rewrite.calls import backward_call, drop_retain
+from gradfix.rewrite.calls import drop_carried_retain
 from gradfix.rewrite.carried import Carried, carried, entries, made_outside, sets_back, stored_elements
 from gradfix.rewrite.dropped import dropped, kept
 from gradfix.rewrite.rerun import reads_of
@@ -89,13 +89,12 @@ for x in torch.randn(3, 4, 3):
         )
         if not edges:
             return
-        call = backward_call(project, conflict.backward)
-        drop = (call[0], [drop_retain(call[1])]) if call else None
+        drop = drop_carried_retain(project, conflict.backward)
         found = carried(project, edges, backward)
         ways = (*_ways(project, found, edges), *window_ends(project, found, edges, backward))
         summed = conflict.pattern == "accumulated"  # a number that is kept, not a state: accumulate-item
         for rank, (summary, parts) in enumerate(ways, 3 if summed else 0):
-            yield Proposal(summary, ROUND, gather(*parts, *([drop] if drop else [])), rank)
+            yield Proposal(summary, ROUND, gather(*parts, *drop), rank)
         for view, append, element in stored_elements(project, (e.producer for e in edges)):
             if isinstance(element, cst.Call) and view.code(element.func).endswith(
                 (".item", ".detach", ".tolist")
@@ -103,7 +102,7 @@ for x in torch.randn(3, 4, 3):
                 continue
             held = dotted(append.func.value) if isinstance(append.func, cst.Attribute) else None
             summary = f"store `{view.code(element).strip()}` detached in `{held or 'the history'}`"
-            edits = gather((view, [detach(element)]), *([drop] if drop else []))
+            edits = gather((view, [detach(element)]), *drop)
             yield Proposal(summary, DATA, edits, 0)
 
 

@@ -11,7 +11,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.boundary import detach, frame, gather, meeting, owned, rebinding, shape_of
 from gradfix.rewrite.cached import cached
-from gradfix.rewrite.calls import backward_call, drop_retain
+from gradfix.rewrite.calls import drop_carried_retain
 from gradfix.rewrite.carried import entered, entries, made_outside
 from gradfix.rewrite.closures import into_closure
 from gradfix.rewrite.rerun import called_names, draws, views
@@ -89,8 +89,7 @@ for x in torch.randn(3, 4, 3):
         if backward is None:
             return
         early = _early(project, backward)
-        call = backward_call(project, backward)
-        drop: list[Part] = [(call[0], [drop_retain(call[1])])] if call else []
+        drop: list[Part] = drop_carried_retain(project, backward)
         for summary, part in into_closure(project, backward):
             yield Proposal(summary, LATER, gather(part, *drop), 1 if early else 0)
         if not early:

@@ -27,6 +27,9 @@ from gradfix.rewrite.statements import (
     units,
 )
 from gradfix.tape import Backward, Step
+from gradfix.verdict import Effect
+
+ASCENDED = Effect("later-parameters", "the later loss is computed with the parameters as the write left them")
 
 
 class RecomputeAfterStep(Codemod):
@@ -35,7 +38,8 @@ class RecomputeAfterStep(Codemod):
     Why: `optD.step()` overwrites the weights that D's output saved for its backward. The generator's loss has
     to be computed from an output of the updated D: move the statements that only it needs behind the step,
     and run those that the discriminator's loss needs too once more (`D(fake)` again), which is the order of
-    the GAN, DDPG and SAC papers.
+    the GAN, DDPG and SAC papers. The same where the script itself moves the parameters between two backwards of one
+    pass (sharpness-aware minimisation).
 
     When not: where the loss is meant to see the parameters of before the step; then take both gradients
     first (`backward-inputs`). What is run again counts twice in BatchNorm statistics and draws its random
@@ -92,7 +96,9 @@ for _ in range(2):
             # (a function that gives several losses is better split)
             later = 6 * any(shared_losses(project, u.node) is not None for u in found.kept)
             for proposal in _behind(found):
-                yield replace(proposal, rank=proposal.rank + later)
+                by_hand = conflict.pattern == "write" and proposal.effect == LATER
+                effect = ASCENDED if by_hand else proposal.effect
+                yield replace(proposal, effect=effect, rank=proposal.rank + later)
         yield from _cached(conflict, project)
         yield from _handed_on(conflict.backward, project)
 

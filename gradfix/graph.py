@@ -156,14 +156,17 @@ class Graph(Index):
 
     def serves(self, backward: Backward) -> frozenset[int]:
         """The optimizers whose step uses this backward's gradients as the code means it: those stepping
-        between it and the next backward that fills gradients; where none does, those that step before their
-        gradients are cleared."""
+        between it and the next backward that fills gradients; where none does, those that do so behind another
+        pass of it (gradients are accumulated, and stepped with now and then); else those that step before
+        their gradients are cleared."""
         known = self._serves.get(backward.time)
         if known is None:
-            known = self._serves[backward.time] = self._find_served(backward)
+            passes = (backward, *self.passes(backward))
+            found = next(filter(None, map(self._steps_behind, passes)), frozenset[int]())
+            known = self._serves[backward.time] = found or self.uses(backward)
         return known
 
-    def _find_served(self, backward: Backward) -> frozenset[int]:
+    def _steps_behind(self, backward: Backward) -> frozenset[int]:
         filled = self.filled(backward)
         following = next((b.time for b in self._backwards_after(backward.time) if b.accumulates), None)
         served = set()
@@ -172,8 +175,7 @@ class Graph(Index):
                 break
             if step.optimizer in filled:
                 served.add(step.optimizer)
-        served -= self.discards(backward)
-        return frozenset(served) or self.uses(backward)
+        return frozenset(served - self.discards(backward))
 
     def uses(self, backward: Backward) -> frozenset[int]:
         """The optimizers that step, sooner or later, with a gradient of `backward`."""
@@ -269,6 +271,19 @@ class Graph(Index):
         i.e. in an earlier pass of the loop or before the loop."""
         previous = self.previous(backward)
         return previous is not None and record.time < previous.time
+
+    def shared_later(self, backward: Backward) -> bool:
+        """Whether another backward walks again what this one's own pass made and saved: it needs the graph kept,
+        whatever becomes of what an earlier pass made."""
+        previous = self.previous(backward)
+        since = previous.time if previous is not None else -1
+        own = {
+            n
+            for n in self.walk(backward)
+            if n in self.records and self.records[n].time > since and self.records[n].saves
+        }
+        later = (b for b in self._backwards_after(backward.time) if b.stack != backward.stack)
+        return any(not own.isdisjoint(self.walk(b)) for b in later)
 
     def made_between(self, stack: Stack, after: int, before: int) -> bool:
         """Whether any node was recorded at `stack` with after < time < before."""

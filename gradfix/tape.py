@@ -194,6 +194,15 @@ class Cut(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Added(Event):
+    """A tensor made of gradients that have no graph (``autograd.grad`` without ``create_graph``) was added to one that
+    has a graph: `ref` is the term, `node` the sum's node."""
+
+    ref: Ref
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
 class GradRead(Event):
     """``.grad`` of a non-leaf that does not retain it was read: PyTorch warns and gives None."""
 
@@ -280,6 +289,7 @@ AnyEvent = (
     | Zero
     | GradWrite
     | Cut
+    | Added
     | GradRead
     | Legacy
     | Kept
@@ -299,6 +309,7 @@ EVENTS: dict[str, type[Event]] = {
         Zero,
         GradWrite,
         Cut,
+        Added,
         GradRead,
         Legacy,
         Kept,

@@ -11,7 +11,7 @@ import pytest
 
 from gradfix.prove import Baseline, Prover, Verdict
 from gradfix.prove.compare import Measured, difference, likeness, read
-from gradfix.prove.effects import own_loss, period
+from gradfix.prove.effects import own_loss_by_time, period
 from gradfix.prove.prover import Refusal
 from gradfix.run import Outcome, Run
 from gradfix.run.zygote import Zygote
@@ -653,12 +653,12 @@ def _measured(*events: tuple[str, int]) -> Measured:
 
 def test_own_loss_follows_the_steps():
     run = _measured(("b", 0), ("s", 1), ("b", 1), ("s", 0))
-    assert list(own_loss(run)) == [[[1], [0]]]
+    assert own_loss_by_time(run) == [[1], [0]]
 
 
 def test_own_loss_of_two_backwards_before_two_steps_follows_the_clearing():
     run = _measured(("z", 0), ("b", 0), ("z", 1), ("b", 1), ("s", 1), ("s", 0))
-    assert list(own_loss(run)) == [[[0], [1]]]
+    assert own_loss_by_time(run) == [[0], [1]]
 
 
 def test_period_of_a_critic_loop():

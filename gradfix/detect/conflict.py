@@ -112,6 +112,7 @@ PATTERNS = {
         "dead-parameter": "no loss reaches an optimizer's parameters",
         "rewrapped": "a gradient arrives at a leaf made of a cut value, and is never passed on to the graph "
         "behind it",
+        "plain-gradient": "a term of the loss is made of gradients that autograd.grad gave without a graph",
         "second-order": "an update that create_graph=True was asked for goes through .data",
     },
     "missing-grad": {

@@ -100,15 +100,15 @@ def _groups(graph: Graph, backward: Backward) -> list[Group]:
 def _pattern(graph: Graph, backward: Backward, previous: Backward, entries: tuple[Entry, ...]) -> str:
     if not any(graph.made_between(e.producer.stack, previous.time, backward.time) for e in entries):
         return "before-loop"  # a term made once is no running sum, whatever it is added to
-    totals = _summed(graph, backward.roots)
-    before = _summed(graph, [r for b in graph.passes(backward) if b.time < backward.time for r in b.roots])
-    summed = all(
+    totals = summed(graph, backward.roots)
+    before = summed(graph, [r for b in graph.passes(backward) if b.time < backward.time for r in b.roots])
+    only_summed = all(
         e.consumer is not None and e.consumer.node in totals and e.producer.node in before for e in entries
     )
-    return "accumulated" if summed else "carried"
+    return "accumulated" if only_summed else "carried"
 
 
-def _summed(graph: Graph, roots: list[int] | tuple[int, ...]) -> set[int]:
+def summed(graph: Graph, roots: list[int] | tuple[int, ...]) -> set[int]:
     """The nodes reached from `roots` through ops that only add up and scale, their ends included."""
     found, pending = set(roots), list(roots)
     while pending:

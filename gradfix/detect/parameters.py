@@ -13,9 +13,10 @@ from itertools import pairwise
 
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
+from gradfix.detect.freed import summed
 from gradfix.detect.refused import CUT_WORDS, NO_GRAPH
 from gradfix.graph import Graph, plain_op
-from gradfix.tape import Cut, Mutate, Record, Ref, Stack
+from gradfix.tape import Added, Cut, Mutate, Record, Ref, Stack
 
 # what makes a non-leaf of a parameter by accident
 CONVERSIONS = {"to_copy", "mul", "div", "clone", "add", "to"}
@@ -263,3 +264,39 @@ def second_order(graph: Graph) -> Found:
                     earlier=backward,
                 ),
             )
+
+
+def plain_terms(graph: Graph) -> Found:
+    """A term of the loss is made of gradients that have no graph (a gradient penalty without create_graph=True)."""
+    calls = [b for b in graph.backwards if b.inputs and not b.accumulates and not b.create]
+    for event in (e for e in graph.tape.events if isinstance(e, Added)):
+        call = next((c for c in reversed(calls) if c.time < event.time), None)
+        losses = (b for b in graph.backwards if b.time > event.time and b.accumulates)
+        loss = next((b for b in losses if event.node in summed(graph, b.roots)), None)
+        if call is None or loss is None:
+            continue
+        trained = graph.mask(r.storage for r in loss.accumulates if r.storage in graph.owners)
+        if not any(graph.reach_mask(root) & trained for root in call.roots):
+            continue  # of another model's gradient, or of none: a number by right
+        name = wording.name(event.ref, "a term of the loss")
+        yield (
+            ("plain-gradient", graph.stack_number(call.stack), graph.stack_number(event.stack)),
+            event,
+            make(
+                "cut-graph",
+                "plain-gradient",
+                f"{name} is made of gradients that have no graph of their own ({wording.at('needed', call.stack)} "
+                f"is called without create_graph=True): in the loss it is a constant, and trains nothing",
+                [
+                    ("made", call.stack, "gives plain numbers"),
+                    ("used", event.stack, "a constant in this sum"),
+                    ("needed", loss.stack, "no gradient flows through that term"),
+                ],
+                "made",
+                severity="warning",
+                ref=event.ref,
+                backward=loss,
+                earlier=call,
+                event=event,
+            ),
+        )

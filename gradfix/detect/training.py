@@ -15,7 +15,14 @@ from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, Found, make, optimizer_words
 from gradfix.detect.legacy import outdated
-from gradfix.detect.parameters import converted, dead_parameters, rewrapped, second_order, stray_optimizers
+from gradfix.detect.parameters import (
+    converted,
+    dead_parameters,
+    plain_terms,
+    rewrapped,
+    second_order,
+    stray_optimizers,
+)
 from gradfix.detect.waste import data_attributes, discarded, idle_retain, kept_losses, running_sums
 from gradfix.graph import Graph
 from gradfix.index import Leaf
@@ -25,7 +32,7 @@ from gradfix.tape import Backward, Event, GradWrite, Optimizer, Stack, Step, Zer
 def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     """Every conflict that the optimizers show, and the notes."""
     found = Findings()
-    without = (dead_parameters, rewrapped, stray_optimizers, converted, second_order)
+    without = (dead_parameters, rewrapped, stray_optimizers, converted, second_order, plain_terms)
     notes = (discarded, idle_retain, kept_losses, running_sums, data_attributes, outdated)
     for find in (*without, unreset, left_over, flows_on, *notes):
         for key, event, conflict in find(graph):

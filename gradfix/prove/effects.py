@@ -15,7 +15,7 @@ from gradfix.detect import Conflict
 from gradfix.detect.targets import target_edges
 from gradfix.graph import Graph
 from gradfix.prove.compare import Measured, Terms
-from gradfix.tape import Backward, GradRead, Mutate, Optimizer, Record, Stack, Step, Tape
+from gradfix.tape import Backward, GradRead, Mutate, Optimizer, Record, Stack, Tape
 from gradfix.verdict import Effect, EffectKind
 
 Impose = Mapping[str, Any]
@@ -89,7 +89,7 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
     round_ = period(before)
     rounds: dict[str, Any] = {"period": list(round_ or ())}
     if kind in ("later-parameters", "new-draw"):
-        # what a clip makes of the parameters is a change of theirs, as the step's is
+        # what a clip or an ascent makes of the parameters is a change of theirs, as the step's is
         for clips in ({}, {"clips": True}) if before.steps and _clips(tape) else ({},):
             if round_ and len(round_) > 1:
                 # updates put off to the round's end: parameters still move, so a frozen copy or lr=0 shows
@@ -107,7 +107,7 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
         if stored:
             yield Attempt(before={"cut": "places", "places": stored}, terms=Terms(cut=True), fresh=True)
     elif kind == "cut-own-loss":
-        for schedule in own_loss(before):
+        for schedule in own_loss(before, tape):
             yield Attempt(before={"own": schedule}, terms=Terms(cut=True))
     elif kind == "cut-target":
         edges = [list(edge) for c in conflicts for edge in target_edges(Graph(tape), c)]
@@ -125,7 +125,9 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
         yield Attempt(before={"through": through_sites(conflicts) or True})
         yield Attempt(before={"clear": True})
         gradients = [c for c in conflicts if c.kind in ("freed-graph", "cut-graph")]
-        calls = Graph(tape).plain_gradients(*(b for c in gradients for b in (c.earlier, c.backward)))
+        around = [c.earlier for c in gradients]
+        around += [c.backward for c in gradients if c.pattern != "plain-gradient"]
+        calls = Graph(tape).plain_gradients(*around)
         if calls:
             yield Attempt(before={"create": [[s.file, s.line] for s in calls]})
     elif kind == "restored":
@@ -133,12 +135,12 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
 
 
 def _clips(tape: Tape) -> bool:
-    """Whether the script writes into parameters by hand once an optimizer has stepped."""
-    stepped: set[int] = set()
+    """Whether the script writes into parameters by hand once a backward has given them gradients."""
+    trained: set[int] = set()
     for event in tape.events:
-        if isinstance(event, Step):
-            stepped.update(ref.storage for ref in event.refs)
-        elif isinstance(event, Mutate) and event.optimizer is None and event.ref.storage in stepped:
+        if isinstance(event, Backward):
+            trained.update(ref.storage for ref in event.accumulates)
+        elif isinstance(event, Mutate) and event.optimizer is None and event.ref.storage in trained:
             return True
     return False
 
@@ -154,7 +156,30 @@ def period(before: Measured) -> tuple[int, ...] | None:
     return tuple(steps) if steps and len(steps) == len(used) else None
 
 
-def own_loss(before: Measured) -> Iterator[list[list[int] | None]]:
+def own_loss(before: Measured, tape: Tape) -> Iterator[list[list[int] | None]]:
+    """The readings of what each backward is for: by time, then by what steps behind the same backward in any pass,
+    where gradients are accumulated and stepped with now and then."""
+    by_time = own_loss_by_time(before)
+    if any(own is not None for own in by_time):
+        yield by_time
+    stacks = [e.stack for e in tape.events if isinstance(e, Backward)]
+    if len(stacks) != len(before.backwards):
+        return
+    behind: dict[Stack, dict[int, None]] = {stack: {} for stack in stacks}
+    last: Stack | None = None
+    for what, k in before.order:
+        if what == "b" and before.backwards[k].accumulates:
+            last = stacks[k]
+        elif what == "s" and last is not None:
+            behind[last][k] = None
+    by_place = [list(behind[stack]) or None for stack in stacks]
+    if by_place != by_time and all(
+        own for own, b in zip(by_place, before.backwards, strict=True) if b.accumulates
+    ):
+        yield by_place
+
+
+def own_loss_by_time(before: Measured) -> list[list[int] | None]:
     """For each backward, the optimizers it is meant for: those that step before the next backward.
 
     Where several backwards come before several steps, each is meant for the optimizer whose gradients were
@@ -194,8 +219,7 @@ def own_loss(before: Measured) -> Iterator[list[list[int] | None]]:
         elif what == "s":
             stepped.append(k)
     settle()
-    if any(own is not None for own in schedule):
-        yield schedule
+    return schedule
 
 
 def moved_writes(conflicts: Sequence[Conflict], tape: Tape) -> Iterator[dict[str, Any]]:

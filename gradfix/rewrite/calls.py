@@ -132,6 +132,15 @@ def drop_retain(call: cst.Call) -> Edit | None:
     return with_arguments(call, drop=("retain_graph", "gradient") if lone else ("retain_graph",))
 
 
+def drop_carried_retain(project: Project, backward: Backward) -> list[tuple[View, list[Edit | None]]]:
+    """The edit, as gather() takes it, that drops a ``retain_graph=True`` which only what an earlier pass made had
+    asked for; none where a second loss of the pass needs it."""
+    call = backward_call(project, backward)
+    if call is None or project.graph.shared_later(backward):
+        return []
+    return [(call[0], [drop_retain(call[1])])]
+
+
 def retain(call: cst.Call) -> Edit | None:
     """Edit: the call with ``retain_graph=True``; None where it says so already."""
     return (

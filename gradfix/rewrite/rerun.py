@@ -44,12 +44,20 @@ DRAWN = re.compile(r"dropout|bernoulli|rrelu_with_noise", re.IGNORECASE)
 
 def stale(project: Project, backward: Backward) -> tuple[tuple[Record, ...], Stack]:
     """The nodes of `backward`, made since its previous execution, whose saved tensors an optimizer's step
-    overwrote, and the stack of the last such step; nothing and () where there are none."""
+    overwrote, or else the script's own write to parameters (SAM's ascent), and the stack of the last such write;
+    nothing and () where there are none."""
+    by_step, by_hand = _overwritten(project, backward, True), _overwritten(project, backward, False)
+    return by_step if by_step[0] else by_hand
+
+
+def _overwritten(project: Project, backward: Backward, steps: bool) -> tuple[tuple[Record, ...], Stack]:
     graph = project.graph
     since = max((b.time for b in same_place(graph, backward) if b.time < backward.time), default=-1)
     writes: dict[int, list[Mutate]] = {}
     for e in graph.tape.events:
-        if isinstance(e, Mutate) and e.optimizer is not None and since < e.time < backward.time:
+        if not isinstance(e, Mutate) or not since < e.time < backward.time:
+            continue
+        if e.optimizer is not None if steps else e.ref.storage in graph.owners:
             writes.setdefault(e.ref.storage, []).append(e)
     records, last = [], None
     for node in backward.nodes:

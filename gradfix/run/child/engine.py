@@ -141,6 +141,8 @@ class Engine:
                 r.tape.common("Free", free_time, stack, dull, nodes=[n for n, _ in walk.nodes if n >= 0])
                 self.freed.stamp(used, time)
                 r.kept.freed(outputs, stack)
+            if not (accumulate or create):
+                r.plain.given(result)
         return result
 
     def _engine(

@@ -12,7 +12,7 @@ The request is a JSON object; every key is optional, and they combine:
 ``cut``      no gradient flows through nodes of an earlier round (``step``), or of before the last run of the
              same backward (``backward``), or that were made in one of the ``places`` (lists of frames, each
              [file, first line, last line], outermost first).
-``clips``    once an optimizer has stepped, the script's own in-place writes to parameters are left out, and counted.
+``clips``    once a backward has run, the script's own in-place writes to parameters are left out, and counted.
 ``own``      the k-th backward fills only the parameters of the optimizers listed for it, and leaves of none.
 ``edges``    no gradient flows from the node with the first sequence number to its input with the second.
 ``write``    an op's in-place writes to some parameters or to tensors of a shape are left out, and counted.
@@ -75,7 +75,7 @@ class Imposer:
         self.optimizers.watch()
         Steps(self).install()
         still = self.request.get("null") == "writes"
-        if still or "cut" in self.request or "own" in self.request or "edges" in self.request:
+        if still or not {"cut", "own", "edges", "clips"}.isdisjoint(self.request):
             self._watch_backward()
         if self.request.get("places"):
             each_thread.enter(Made(self.request["places"]))

@@ -141,7 +141,7 @@ class Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return True
         if self.imposer.depth:
             return False
-        if self.imposer.request.get("clips") and self.imposer.rounds.steps and self._of_parameter(args[0]):
+        if self.imposer.request.get("clips") and self.imposer.backwards and self._of_parameter(args[0]):
             self._count(func, args)
             return True
         return self.write is not None and self._suppressed(func, args)

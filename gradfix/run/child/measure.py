@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 FULL = 65536
 BUCKETS = 4096
 LEAVES = 256  # leaves without an optimizer that are followed
+_ROUNDING = 4  # units in the last place
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -351,7 +352,13 @@ def _grad_state(p: Any) -> tuple[int, int]:
 
 
 def _differ(p: Any, q: Any) -> bool:
-    return p.shape != q.shape or not torch.equal(p.detach(), q)
+    """Whether `p` holds other values than `q`; what was added and taken off again differs by its rounding."""
+    if p.shape != q.shape or torch.equal(p.detach(), q):
+        return bool(p.shape != q.shape)
+    if not q.is_floating_point():
+        return True
+    far = (p.detach() - q).abs().max()
+    return bool(far > _ROUNDING * torch.finfo(q.dtype).eps * q.abs().max())
 
 
 def _state(optimizer: Any, ps: list[Any]) -> dict[str, list[float]]:

@@ -30,6 +30,7 @@ from .kept import Kept
 from .legacy import Legacy
 from .names import Names
 from .optimizers import Optimizers
+from .plain import PlainGradients
 from .regions import Regions
 from .saves import GONE, Entry, Saves, fate_of, keep_value
 from .sites import Key, Sites
@@ -99,6 +100,7 @@ class Recorder:
         self.tape = TapeWriter(emit, self.sites, self.storages)
         self.aliases = Aliases(self)
         self.tape.forgotten = self._emitted.discard
+        self.plain = PlainGradients(self)
         self.watch = Watch(self)  # of the thread that is recorded
         self.threads = Threads(self)
         self.processes = Processes()
@@ -312,6 +314,16 @@ class Recorder:
         self.tape.event(
             "Cut", self.clock.tick(), stack, how=how, ref=self.tape.ref(storage, tensor), **fields
         )
+
+    def added(self, term: Any, made: Any, frame: Any) -> None:
+        """`term`, a number made of gradients that have no graph, was added to something that has one: `made`."""
+        with torch._C.DisableTorchFunction():
+            stack = self.sites.stack(frame)
+            if self._new(("added", stack), 4):
+                storage = self.storages.of(term)
+                storage.name = storage.name or self.names.local(frame, term)
+                ref, node = self.tape.ref(storage, term), made.grad_fn._sequence_nr()
+                self.tape.event("Added", self.clock.tick(), stack, ref=ref, node=node)
 
     def note_once(self, text: str, frame: Any = None) -> None:
         if text not in self._notes and not self.off():

@@ -49,6 +49,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.r = recorder
         self._exposed = recorder.saves.exposed
+        self._gradients = recorder.plain.living
         self._known: dict[Any, tuple[Any, Any]] = {}
         self._no_grad_left = _MOST_NO_GRAD
         self.views = MultiViews()
@@ -76,6 +77,8 @@ class Watch(TorchFunctionMode):
                     self.r.kept.added(result, stack, args, _getframe(1))
             elif self._no_grad_left and not _grad_enabled():
                 self._no_grad(args)
+            if self._gradients:
+                self.r.plain.met(func, args, kwargs or {}, result, _getframe(1))
             return result
         if kind == "run":
             return func(*args, **(kwargs or {}))
@@ -168,6 +171,8 @@ class Watch(TorchFunctionMode):
         if after != before and not any(w[2] for w in watched):
             self._wrote_own_save(func, stack, targets)
         r.gradients.written(func, targets, _getframe(2))
+        if self._gradients:
+            r.plain.met(func, args, kwargs, result, _getframe(2))
         return result
 
     def _counts_only(self, tensor: Any) -> bool:

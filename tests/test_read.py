@@ -9,6 +9,7 @@ import pytest
 
 from gradfix.detect import detect
 from gradfix.read import Budget, Reading, might_matter, origins, read
+from gradfix.tape import Optimizer
 from gradfix.testing import fixtures
 
 HEAD = "import torch\nfrom torch import nn\n"
@@ -269,3 +270,16 @@ def test_a_distribution_of_the_users_own_class_is_not_followed(tmp_path):
     (net(torch.ones(1, 2)) * drawn).sum().backward()
     """
     assert found(tmp_path, text) == []
+
+
+def test_an_optimizer_is_called_what_the_person_calls_it(tmp_path):
+    """It has no name yet when it is made."""
+    text = """\
+    net = nn.Linear(2, 1)
+    schedule = {"slow": torch.optim.SGD(net.parameters(), lr=0.1)}
+    opt = schedule["slow"]
+    net(torch.ones(2)).sum().backward()
+    opt.step()
+    """
+    (reading,) = readings(tmp_path, text)
+    assert [e.name for e in reading.tape.events if isinstance(e, Optimizer)] == ["opt"]

@@ -60,6 +60,9 @@ def _visit(m: Machine, name: str, value: Value, frame: int, depth: int, seen: se
     if isinstance(value, Tensor):
         _offer(name, value, frame)
         return
+    if isinstance(value, Instance) and value.kind.startswith("torch.optim."):
+        _own(name, value, frame)
+        return
     module = isinstance(value, Instance) and value.kind.startswith("torch.nn.")
     if id(value) in seen and not module:
         return
@@ -67,8 +70,6 @@ def _visit(m: Machine, name: str, value: Value, frame: int, depth: int, seen: se
     if isinstance(value, Instance):
         if module:
             _module(m, name, value, frame)
-        elif value.kind.startswith("torch.optim."):
-            _own(name, value, frame)
         elif depth < _DEEPEST and (value.cls is not None or value.kind == "types.SimpleNamespace"):
             for key, item in list(value.attrs.items()):
                 _visit(m, f"{name}.{key}", item, frame, depth + 1, seen)

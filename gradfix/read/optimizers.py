@@ -91,6 +91,7 @@ def _step(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, 
     if optimizer.extra.get("escaped") or "number" not in optimizer.extra:
         return result
     names.look(m)
+    m.trace.optimizer_names[optimizer.extra["number"]] = names.owner(m, optimizer)
     found = list(owned(optimizer))
     having = [t for t in found if isinstance(t.grad, Tensor)]
     without = [t for t in found if t.grad is None]

@@ -58,6 +58,7 @@ class Trace:
         self._end = most
         self._nodes = 0
         self._told: list[Node] = []
+        self.optimizer_names: dict[int, str] = {}  # an optimizer gets its name after it is made
         self.stepping: int | None = None  # the optimizer whose step() runs
         self._held: list[Callable[[int], AnyEvent]] = []
 
@@ -65,7 +66,7 @@ class Trace:
         """An empty tape that goes on counting, and knows the optimizers."""
         other = Trace(self._stack, self._sure, self._most)
         other.storages, other._time, other._nodes = self.storages, self._time, self._nodes
-        other.guessed = self.guessed
+        other.guessed, other.optimizer_names = self.guessed, self.optimizer_names
         other._end = self._time + self._most
         other.events += [e for e in self.events if isinstance(e, Optimizer)]
         return other
@@ -273,7 +274,12 @@ class Trace:
     def finished(self) -> tuple[AnyEvent, ...]:
         """Every event in order of time, the Records of the nodes that were spoken of among them."""
         records: list[AnyEvent] = [self._as_record(n) for n in self._told]
-        return tuple(sorted(records + self.events, key=lambda e: e.time))
+        return tuple(sorted(records + [self._named(e) for e in self.events], key=lambda e: e.time))
+
+    def _named(self, event: AnyEvent) -> AnyEvent:
+        if isinstance(event, Optimizer) and not event.name:
+            return replace(event, name=self.optimizer_names.get(event.optimizer, ""))
+        return event
 
     def _as_record(self, node: Node) -> Record:
         output = node.output

@@ -121,4 +121,5 @@ def _console(stream: TextIO) -> Console:
 
     _lenient(stream)
     width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else PIPED
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    # force_jupyter: in a notebook's kernel rich would make an output of its own of every line
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False, force_jupyter=False)

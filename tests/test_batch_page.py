@@ -96,11 +96,19 @@ def test_in_a_browser(workspace, tmp_path):
             "[...document.querySelectorAll('#repo-a svg.timeline text[font-weight]')].map(t => t.textContent)"
         )
         assert seen.js(roles) == ["saved", "overwritten", "needed"]
-        assert "value += 1" in seen.js("document.querySelector('#repo-a pre.source').innerText")
+        drawn = seen.js("document.querySelector('#repo-a pre.source').innerText").splitlines()
+        assert [line.split("│")[0].strip() for line in drawn[1:]] == ["6", "", "7", "", "8", "9", ""]
+        assert "value += 1" in drawn[3]
+        versions = "[...document.querySelectorAll('#repo-a svg.timeline text:not([font-weight])')]"
+        assert [t for t in seen.js(f"{versions}.map(t => t.textContent)") if "version" in t] == [
+            "version 0",
+            "version 1",
+        ]
         assert seen.js("document.querySelector('#repo-a pre.diff').checkVisibility()") is False
         seen.click("#repo-a .cure details summary")
         assert seen.js("document.querySelector('#repo-a pre.diff').checkVisibility()") is True
-        assert "+    value = value + 1" in seen.js("document.querySelector('#repo-a pre.diff').innerText")
+        diff = seen.js("document.querySelector('#repo-a pre.diff').innerText").splitlines()
+        assert "+    value = value + 1" in diff
         assert seen.js("document.querySelector('#repo-a svg.gradients').getBoundingClientRect().width") > 50
         assert "ran behind" in seen.js("document.querySelector('#repo-a summary').innerText")
         assert seen.js("document.documentElement.scrollWidth <= window.innerWidth") is True

@@ -17,7 +17,8 @@ COLOURS = {
     "needed": "#0969da",
 }
 OTHER = "#9a6700"
-MOST = 6  # optimizers with a plot of their own
+MOST = 3  # optimizers with a plot of their own
+BESIDE, LONG = 270, 100  # pixels from plot to plot, and of the longer arrow
 
 
 def timeline(marks: Sequence[Mapping[str, Any]]) -> str:
@@ -27,12 +28,12 @@ def timeline(marks: Sequence[Mapping[str, Any]]) -> str:
     room = WIDTH / len(marks)
     at = [room * (n + 0.5) for n in range(len(marks))]
     parts = []
-    version = 0
+    version = None
     for n, mark in enumerate(marks):
-        version = mark["version"] or version
+        version = version if mark["version"] is None else mark["version"]
         if n + 1 < len(marks):
             parts.append(_line(at[n], at[n + 1], 30, COLOURS.get(mark["role"], OTHER)))
-            if version:
+            if version is not None:
                 parts.append(_text((at[n] + at[n + 1]) / 2, 24, f"version {version}"))
     for x, mark in zip(at, marks, strict=True):
         colour = COLOURS.get(mark["role"], OTHER)
@@ -53,28 +54,45 @@ def gradients(measured: Mapping[str, Any]) -> str:
     optimizers = measured.get("optimizers")
     if not isinstance(optimizers, Mapping):
         return ""
-    parts, shown = [], 0
-    for name, numbers in list(optimizers.items())[:MOST]:
-        drawn = _arrows(shown * 180, name, numbers)
-        if drawn:
-            parts += drawn
-            shown += 1
-    return _svg("gradients", max(shown, 1) * 180, 84, "gradients before and after", parts) if shown else ""
+    known = [(name, arrow) for name, n in optimizers.items() if (arrow := _arrow(n)) is not None][:MOST]
+    if not known:
+        return ""
+    top = 6 + max(_lift(arrow) for _, arrow in known)
+    parts = [part for n, (name, arrow) in enumerate(known) for part in _arrows(n * BESIDE, top, name, *arrow)]
+    return _svg(
+        "gradients",
+        len(known) * BESIDE,
+        round(top) + 28,
+        "gradients: grey the exact one, blue after the cure",
+        parts,
+    )
 
 
-def _arrows(left: int, name: str, numbers: Mapping[str, Any]) -> list[str]:
+def _arrow(numbers: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Cosine and ratio, where they are numbers."""
     cosine, ratio = numbers.get("cosine"), numbers.get("norm_ratio")
-    if not isinstance(cosine, int | float) or not isinstance(ratio, int | float):
-        return []
-    angle = math.acos(max(-1.0, min(1.0, cosine)))
-    length = 100 / max(1.0, ratio)
-    x, y = left + 20, 56
-    after = (x + length * ratio * math.cos(angle), y - min(46.0, length * ratio * math.sin(angle)))
+    return (cosine, ratio) if isinstance(cosine, int | float) and isinstance(ratio, int | float) else None
+
+
+def _lift(arrow: tuple[float, float]) -> float:
+    cosine, ratio = arrow
+    return LONG / max(1.0, ratio) * ratio * math.sin(math.acos(max(-1.0, min(1.0, cosine))))
+
+
+def _arrows(left: int, y: float, name: str, cosine: float, ratio: float) -> list[str]:
+    length = LONG / max(1.0, ratio)
+    x = left + 8 + (LONG if cosine < 0 else 0)
+    after = (x + length * ratio * max(-1.0, min(1.0, cosine)), y - _lift((cosine, ratio)))
     return [
-        f'<line x1="{x}" y1="{y}" x2="{x + length:.1f}" y2="{y}" stroke="#8889" stroke-width="5"/>',
-        f'<line x1="{x}" y1="{y}" x2="{after[0]:.1f}" y2="{after[1]:.1f}" stroke="#0969da" stroke-width="2"/>',
+        f'<line x1="{x:.0f}" y1="{y:.1f}" x2="{x + length:.1f}" y2="{y:.1f}" stroke="#8889" stroke-width="5"/>',
+        f'<line x1="{x:.0f}" y1="{y:.1f}" x2="{after[0]:.1f}" y2="{after[1]:.1f}" stroke="#0969da" stroke-width="2"/>',
         f'<circle cx="{after[0]:.1f}" cy="{after[1]:.1f}" r="3" fill="#0969da"/>',
-        _text(left + 8, 78, f"{_short(name, 12)} cos {cosine:.4g}, norm ×{ratio:.3g}", anchor="start"),
+        _text(
+            left + 8,
+            round(y) + 20,
+            f"{_short(name, 12)}: cosine {cosine:.4g}, norm ×{ratio:.3g}",
+            anchor="start",
+        ),
     ]
 
 
@@ -93,7 +111,7 @@ def _text(x: float, y: int, text: str, anchor: str = "middle", bold: bool = Fals
 def _svg(kind: str, width: int, height: int, said: str, parts: Sequence[str]) -> str:
     return (
         f'<svg class="{kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        f'aria-label="{_safe(said)}">{"".join(parts)}</svg>'
+        f'aria-label="{_safe(said)}"><title>{_safe(said)}</title>{"".join(parts)}</svg>'
     )
 
 

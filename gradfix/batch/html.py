@@ -13,6 +13,19 @@ from gradfix.batch.words import counts, sentence
 from gradfix.report.layout import safe
 from gradfix.run import walls
 
+# How a run ended, in words.
+ENDED = {
+    "": "it was not judged",
+    "steps": "every optimizer made its steps",
+    "finished": "to its end",
+    "exit": "it left early",
+    "failed": "it failed",
+    "read": "it came to nothing, and its text was read instead",
+    "timeout": "its time was over",
+    "memory": "it used up its memory",
+    "killed": "it was killed",
+    "tampered": "what it said of itself was no record",
+}
 _COLOURS = ("red", "yellow", "blue", "cyan", "green")
 
 
@@ -28,6 +41,7 @@ def page(document: Mapping[str, Any]) -> str | None:
         "counts": counts,
         "code": lambda text: Markup(_code(text)),
         "css": _css,
+        "ended": lambda how: ENDED.get(how, how),
         "diffclass": _diff_class,
         "timeline": lambda fault: Markup(timeline(fault["marks"])),
         "gradients": lambda measured: Markup(gradients(measured)),

@@ -70,7 +70,7 @@ def _marks(diagnosis: Diagnosis, result: Result, paths: Paths) -> list[Mark]:
         said = led_back(label.text, diagnosis, result)
         version = _VERSION.search(said)
         code = quote(label.at, {**result.sources, **diagnosis.sources})
-        number = int(version[1]) if version else 0
+        number = int(version[1]) if version else None
         out.append(Mark(label.role, said, paths.show(at.path), at.line, code, number))
     return out
 

@@ -79,14 +79,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One place of a fault: what happened there (a label's role), and to which version of the tensor (0: none)."""
+    """One place of a fault: what happened there (a label's role), and to which version of the tensor."""
 
     role: str
     text: str
     path: str
     line: int
     code: str = ""
-    version: int = 0
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

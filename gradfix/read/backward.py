@@ -69,6 +69,8 @@ def _run(
     retain = create if retain is None else bool(retain)
     names.look(m)
     known = [ops.requires(m, t) for t in tensors]
+    if None in known:
+        blur(m)
     if False in known and len(tensors) == 1 and all(isinstance(t, Tensor) for t in roots):
         m.trace.no_graph(tensors[0], retain, create)
         return []

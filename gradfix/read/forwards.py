@@ -136,6 +136,8 @@ def _activation(
         return args[0]
     options: dict[str, Value] = {"inplace": True} if inplace is True else {}
     extra: list[Value] = []
+    if "ropout" in name:
+        options["p"] = given.get("p", made[0] if made else 0.5)
     if function in ("softmax", "log_softmax", "softmin"):
         extra = [given.get("dim", made[0] if made else -1)]
     return functional(m, function, [args[0], *extra], options, "inplace" if inplace is True else "")
@@ -146,6 +148,16 @@ def in_place(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value],
     target = args[0] if args else None
     if not isinstance(target, Tensor):
         return target
+    if "dropout" in name:
+        share = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+        if share == 0 or kwargs.get("training", args[2] if len(args) > 2 else True) is False:
+            return target  # nothing is written
+        if isinstance(share, Unknown):
+            m.doubts += 1
+            try:
+                return in_place(m, name, [target], {}, module)
+            finally:
+                m.doubts -= 1
     refused = ops.refusal(m, target)
     known = ops.requires(m, target)
     node = None

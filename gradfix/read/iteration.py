@@ -55,8 +55,14 @@ def each(m: Machine, source: Value, one: One, node: ast.AST) -> bool:
         return _generated(m, source, one, node)
     length = _length(source)
     usual = most(m, node, length)
-    patient = length is not None and length > usual and m.loops == 0 and "backward" in m.frame.unit.text
-    items = listed(m, source, PATIENT if patient else usual)
+    building = m.frame.qualname.endswith("__init__")  # a model of layers that are listed
+    patient = (
+        length is not None
+        and length > usual
+        and m.loops == 0
+        and (building or "backward" in m.frame.unit.text)
+    )
+    items = listed(m, source, (4 * SHORT if building else PATIENT) if patient else usual)
     if items is None:
         origin = source.origin if isinstance(source, Unknown) else "item"
         return all(not one(m.unknown(origin)) for _ in range(m.budget.passes))

@@ -80,8 +80,10 @@ def dtype_of(name: str, bound: dict[str, Value]) -> str:
         return real[0]
     if name in ("div", "true_divide", "exp", "log", "sqrt", "sigmoid", "tanh", "sin", "cos", "embedding"):
         return "float32"
-    if any(isinstance(v, float) for v in bound.values()):
-        return "float32"
+    if any(isinstance(v, float | Unknown) for v in bound.values()):
+        return (
+            "float32"  # indices and targets are integers: what is not known beside them may have a gradient
+        )
     return found[0]
 
 

@@ -91,8 +91,18 @@ def ends(m: Machine, body: list[ast.stmt]) -> bool:
     return False
 
 
+def _refuses(node: ast.If) -> bool:
+    """Whether the program gives up on machines like this one, without a GPU: it is read as where it can run."""
+    return isinstance(node.body[-1], ast.Raise) and any(
+        isinstance(x, ast.Attribute) and x.attr in ("is_available", "device_count")
+        for x in ast.walk(node.test)
+    )
+
+
 def _if(m: Machine, node: ast.If) -> Left:
     known = truth(m, evaluate(m, node.test))
+    if known and _refuses(node):
+        known = False
     if known is not None:
         return block(m, node.body if known else node.orelse)
     if ends(m, node.body) and not ends(m, node.orelse):

@@ -202,8 +202,14 @@ def _argument(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str,
     ):
         default = calls.call(m, kind, [default], {})
     if isinstance(dest, str):
-        parser.extra["known"][dest] = default
+        _options(parser)[dest] = default
     return None
+
+
+def _options(parser: Instance) -> dict[str, Value]:
+    """What a parser has been told, also one of a class of the program's with an ``__init__`` of its own."""
+    options: dict[str, Value] = parser.extra.setdefault("known", {})
+    return options
 
 
 def _group(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -211,7 +217,7 @@ def _group(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str, Va
 
 
 def _parsed(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Instance(None, dict(parser.extra["known"]), "types.SimpleNamespace")
+    return Instance(None, dict(_options(parser)), "types.SimpleNamespace")
 
 
 def _parsed_known(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -219,7 +225,7 @@ def _parsed_known(m: Machine, parser: Instance, args: list[Value], kwargs: dict[
 
 
 def _defaults(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    parser.extra["known"].update(kwargs)
+    _options(parser).update(kwargs)
     return None
 
 
@@ -233,6 +239,19 @@ METHODS: dict[str, dict[str, Callable[..., Value]]] = {
         "set_defaults": _defaults,
     },
 }
+
+
+def _compose(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """torchvision's transforms, one after the other."""
+    steps = args[0] if args else kwargs.get("transforms")
+
+    def run(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        value = args[0] if args else m.unknown("Compose")
+        for step in steps if isinstance(steps, list | tuple) else [m.unknown("Compose")]:
+            value = calls.call(m, step, [value], {})
+        return value
+
+    return Native("Compose", run)
 
 
 def _nothing(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -285,6 +304,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "numpy.random.seed": _nothing,
     "os.makedirs": _nothing,
     "warnings.filterwarnings": _nothing,
+    "torchvision.transforms.Compose": _compose,
     "tqdm.tqdm": _tqdm,
     "tqdm.auto.tqdm": _tqdm,
     "tqdm.notebook.tqdm": _tqdm,

@@ -403,6 +403,8 @@ def _gathered(m: Machine, tensor: Tensor, parts: tuple[Any, ...]) -> Tensor:
 
 def set_item(m: Machine, tensor: Tensor, index: Value, value: Value) -> None:
     """``tensor[index] = value``: a copy into a view; with indices, index_put_."""
+    if isinstance(value, list | tuple) and ops.tensors_of(value):
+        return  # no tensor takes a list of tensors: what was taken for one is a list
     parts = index if isinstance(index, tuple) else (index,)
     advanced = any(isinstance(p, Tensor | list) for p in parts)
     name, node_name = ("index_put", "IndexPutBackward0") if advanced else ("copy", "CopySlices")

@@ -1,0 +1,182 @@
+"""The symbolic run on what public packages and training repositories have in them: where it was wrong once."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from gradfix.detect import Conflict, detect
+from gradfix.read import read
+
+
+def conflicts(tmp_path: Path, text: str) -> list[tuple[str, Conflict]]:
+    """(evidence, conflict) above a note of a program that begins with the usual imports."""
+    path = tmp_path / "train.py"
+    head = "import torch\nfrom torch import nn\nfrom somewhere import Net, batches\n"
+    return [
+        (reading.evidence(conflict), conflict)
+        for reading in read(path, head + textwrap.dedent(text))
+        for conflict in detect(reading.tape)
+        if conflict.severity != "note"
+    ]
+
+
+def kinds(tmp_path: Path, text: str) -> list[tuple[str, str]]:
+    return [(evidence, conflict.kind) for evidence, conflict in conflicts(tmp_path, text)]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "nn.NLLLoss()(out, torch.tensor([1]))",
+        "torch.index_select(out, 0, torch.tensor([0, 1])).sum()",
+        "out.gather(1, torch.tensor([[1]])).sum()",
+        "torch.gather(out, 1, torch.tensor([[1]])).sum()",
+    ],
+)
+def test_the_loss_of_an_unknown_models_output_and_integers_may_have_a_graph(tmp_path, loss):
+    assert kinds(tmp_path, f"out = Net()(torch.ones(1, 2))\n({loss}).backward()\n") == []
+
+
+def test_integers_alone_have_no_graph(tmp_path):
+    text = "torch.index_select(torch.ones(3, dtype=torch.long), 0, torch.tensor([0, 1])).sum().backward()\n"
+    assert kinds(tmp_path, text) == [("certain", "cut-graph")]
+
+
+@pytest.mark.parametrize(
+    ("drop", "expected"),
+    [
+        ("nn.Dropout(0.0, inplace=True)", []),
+        ("nn.Dropout(p=0, inplace=True)", []),
+        ("nn.Dropout(float(input()), inplace=True)", ["likely"]),
+        ("nn.Dropout(0.1, inplace=True)", ["certain"]),
+        ("nn.Dropout(inplace=True)", ["certain"]),
+        ("(lambda x: nn.functional.dropout(x, 0.2, inplace=True))", ["certain"]),
+        ("(lambda x: nn.functional.dropout(x, training=False, inplace=True))", []),
+    ],
+)
+def test_a_dropout_of_nothing_writes_nothing(tmp_path, drop, expected):
+    text = f"""\
+    net, drop = nn.Linear(2, 2), {drop}
+    drop(net(torch.ones(1, 2)).softmax(1)).sum().backward()
+    """
+    assert kinds(tmp_path, text) == [(evidence, "stale-saved-tensor") for evidence in expected]
+
+
+def test_what_takes_a_list_of_tensors_is_a_list(tmp_path):
+    text = """\
+    class Fuse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.ModuleList([nn.Conv2d(2, 2, 1) for _ in range(3)])
+
+        def forward(self, features):
+            features[1:] = [conv(f) for conv, f in zip(self.convs, features[1:])]
+            return sum(f.sum() for f in features)
+    """
+    assert kinds(tmp_path, text) == []
+
+
+def test_a_parser_of_the_users_own_class(tmp_path):
+    text = """\
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        def __init__(self):
+            super(Parser, self).__init__()
+            self.add_argument("--rate", type=float, default=0.1)
+
+    net = nn.Linear(2, 1)
+    for p in net.parameters():
+        p -= Parser().parse_args().rate
+    """
+    assert kinds(tmp_path, text) == [("certain", "leaf-write")]
+
+
+def test_a_loss_that_may_have_a_graph_may_fill_any_gradient(tmp_path):
+    text = """\
+    net = nn.Linear(2, 1)
+    with torch.no_grad():
+        net(torch.ones(1, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x in range(3):
+        loss = nn.functional.mse_loss(Net(net)(x), torch.ones(1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    """
+    assert kinds(tmp_path, text) == []
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "if not torch.cuda.is_available():\n        raise SystemExit('no GPU')",
+        "if cuda and not torch.cuda.is_available():\n        raise Exception('no GPU')",
+        "if torch.cuda.device_count() < 1:\n        raise RuntimeError",
+    ],
+)
+def test_a_program_that_wants_a_gpu_is_read_as_where_there_is_one(tmp_path, refusal):
+    text = f"""\
+    cuda = True
+    {refusal}
+    w = torch.ones(2, requires_grad=True)
+    w += 1
+    """
+    assert kinds(tmp_path, text) == [("certain", "leaf-write")]
+
+
+def test_a_program_that_gives_up_for_another_reason_ends_there(tmp_path):
+    text = "if 1 + 1 == 2:\n    raise SystemExit\nw = torch.ones(2, requires_grad=True)\nw += 1\n"
+    assert kinds(tmp_path, text) == []
+
+
+def test_what_is_told_to_require_grad_is_a_tensor(tmp_path):
+    text = """\
+    image = batches()
+    image.requires_grad = True
+    for channel in image.clone()[0]:
+        channel.mul_(2)
+    """
+    assert kinds(tmp_path, text) == [("certain", "forbidden-view-write")]
+    assert kinds(tmp_path, text.replace("True", "bool(input())")) == []
+
+
+def test_a_transform_of_transforms(tmp_path):
+    text = """\
+    from torchvision import transforms
+
+    class Normalize:
+        def __call__(self, tensor):
+            for t in tensor:
+                t.sub_(0.5)
+            return tensor
+
+    normalize = transforms.Compose([transforms.Resize(8), Normalize()])
+    plain = transforms.Compose([Normalize()])
+    w = torch.ones(3, requires_grad=True)
+    normalize(w * 2).sum().backward()
+    """
+    assert kinds(tmp_path, text) == []
+    assert kinds(tmp_path, text + "    plain(w * 2).sum().backward()\n") == [
+        ("certain", "forbidden-view-write")
+    ]
+
+
+def test_a_model_of_many_listed_layers_is_built_whole(tmp_path):
+    text = """\
+    class Model(nn.Module):
+        def __init__(self, sizes):
+            super().__init__()
+            self.last = None
+            for i, size in enumerate(sizes):
+                layer = nn.Linear(size, size)
+                if i == 20:
+                    self.last = layer
+            self.last.bias[0] += 1
+
+    Model([2] * 30)
+    """
+    assert kinds(tmp_path, text) == [("certain", "leaf-write")]

@@ -160,9 +160,8 @@ def test_a_transform_of_transforms(tmp_path):
     normalize(w * 2).sum().backward()
     """
     assert kinds(tmp_path, text) == []
-    assert kinds(tmp_path, text + "    plain(w * 2).sum().backward()\n") == [
-        ("certain", "forbidden-view-write")
-    ]
+    again = textwrap.dedent(text) + "plain(w * 2).sum().backward()\n"
+    assert kinds(tmp_path, again) == [("certain", "forbidden-view-write")]
 
 
 def test_a_model_of_many_listed_layers_is_built_whole(tmp_path):

@@ -408,10 +408,9 @@ def assign(m: Machine, target: ast.expr, value: Value, statement: ast.AST) -> No
         owner = evaluate(m, target.value)
         m.frame.node = statement
         if isinstance(owner, Unknown) and target.attr == "requires_grad" and value is True:
-            # whatever it is, it is a tensor that has a gradient from now on
-            assign(m, target.value, tensors.fresh(m, None, requires=True), statement)
-            return
-        objects.set_attribute(m, owner, target.attr, value)
+            assign(m, target.value, tensors.fresh(m, None, requires=True), statement)  # a tensor, then
+        else:
+            objects.set_attribute(m, owner, target.attr, value)
     elif isinstance(target, ast.Subscript):
         owner, index = evaluate(m, target.value), evaluate(m, target.slice)
         m.frame.node = statement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,8 @@ from gradfix.tape import Site
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
+
+    from gradfix.read.kept import Kept
 
 SUFFIXES = (".py", ".ipynb")
 FEW = 4  # files that are read here: another process would take longer to start
@@ -60,12 +62,16 @@ def check(paths: Sequence[Path], how: Checking) -> Iterator[Result]:
     yield from told.idle()
 
 
-def check_text(source: Source, settings: Settings) -> Iterator[Result]:
-    """The Results of a text that is not on the disk, under the name it goes by."""
+def check_text(
+    source: Source, settings: Settings, files: Mapping[str, str] | None = None, kept: Kept | None = None
+) -> Iterator[Result]:
+    """The Results of a text that is not on the disk, under the name it goes by, among `files` that may not be
+    there either; where it is read again and again, with what is `kept` of it."""
     told = _Told()
     path = Path(os.path.abspath(source.path))
-    yield told.result(path, settings, examine(path, settings, source), {str(path): source.text})
-    yield from told.idle({str(path): source.text})
+    texts = {**(files or {}), str(path): source.text}
+    yield told.result(path, settings, examine(path, settings, source, files, kept), texts)
+    yield from told.idle(texts)
 
 
 @dataclass(slots=True)

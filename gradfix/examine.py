@@ -5,10 +5,12 @@ Nothing is run. Imports neither torch nor libcst, until there is a fault to rewr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gradfix import suppress
 from gradfix.asked import asked
@@ -19,6 +21,9 @@ from gradfix.result import Cure, Diagnosis, Evidence, Problem, Settings
 from gradfix.source import Source, SourceError, check_syntax
 from gradfix.tape import Tape
 from gradfix.verdict import Verdict
+
+if TYPE_CHECKING:
+    from gradfix.read.kept import Kept, Moves
 
 HELP = 4  # cures that are worked out for a report, not tried
 LONG = (
@@ -56,17 +61,51 @@ class Found:
     texts: Mapping[str, str] = field(repr=False)
 
 
-def examine(path: Path, settings: Settings, source: Source | None = None) -> Examined:
-    """Read the file at `path`, or `source` in its place, and look for faults."""
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The faults of one tape, which speaks of `files`, where the tape itself is not kept."""
+
+    conflicts: tuple[tuple[Conflict, Evidence], ...]
+    files: frozenset[str]
+
+    def moved(self, moves: Moves) -> Seen | None:
+        """The same where lines have come or gone; None where a sentence names a line that may be another file's."""
+        out = []
+        for conflict, evidence in self.conflicts:
+            sites = {site for c in (conflict, *conflict.also) for label in c.labels for site in label.stack}
+            own = {site.line for site in sites if site.file == moves.path}
+            certain = own - {site.line for site in sites if site.file != moves.path}
+            if self.files != {moves.path} and not _lines(conflict) <= certain:
+                return None
+            out.append((_moved(conflict, moves), evidence))
+        return Seen(tuple(out), self.files)
+
+
+def seen(tape: Tape, likely: frozenset[int]) -> Seen:
+    """What there is to say of `tape`."""
+    reading = Reading("", tape, likely)
+    found = tuple((_bare(c), reading.evidence(c)) for c in detect(tape))
+    return Seen(found, frozenset(tape.sources))
+
+
+def examine(
+    path: Path,
+    settings: Settings,
+    source: Source | None = None,
+    files: Mapping[str, str] | None = None,
+    kept: Kept | None = None,
+) -> Examined:
+    """Read the file at `path`, or `source` in its place, among `files` over the disk's, and look for faults. Of what
+    `kept` has, only what is new is read; there are no cures then."""
     try:
         if source is None:
             source = Source.read(path)
         if not matters(source.raw):
             return Examined()
-        readings = read_text(path, source.text)
+        readings = read_text(path, source.text, files, kept)
     except SourceError as problem:
         return Examined(problem=Problem(problem.sentence, problem.detail))
-    found = findings(path, source.text, readings)
+    found = findings(path, source.text, readings, files)
     diagnoses, unsure = [], 0
     for each in found:
         if not asked(each.conflict, settings, each.texts):
@@ -97,30 +136,41 @@ def matters(raw: bytes) -> bool:
     return might_matter(raw) or b"gradfix" in raw
 
 
-def read_text(path: Path, text: str, files: Mapping[str, str] | None = None) -> tuple[Reading, ...]:
+def read_text(
+    path: Path, text: str, files: Mapping[str, str] | None = None, kept: Kept | None = None
+) -> tuple[Reading, ...]:
     """The readings of `text` as the file at `path`, among `files` over the disk's. Raises SourceError where nothing
     could be made of it."""
-    readings = read(path, text, root=project_root(path), idle=False, files=files)
+    readings = read(path, text, root=project_root(path), idle=False, files=files, kept=kept)
     problem = next((p for r in readings for p in r.problems), None)
-    if problem is not None and not any(reading.tape.events for reading in readings):
+    if problem is not None and not any(reading.tape.events or reading.said for reading in readings):
         check_syntax(text, str(path))
         place = f"{path}:{problem.line}" if problem.line else str(path)
         raise SourceError(f"{place}: {problem.text[:1].lower()}{problem.text[1:].rstrip('.')}")
     return readings
 
 
-def findings(path: Path, text: str, readings: Iterable[Reading]) -> list[Found]:
+def findings(
+    path: Path, text: str, readings: Iterable[Reading], files: Mapping[str, str] | None = None
+) -> list[Found]:
     """Every fault of `readings` once, at its best evidence, in the order of the text."""
-    known: dict[str, str] = {str(path): text}
+    known: dict[str, str] = {**(files or {}), str(path): text}
     best: dict[object, Found] = {}
     for reading in readings:
-        for conflict in detect(reading.tape):
-            evidence = reading.evidence(conflict)
+        for conflict, evidence in _judged(reading):
             key = (conflict.kind, conflict.at)
             if key not in best or (best[key].evidence, evidence) == ("likely", "certain"):
                 best[key] = Found(conflict, evidence, reading.tape, _texts(reading.tape, known))
-    order = {file: n for n, file in enumerate([str(path), *sorted(known)])}
+    order = {file: n for n, file in enumerate(dict.fromkeys([str(path), *sorted(known)]))}
     return sorted(best.values(), key=lambda f: (order.get(f.conflict.at.file, 0), f.conflict.at.line))
+
+
+def _judged(reading: Reading) -> Iterator[tuple[Conflict, Evidence]]:
+    if reading.said is not None:
+        yield from reading.said.conflicts
+        return
+    for conflict in detect(reading.tape):
+        yield conflict, reading.evidence(conflict)
 
 
 def diagnosed(
@@ -169,6 +219,28 @@ def _bare(conflict: Conflict) -> Conflict:
     return replace(
         conflict, ref=None, record=None, write=None, backward=None, earlier=None, event=None, also=also
     )
+
+
+_LINE = re.compile(r"(?<=\bline )\d+")
+
+
+def _lines(conflict: Conflict) -> set[int]:
+    """The lines that the sentences of `conflict` name."""
+    said = [conflict.message, *(label.text for label in conflict.labels)]
+    own = {int(line) for each in said for line in _LINE.findall(each)}
+    return own.union(*map(_lines, conflict.also))
+
+
+def _moved(conflict: Conflict, moves: Moves) -> Conflict:
+    def said(text: str) -> str:
+        return _LINE.sub(lambda found: str(moves.line(int(found[0]))), text)
+
+    labels = tuple(
+        replace(label, stack=tuple(map(moves.site, label.stack)), text=said(label.text))
+        for label in conflict.labels
+    )
+    also = tuple(_moved(c, moves) for c in conflict.also)
+    return replace(conflict, message=said(conflict.message), labels=labels, also=also)
 
 
 def _texts(tape: Tape, known: dict[str, str]) -> Mapping[str, str]:

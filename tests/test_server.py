@@ -326,6 +326,21 @@ def test_a_fault_of_another_file_shows_at_the_call(session, folder):
     assert (folder / "lib.py").as_uri() in {x["location"]["uri"] for x in found["relatedInformation"]}
 
 
+def test_an_unsaved_file_is_read_as_the_editor_has_it(session, folder):
+    """It counts for those that import it while it is typed, until it is closed; saved or not, there or not."""
+    text = FAULT.replace("y += 1", "lib.calm(y)").replace("import torch", "import torch\nimport lib")
+    client = session()
+    lib = client.open(folder / "lib.py", "def calm(y):\n    y += 1\n")
+    uri = client.open(folder / "a.py", text)
+    assert [d["range"]["start"]["line"] for d in client.diagnostics(uri)] == [5]
+    client.replace(lib, "def calm(y):\n    return y + 1\n")
+    assert client.diagnostics(uri) == []
+    client.replace(lib, "def calm(y):\n    y *= 2\n")
+    assert len(client.diagnostics(uri)) == 1
+    client.notify("textDocument/didClose", {"textDocument": {"uri": lib}})
+    assert client.diagnostics(uri) == []
+
+
 def test_a_closed_file_has_no_diagnostics(session, folder):
     client = session()
     uri = client.open(folder / "a.py", FAULT)

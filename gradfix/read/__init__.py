@@ -15,13 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gradfix.read import outline
 from gradfix.read.gate import might_matter
 from gradfix.read.outline import Wanted
 from gradfix.read.project import Project, Unreadable, parsed
 from gradfix.tape import Event, Site, Tape
+
+if TYPE_CHECKING:
+    from gradfix.read.kept import Kept
 
 __all__ = ["Budget", "Problem", "Reading", "might_matter", "origins", "read"]
 
@@ -85,6 +88,7 @@ class Reading:
     problems: tuple[Problem, ...] = ()
     unknowns: tuple[tuple[str, int], ...] = ()  # (where an Unknown came from, how often it was asked)
     looked: Set[str] = frozenset()
+    said: Any = None  # what was made of the tape, which is not kept then
 
     def evidence(self, conflict: Told) -> Evidence:
         """``certain`` where every event the conflict rests on happens whenever the entry runs, else ``likely``."""
@@ -100,6 +104,7 @@ def read(
     budget: Budget | None = None,
     idle: bool = True,
     files: Mapping[str, str] | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Reading, ...]:
     """Every entry of the program `text`, which lies (or would lie) at `path`.
 
@@ -107,27 +112,34 @@ def read(
     by itself. The same fault may show in several: a caller tells them apart by kind and sites.
     `root` is the outermost folder in which imported modules are looked for (default: the folder of `path`); their
     text is read from the disk, unless `files` has it by its absolute path. What could not come to a fault, by its words
-    alone, is not gone into unless `idle`. Never raises for what `text` is: where it cannot be read there is one
-    Reading with an empty tape and a Problem.
+    alone, is not gone into unless `idle`. What was read of the file before is in `kept`, and comes from there as from
+    a reading now.
+
+    Never raises for what `text` is: where it cannot be read there is one Reading with an empty tape and a Problem.
     """
     project = Project(root or path.parent, path.parent, files)
+    if kept is not None:
+        kept.begin(files or {})
     wanted = Wanted() if idle else outline.wanted(str(path), text, project)
     if not wanted.any:
         return (Reading("__main__", Tape((), str(path)), looked=project.looked),)
     from gradfix.read import entries  # the interpreter: not for files that are skipped, or known from before
 
     try:
-        unit = parsed(str(path), text, "__main__")
+        unit = parsed(str(path), text, "__main__", kept.parts.tree if kept is not None else None)
     except Unreadable as problem:
         return (Reading("__main__", Tape((), str(path)), problems=(Problem(problem.text, problem.line),)),)
     total = entries.backward_sites(unit)
     found = []
-    for walk in entries.walk(path, unit, project, wanted, budget or Budget()):
+    looked = project.looked
+    for walk in entries.walk(path, unit, project, wanted, budget or Budget(), kept):
         found.append(
             Reading(
-                walk.entry, walk.tape, walk.likely, walk.reached, total, (), walk.unknowns, project.looked
+                walk.entry, walk.tape, walk.likely, walk.reached, total, (), walk.unknowns, looked, walk.said
             )
         )
+    if kept is not None:
+        kept.end(looked, files or {})
     return tuple(found)
 
 

@@ -6,13 +6,15 @@ import ast
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradfix.read import calls, objects, ops, tensors
+from gradfix.read.apart import Margin, calls_only
 from gradfix.read.expressions import settled
 from gradfix.read.frames import Frame, Machine, Raised
 from gradfix.read.iteration import Stopped, listed
@@ -25,6 +27,7 @@ from gradfix.tape import End, Site, Tape
 
 if TYPE_CHECKING:
     from gradfix.read import Budget
+    from gradfix.read.kept import Kept
 
 __all__ = ["Unreadable", "Walk", "backward_sites", "parsed", "walk"]
 
@@ -32,19 +35,26 @@ BACKWARDS = {"backward", "grad"}
 NEAR = r"backward|grad\s*\("
 CALLS = re.compile(r"(\w+)\s*\(")
 CALLERS = 2  # levels of callers that are entered instead of a function itself
-
+Modes = tuple[bool, bool, bool]  # gradients on, inference, autocast
+PLAIN: Modes = (True, False, False)
 RECURSION = 12_000  # Python frames: a call of the program's takes some fifteen
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """One entry that was read to its end, or as far as it went."""
+    """One entry that was read to its end, or as far as it went. `entered` are functions of the file that ran, by the
+    identity of their nodes; `said` is what was made of the tape, where that is kept in its place."""
 
     entry: str
     tape: Tape
     likely: frozenset[int]
     reached: frozenset[Site]
     unknowns: tuple[tuple[str, int], ...]
+    how: str
+    steps: int
+    entered: frozenset[int]
+    modes: Modes
+    said: Any = None
 
 
 @contextmanager
@@ -58,47 +68,151 @@ def deep() -> Iterator[None]:
         sys.setrecursionlimit(before)
 
 
-def walk(path: Path, unit: Unit, project: Project, wanted: Wanted, budget: Budget) -> Iterator[Walk]:
+def walk(
+    path: Path, unit: Unit, project: Project, wanted: Wanted, budget: Budget, kept: Kept | None = None
+) -> Iterator[Walk]:
     """Every entry of `unit` that is wanted: its main part, then what that did not reach."""
-    project.units[str(path)] = unit
-    m = Machine(project, budget)
-    if wanted.main != "far":
-        m.limit = budget.entry
-    unit.entered = True
-    unit.names["__name__"] = "__main__"
-    unit.names["__file__"] = unit.path
-    frame = Frame(unit, "<module>", (), unit.names, None)
-    yield _entered(m, "__main__", frame, lambda: block(m, _body(m, frame, wanted)))
-    left = budget.entries
-    for name, run in unreached(m, unit, wanted):
+    margin = Margin(unit)
+    ways = list(_ways(unit, wanted))
+    apart = [margin.alone(way.root) for way in ways]
+    if margin.calls and None in apart:
+        margin.join()
+        apart = [margin.alone(way.root) for way in ways]
+    joined = [way for way, needed in zip(ways, apart, strict=True) if needed is None]
+    separate = margin.calls
+    program = _Program(path, unit, project, budget, frozenset(id(way.node) for way in ways))
+    keeper = _Keeper(unit, kept)
+
+    key = (wanted.main, tuple(way.key for way in joined), bool(separate))
+    together = margin.together([way.root for way in joined])
+    main = None
+    for each in keeper.of(key, together, lambda: program.main(wanted, joined, bool(separate))):
+        main = main or each
+        yield each
+    for call in separate:
+        if main is None or main.how != "finished":
+            break
+        run = partial(program.called, call, margin.needed(call), main.modes, wanted, keeper.steps)
+        for each in keeper.of(("__main__", main.modes), margin.needed(call), run, call):
+            main = each
+            yield each
+    left = budget.entries - len(joined)
+    for way, needed in zip(ways, apart, strict=True):
+        if needed is None or id(way.node) in keeper.entered:
+            continue
         left -= 1
-        if left < 0 or m.steps >= budget.steps:
+        if left < 0 or keeper.steps >= budget.steps:
             return
-        m.begin()
-        frame = Frame(unit, "<module>", (), unit.names, None)
-        yield _entered(m, name, frame, run)
+        yield from keeper.of(way.key, needed, partial(program.alone, way, needed))
 
 
-def _body(m: Machine, frame: Frame, wanted: Wanted) -> list[ast.stmt]:
+@dataclass(slots=True)
+class _Keeper:
+    """What is read now, or was read before; how much that was."""
+
+    unit: Unit
+    kept: Kept | None
+    steps: int = 0
+    entered: set[int] = field(default_factory=set)
+
+    def of(
+        self, key: Hashable, needed: Set[int], run: Callable[[], Iterator[Walk]], *more: ast.stmt
+    ) -> Iterator[Walk]:
+        statements = [*(self.unit.tree.body[n] for n in sorted(needed)), *more]
+        walks = run() if self.kept is None else self.kept.of(key, self.unit.path, statements, run)
+        for walk in walks:
+            self.steps += walk.steps
+            self.entered.update(walk.entered)
+            yield walk
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """One file as a program."""
+
+    path: Path
+    unit: Unit
+    project: Project
+    budget: Budget
+    nodes: frozenset[int]  # of the functions that may be entered, by identity
+
+    def main(self, wanted: Wanted, joined: list[_Way], rest: bool) -> Iterator[Walk]:
+        """The main part, and `joined`, the ways that are connected with it; only the `rest` of it where its calls are
+        ways of their own."""
+        m, frame = self._machine(self.unit, self.project)
+        if wanted.main != "far":
+            m.limit = self.budget.entry
+        yield self._walked(m, "__main__", frame, lambda: block(m, _body(m, frame, wanted, rest)), 0)
+        left = self.budget.entries
+        for way in joined:
+            if id(way.node) in m.entered:
+                continue
+            left -= 1
+            if left < 0 or m.steps >= self.budget.steps:
+                return
+            m.begin()
+            before = m.steps
+            yield self._walked(m, way.name, frame, partial(way.run, m, self.unit), before)
+
+    def called(
+        self, call: ast.Expr, needed: frozenset[int], modes: Modes, wanted: Wanted, spent: int
+    ) -> Iterator[Walk]:
+        """A statement of the main part that is a way of its own."""
+        unit = self.unit.again()
+        m, frame = self._machine(unit, self.project.again())
+        m.grad, m.inference, m.autocast = modes
+        m.limit = self.budget.steps - spent if wanted.main == "far" else self.budget.entry
+        yield self._walked(m, "__main__", frame, lambda: block(m, [*_needed(m, frame, needed), call]), 0)
+
+    def alone(self, way: _Way, needed: frozenset[int]) -> Iterator[Walk]:
+        unit = self.unit.again()
+        m, frame = self._machine(unit, self.project.again())
+
+        def run() -> None:
+            block(m, _needed(m, frame, needed))
+            m.limit = m.steps + self.budget.entry
+            way.run(m, unit)
+
+        yield self._walked(m, way.name, frame, run, 0)
+
+    def _machine(self, unit: Unit, project: Project) -> tuple[Machine, Frame]:
+        project.units[str(self.path)] = unit
+        m = Machine(project, self.budget)
+        unit.entered = True
+        unit.names["__name__"] = "__main__"
+        unit.names["__file__"] = unit.path
+        return m, Frame(unit, "<module>", (), unit.names, None)
+
+    def _walked(self, m: Machine, name: str, frame: Frame, run: Callable[[], object], before: int) -> Walk:
+        how = _guarded(m, frame, run)
+        events = m.trace.finished()
+        last = max((e.time for e in events), default=0) + 1
+        sources = {u.path: u.digest() for u in m.project.units.values() if u.entered}
+        return Walk(
+            name,
+            Tape((*events, End(last, (), how)), frame.unit.path, sources=sources),
+            frozenset(m.trace.likely),
+            frozenset(m.reached),
+            tuple(m.asked.items()),
+            how,
+            m.steps - before,
+            self.nodes & m.entered,
+            (m.grad, m.inference, m.autocast),
+        )
+
+
+def _body(m: Machine, frame: Frame, wanted: Wanted, rest: bool) -> list[ast.stmt]:
     """What to run of the file itself: all of it, or what its functions need."""
-    if wanted.main:
-        return frame.unit.tree.body
-    return [s for s in later(m, frame) if not isinstance(s, ast.Expr | ast.For | ast.While)]
+    body = frame.unit.tree.body
+    if not wanted.main:
+        body = [s for s in later(m, frame) if not isinstance(s, ast.Expr | ast.For | ast.While)]
+    return [s for s in body if not (rest and calls_only(s))]
 
 
-def _entered(m: Machine, name: str, frame: Frame, run: Callable[[], object]) -> Walk:
-    how = _guarded(m, frame, run)
-    events = m.trace.finished()
-    last = max((e.time for e in events), default=0) + 1
-    sources = {u.path: u.digest() for u in m.project.units.values() if u.entered}
-    script = frame.unit.path
-    return Walk(
-        name,
-        Tape((*events, End(last, (), how)), script, sources=sources),
-        frozenset(m.trace.likely),
-        frozenset(m.reached),
-        tuple(m.asked.items()),
-    )
+def _needed(m: Machine, frame: Frame, needed: frozenset[int]) -> list[ast.stmt]:
+    """What has to run before a way that needs these statements: the others are there when somebody asks."""
+    kinds = {id(frame.unit.tree.body[n]) for n in needed}
+    return [s for s in later(m, frame) if id(s) in kinds]
 
 
 def _guarded(m: Machine, frame: Frame, run: Callable[[], object]) -> str:
@@ -121,22 +235,44 @@ def _guarded(m: Machine, frame: Frame, run: Callable[[], object]) -> str:
 # ---- functions that nothing reached
 
 
-def unreached(m: Machine, unit: Unit, wanted: Wanted) -> Iterator[tuple[str, Callable[[], object]]]:
-    """(name, what enters it) of the functions with a backward and of the forwards, callers first; what an entry
-    before reached is left out."""
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A function that may be entered; `root` is what stands for it at the margin."""
+
+    name: str
+    root: str
+    node: ast.FunctionDef
+    run: Callable[[Machine, Unit], object]
+    forward: bool = False  # by itself, with a backward of its own
+
+    @property
+    def key(self) -> Hashable:
+        return self.name, self.forward
+
+
+def _ways(unit: Unit, wanted: Wanted) -> Iterator[_Way]:
+    """The functions with a backward, callers first, and the forwards."""
     found = list(_functions(unit.tree.body, ""))
-    leading = _leading(unit, found)
-    for path, node, owner in leading:
-        if id(node) in m.entered:
-            continue
+    for path, node, owner in _leading(unit, found):
         if owner is None:
-            yield path, lambda name=node.name: _enter_function(m, _named(unit, name))  # type: ignore[misc]
+            yield _Way(path, node.name, node, partial(_function_of, node.name))
         else:
-            yield path, lambda name=node.name, cls=owner: _enter_method(m, _named(unit, cls), name)  # type: ignore[misc]
+            yield _Way(path, owner, node, partial(_method_of, owner, node.name))
     for path, node, owner in found:
-        if owner is None or owner in wanted.harmless or node.name != "forward" or id(node) in m.entered:
-            continue
-        yield path, lambda cls=owner: _enter_forward(m, _named(unit, cls))  # type: ignore[misc]
+        if owner is not None and owner not in wanted.harmless and node.name == "forward":
+            yield _Way(path, owner, node, partial(_forward_of, owner), True)
+
+
+def _function_of(name: str, m: Machine, unit: Unit) -> None:
+    _enter_function(m, _named(unit, name))
+
+
+def _method_of(owner: str, name: str, m: Machine, unit: Unit) -> None:
+    _enter_method(m, _named(unit, owner), name)
+
+
+def _forward_of(owner: str, m: Machine, unit: Unit) -> None:
+    _enter_forward(m, _named(unit, owner))
 
 
 def _named(unit: Unit, name: str) -> Value:

@@ -9,7 +9,8 @@ import os
 import re
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ class Unit:
         self._lines: list[str] | None = None
         self._sites: dict[tuple[int, str], Site] = {}
         self._places: dict[str, list[int]] = {}
+
+    def again(self) -> Unit:
+        """The same file in a program in which nothing has run."""
+        other = Unit(self.path, self.text, self.tree, self.name)
+        other._lines, other._sites, other._places = self._lines, self._sites, self._places
+        return other
 
     def site(self, node: Any, function: str) -> Site:
         """The span of `node` in the tape's terms: columns in code points."""
@@ -118,12 +125,12 @@ class _Trees:
 _TREES = _Trees(4_000_000)  # a tree takes some 30 times the room of its text
 
 
-def parsed(path: str, text: str, name: str) -> Unit:
+def parsed(path: str, text: str, name: str, tree_of: Callable[[str], ast.Module] | None = None) -> Unit:
     """The unit of `text`. Raises Unreadable."""
     if len(text) > LONGEST:
         raise Unreadable("The file is too large to be read.")
     try:
-        tree = _TREES.of(text)
+        tree = (tree_of or _TREES.of)(text)
     except SyntaxError as problem:
         raise Unreadable(f"Not Python of this version: {problem.msg}.", problem.lineno or 0) from None
     except (ValueError, RecursionError, MemoryError, OverflowError) as problem:
@@ -146,6 +153,12 @@ class Project:
         self._packages: dict[str, bool] = {}
         self._read = 0
 
+    def again(self) -> Project:
+        """The same files, none of which has been imported."""
+        other = copy(self)
+        other.units = {}
+        return other
+
     def find(self, name: str, importer: Unit, level: int = 0) -> Unit | None:
         """The module that `importer` (with `level` leading dots) calls `name`; None where it isn't the program's."""
         path = self.locate(importer.path, level, name)
@@ -153,7 +166,7 @@ class Project:
             return None
         if path not in self.units:
             try:
-                text = self._files.get(path) or Path(path).read_text(encoding="utf-8")
+                text = self._files[path] if path in self._files else Path(path).read_text(encoding="utf-8")
                 self._read += len(text)
                 if self._read > MOST_READ:
                     return None
@@ -202,7 +215,7 @@ class Project:
             found = None
             for path in several if name else several[1:]:
                 self.looked.add(path)
-                if os.path.isfile(path):
+                if path in self._files or os.path.isfile(path):
                     found = path
                     break
             self._places[key] = found

@@ -285,12 +285,12 @@ def _acts(unit: objects.Unit) -> bool:
         if not isinstance(statement, _QUIET):
             if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
                 return True
-        elif isinstance(statement, _DEFINES) and any(_registers(d) for d in statement.decorator_list):
+        elif isinstance(statement, _DEFINES) and any(registers(d) for d in statement.decorator_list):
             return True
     return False
 
 
-def _registers(decorator: ast.expr) -> bool:
+def registers(decorator: ast.expr) -> bool:
     """Whether a decorator may keep what it is given: those of libraries that are known do not."""
     while isinstance(decorator, ast.Call):
         decorator = decorator.func

@@ -25,9 +25,11 @@ from gradfix.server.documents import Buffer, Documents, buffer
 from gradfix.server.forks import Check, Cure
 from gradfix.server.proving import Proof, prove
 from gradfix.server.readers import Crashed, Readers
+from gradfix.source import Source, SourceError
 from gradfix.verdict import HELD, Verdict
 
 DEBOUNCE = 0.02  # seconds without a keystroke before a text is read
+LATER = 0.3  # before what imports it is read again
 CONFIGURATION = (FILE, "pyproject.toml")
 NOTEBOOKS = types.NotebookDocumentSyncOptions(
     notebook_selector=[
@@ -56,6 +58,7 @@ class Server(LanguageServer):
         super().__init__("gradfix", __version__, notebook_document_sync=NOTEBOOKS)
         self.readers = Readers()
         self.states: dict[str, State] = {}
+        self.dirty: set[str] = set()  # documents that are not as they are on the disk
         self.options: dict[str, Any] = {}
         self.projects = self._projects()
         self.complained: set[str] = set()
@@ -114,17 +117,21 @@ class Server(LanguageServer):
         """The file as an editor has it, if one has."""
         return self.buffer(from_fs_path(path) or path)
 
-    def changed(self, uri: str, at_once: bool = False) -> None:
-        """Another text: what was under way for the older one ends, and this one is read after a moment."""
+    def changed(self, uri: str, pause: float | None = None) -> None:
+        """Another text: what was under way for the older one ends, and this one is read after a moment, or `pause`
+        seconds."""
         state = self.states.setdefault(uri, State())
         self.readers.drop(uri)
         if state.reading is not None:
             state.reading.cancel()
-        state.reading = asyncio.ensure_future(self._read(uri, state, 0 if at_once else self._pause()))
+        state.reading = asyncio.ensure_future(
+            self._read(uri, state, self._pause() if pause is None else pause)
+        )
 
     def closed(self, uri: str, documents: Sequence[str]) -> None:
         """Nothing is told of a file that nobody has open."""
         self.readers.drop(uri)
+        self.dirty.discard(uri)
         state = self.states.pop(uri, None)
         if state is not None and state.reading is not None:
             state.reading.cancel()
@@ -149,6 +156,8 @@ class Server(LanguageServer):
         if file is None or settings is None:
             return
         found = await self._ask("check", file, replace(settings, repair=False))
+        if state.text is not None and state.text != file.source.text:
+            self.beside(file.path)
         state.text, state.told, state.cured = file.source.text, found, None
         for document, version in file.uris():
             mine = [told.diagnostic for told in found if told.uri == document]
@@ -157,13 +166,37 @@ class Server(LanguageServer):
     async def _ask(self, what: str, file: Buffer, settings: Settings) -> tuple[Told, ...]:
         """Raises asyncio.CancelledError once the text is another one."""
         try:
-            results: list[Result] = await self.readers.ask(what, file.uri, Check(file.source, settings))
+            check = Check(file.source, settings, self.unsaved(file))
+            results: list[Result] = await self.readers.ask(what, file.uri, check)
         except Crashed as problem:
             self.window_log_message(
                 types.LogMessageParams(types.MessageType.Error, f"{file.path}: {problem}")
             )
             return ()
         return tuple(diagnostics.told(results, file))
+
+    def unsaved(self, file: Buffer) -> dict[str, str]:
+        """The other scripts that an editor has otherwise than the disk, by their files."""
+        found = filter(None, map(self.buffer, sorted(self.dirty)))
+        return {
+            str(each.path): each.source.text for each in found if each.path != file.path and not each.cells
+        }
+
+    def differs(self, uri: str) -> bool:
+        """Whether an editor has another text of the document than the disk."""
+        file = self.buffer(uri)
+        try:
+            return file is not None and Source.read(file.path).text != file.source.text
+        except SourceError:
+            return True
+
+    def beside(self, path: Path) -> None:
+        """Another text of a file is known: read again, when there is time, what is open and may import it."""
+        name = path.parent.name if path.stem == "__init__" else path.stem
+        for uri in list(self.states):
+            other = self.buffer(uri)
+            if other is not None and other.path != path and name in other.source.text:
+                self.changed(uri, LATER)
 
     def _pause(self) -> float:
         given = self.options.get("debounce")

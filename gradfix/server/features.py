@@ -11,7 +11,7 @@ from lsprotocol import types
 from gradfix.explain import page
 from gradfix.server import actions, diagnostics
 from gradfix.server.app import CONFIGURATION, Server, overlaps, same
-from gradfix.server.documents import Buffer
+from gradfix.server.documents import Buffer, file_of
 from gradfix.suppress import REPORTED
 
 KINDS = [types.CodeActionKind.QuickFix, actions.FIX_ALL]
@@ -31,26 +31,34 @@ def _documents(server: Server) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
     def opened(ls: Server, params: types.DidOpenTextDocumentParams) -> None:
-        ls.changed(params.text_document.uri, at_once=True)
+        uri = params.text_document.uri
+        if ls.differs(uri):
+            ls.dirty.add(uri)
+        ls.changed(uri, 0)
 
     @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
     def changed(ls: Server, params: types.DidChangeTextDocumentParams) -> None:
+        ls.dirty.add(params.text_document.uri)
         ls.changed(params.text_document.uri)
 
     @server.feature(types.TEXT_DOCUMENT_DID_SAVE)
     def saved(ls: Server, params: types.DidSaveTextDocumentParams) -> None:
         """Other files may import it."""
+        ls.dirty.discard(params.text_document.uri)
         for uri in list(ls.states):
             if not same(uri, params.text_document.uri):
                 ls.changed(uri)
 
     @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
     def closed(ls: Server, params: types.DidCloseTextDocumentParams) -> None:
+        unsaved = params.text_document.uri in ls.dirty
         ls.closed(params.text_document.uri, [params.text_document.uri])
+        if unsaved:
+            ls.beside(file_of(params.text_document.uri, ".py"))
 
     @server.feature(types.NOTEBOOK_DOCUMENT_DID_OPEN)
     def notebook_opened(ls: Server, params: types.DidOpenNotebookDocumentParams) -> None:
-        ls.changed(params.notebook_document.uri, at_once=True)
+        ls.changed(params.notebook_document.uri, 0)
 
     @server.feature(types.NOTEBOOK_DOCUMENT_DID_CHANGE)
     def notebook_changed(ls: Server, params: types.DidChangeNotebookDocumentParams) -> None:

@@ -31,7 +31,7 @@ class Reader:
         return sorted(names)
 
     def read(
-        self, path: Path, text: str, *, root: Path | None = None, idle=True, files=None
+        self, path: Path, text: str, *, root: Path | None = None, idle=True, files=None, kept=None
     ) -> tuple[Reading, ...]:
         with self.log.open("a") as out:
             out.write(f"{path.name}\n")

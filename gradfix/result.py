@@ -54,7 +54,7 @@ class Settings:
     only: tuple[str, ...] = ()  # fingerprints (gradfix.fingerprint) of the faults to speak of; empty: all
     spared: tuple[str, ...] = ()  # fingerprints of those to leave alone
     granted: tuple[str, ...] = ()  # fingerprints of those whose change is meant, careful or not
-    hints: Mapping[str, str] = field(default_factory=dict)  # fingerprint to the codemod to begin with
+    hints: Mapping[str, str] = field(default_factory=dict, hash=False)  # by fingerprint, what to begin with
     until: float = inf  # of time.monotonic(): when no more proof is begun
 
     def accepted(self, raised: bool) -> tuple[Status, ...]:

@@ -20,7 +20,9 @@ from gradfix.rewrite.boundary import (
     detach,
     detached,
     feeds,
+    frame,
     gather,
+    meeting,
     same_place,
     shape_of,
     shared,
@@ -28,8 +30,8 @@ from gradfix.rewrite.boundary import (
 from gradfix.rewrite.calls import backward_call, drop_retain, loss_of
 from gradfix.rewrite.dropped import without
 from gradfix.rewrite.rerun import plan, reads_of
-from gradfix.rewrite.statements import Unit, body_of, dotted, names, touches, walk
-from gradfix.tape import Backward
+from gradfix.rewrite.statements import Unit, body_of, dotted, names, shown, touches, walk
+from gradfix.tape import Backward, Record, Stack
 from gradfix.verdict import NONE, Effect
 
 OWN = Effect("cut-own-loss", "each loss feeds only the parameters that are stepped with it")
@@ -101,8 +103,38 @@ for _ in range(2):
                     seen.add(key)
                     yield from _proposals(project, backward, own, found, conflict.pattern == "before-loop")
             yield from _separated(project, backward, [c for c in edges if c not in own])
+        yield from _handed_down(project, conflict)
         if conflict.backward is not None and conflict.severity == "error":
             yield from _given_up(project, conflict.backward)
+
+
+def _handed_down(project: Project, conflict: Conflict) -> Iterator[Proposal]:
+    """What the first loss has trained is data to the second, which trains nothing of it: detached where the second
+    begins with it (an actor that is trained on from the states of a model)."""
+    first, second, graph = conflict.earlier, conflict.backward, project.graph
+    if conflict.pattern != "two-losses" or first is None or second is None or first.stack == second.stack:
+        return
+    old, own = graph.walk(first), graph.owned_mask(graph.serves(second))
+    takers: dict[Stack, Record] = {}
+    for node in sorted(graph.walk(second) - old):
+        record = graph.records.get(node)
+        if record is None or old.isdisjoint(record.parents):
+            continue
+        if not old.issuperset(record.parents) or graph.reach_mask(node) & own:
+            return  # it is made of something else besides
+        takers[record.stack] = record
+    cuts: dict[int, tuple[View, cst.BaseExpression]] = {}
+    for record in takers.values():
+        place = frame(project, record.stack, meeting(record.stack, second.stack))
+        if place is None or not isinstance(place[1], cst.BaseExpression):
+            return
+        cuts[id(place[1])] = (place[0], place[1])
+    if cuts:
+        storages = set().union(*(graph.reaches(r.node) for r in takers.values()))
+        effect = NONE if cleared(graph, second, storages) else OWN
+        named = ", ".join(f"`{shown(view, node)}`" for view, node in cuts.values())
+        edits = gather(*((view, [detach(node)]) for view, node in cuts.values()))
+        yield Proposal(f"detach {named}: data to the later loss", effect, edits, 1)
 
 
 def _shared(project: Project, backward: Backward, crossing: Crossing) -> bool:

@@ -10,7 +10,7 @@ from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
 from gradfix.graph import Crossing
-from gradfix.rewrite.boundary import detach, gather, rebinding, shape_of
+from gradfix.rewrite.boundary import detach, frame, gather, meeting, rebinding, shape_of
 from gradfix.rewrite.calls import drop_carried_retain
 from gradfix.rewrite.carried import Carried, carried, entries, made_outside, sets_back, stored_elements
 from gradfix.rewrite.dropped import dropped, kept
@@ -25,6 +25,7 @@ from gradfix.rewrite.statements import (
     units,
 )
 from gradfix.rewrite.windows import window_ends
+from gradfix.tape import Backward
 from gradfix.verdict import Effect
 
 DATA = Effect("cut-round", "what is stored is data: no gradient flows through it; its values stay the same")
@@ -104,9 +105,30 @@ for x in torch.randn(3, 4, 3):
             summary = f"store `{view.code(element).strip()}` detached in `{held or 'the history'}`"
             edits = gather((view, [detach(element)]), *drop)
             yield Proposal(summary, DATA, edits, 0)
+        for name, part in _settled(project, edges, backward):
+            summary = f"detach `{name}`: only its value goes to the next pass"
+            yield Proposal(summary, ROUND, gather(part, *drop), 4)
 
 
 Part = tuple[View, list[Edit]]
+
+
+def _settled(project: Project, edges: Sequence[Crossing], backward: Backward) -> Iterator[tuple[str, Part]]:
+    """The statements behind the backward that make something of this pass's losses, the last one first: it may be for
+    the next pass, under a name that holds a number at times (``k = k + rate * balance``)."""
+    found: dict[int, tuple[str, Part]] = {}
+    for edge in edges:
+        depth = meeting(edge.consumer.stack, backward.stack)
+        taken, needed = frame(project, edge.consumer.stack, depth), frame(project, backward.stack, depth)
+        small = taken[0].small_statement(taken[1]) if taken else None
+        if taken is None or needed is None or taken[0] is not needed[0] or not isinstance(small, cst.Assign):
+            continue
+        view, name = taken[0], dotted(small.targets[0].target)
+        line = view.span(small).start.line
+        alone = name is not None and len(small.targets) == 1 and view.loop(small) is not None
+        if name is not None and alone and line > view.span(needed[1]).start.line:
+            found[line] = (name, (view, [detach(small.value)]))
+    yield from (found[line] for line in sorted(found, reverse=True)[:2])
 
 
 def _ways(

@@ -14,7 +14,7 @@ from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.calls import backward_call, loss_of, retain
 from gradfix.rewrite.rerun import stale
 from gradfix.rewrite.statements import Unit, common_block, dotted, take_away, unit_in, units
-from gradfix.tape import Backward, Step, Zero
+from gradfix.tape import Backward, Event, Step, Zero
 from gradfix.verdict import NONE, Effect
 
 GRADIENTS = re.compile(r"(?<!no_)(?<!enable_)grad")
@@ -76,6 +76,13 @@ for x in torch.randn(2, 4, 3):
             return
         yield from _loop(project, second[0], second[1])
         if earlier.stack == later.stack:
+            if (
+                first[1] is second[1]
+                and not _between(project, earlier, later, Step)
+                and not stale(project, later)[0]
+            ):
+                keep = gather((first[0], [retain(first[1])]))
+                yield Proposal("keep the graph that the losses share", NONE, keep, 3)
             return
         if first[0] is second[0] and not _between(project, earlier, later):
             yield from _summed(first[0], first[1], second[1])
@@ -84,10 +91,11 @@ for x in torch.randn(2, 4, 3):
             yield Proposal("keep the graph for the second backward", NONE, keep, 3)
 
 
-def _between(project: Project, earlier: Backward, later: Backward) -> bool:
+def _between(project: Project, earlier: Backward, later: Backward, *kinds: type[Event]) -> bool:
     """Whether gradients are used or cleared between two backwards."""
     return any(
-        isinstance(e, (Step, Zero)) and earlier.time < e.time < later.time for e in project.tape.events
+        isinstance(e, kinds or (Step, Zero)) and earlier.time < e.time < later.time
+        for e in project.tape.events
     )
 
 

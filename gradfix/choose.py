@@ -28,6 +28,9 @@ MISGUESSED = (
     "NameError",
     "UnboundLocalError",
 )  # how a proposal fails that does not fit
+SLOW = 20.0  # seconds of a run from which on alternatives are not worth their proof
+_SPOTLESS = (False, False, False, 0, 0)  # the beginning of the merit of what cures all, and nothing else
+_ANY = (False, 0, 0, "")
 ORDER: tuple[Status, ...] = ("proved", "preserved", "intended", "untried", "rejected")
 
 
@@ -125,16 +128,25 @@ def try_all(
     wanted: Wanted,
 ) -> tuple[Tried, ...]:
     """Prove every candidate, two at a time, and put the best first. What held for a copy of the fault is begun with,
-    which tells only where time is over before all are proved: the others are dropped."""
+    which tells only where time is over before all are proved: the others are dropped. Of a slow script they are proved
+    in the order in which they would be chosen, and what can't come before one that is proved is not run."""
     hint = wanted.hinted(conflict, files)
+    slow = baseline.outcome.seconds > SLOW
+    best: list[tuple[bool, int, int, str]] = []
 
     def one(candidate: Candidate) -> Tried | None:
-        if wanted.late():
+        if wanted.late() or (best and min(best) < _promise(candidate)):
             return None
         after = dict(files) | dict(candidate.texts)
-        return Tried(candidate, prover.prove(baseline, after, candidate.proposal.effect, conflict))
+        tried = Tried(candidate, prover.prove(baseline, after, candidate.proposal.effect, conflict))
+        if slow and _merit(tried)[:5] == _SPOTLESS and tried.verdict.status == ORDER[0]:
+            best.append(_promise(candidate))
+        return tried
 
-    turn = sorted(range(len(found)), key=lambda n: found[n].proposal.codemod != hint)
+    def rank(n: int) -> tuple[bool, tuple[bool, int, int, str]]:
+        return found[n].proposal.codemod != hint, _promise(found[n]) if slow else _ANY
+
+    turn = sorted(range(len(found)), key=rank)
     with ThreadPoolExecutor(2) as pool:
         proved = dict(zip(turn, pool.map(one, [found[n] for n in turn]), strict=True))
     tried = [t for n in range(len(found)) if (t := proved[n]) is not None]
@@ -210,10 +222,14 @@ def _merit(tried: Tried) -> tuple[bool, bool, bool, int, int, bool, int, int, in
         warnings if isinstance(warnings, int) else 0,
         proposal.last_resort,
         ORDER.index(verdict.status),
-        proposal.rank,
-        tried.candidate.size,
-        proposal.codemod,
+        *_promise(tried.candidate)[1:],
     )
+
+
+def _promise(candidate: Candidate) -> tuple[bool, int, int, str]:
+    """What decides between two candidates that are proved: the end of their merit."""
+    proposal = candidate.proposal
+    return (proposal.last_resort, proposal.rank, candidate.size, proposal.codemod)
 
 
 def _parses(text: str) -> bool:

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,16 +90,45 @@ def test_where_time_is_over_the_hint_has_been_proved(hint, begun):
 
     found = [Candidate(Proposal(name, NONE, {}, codemod=name), {"x.py": name}, 1) for name in ("a", "b", "c")]
     several = Wanted(lambda *_: True, [], hinted=lambda *_: hint, late=lambda: bool(proved))
-    done = try_all(found, None, None, Slow(), {}, several)
+    quick = SimpleNamespace(outcome=SimpleNamespace(seconds=1.0))
+    done = try_all(found, quick, None, Slow(), {}, several)
     assert begun in proved
     assert {t.candidate.proposal.codemod for t in done} == set(proved) != {"a", "b", "c"}
     proved.clear()
     unhurried = Wanted(lambda *_: True, [], hinted=lambda *_: hint)
-    assert [t.candidate.proposal.codemod for t in try_all(found, None, None, Slow(), {}, unhurried)] == [
+    assert [t.candidate.proposal.codemod for t in try_all(found, quick, None, Slow(), {}, unhurried)] == [
         "a",
         "b",
         "c",
     ]
+
+
+def test_of_a_slow_script_what_cannot_win_is_not_run():
+    proved: list[str] = []
+    first = threading.Event()
+
+    class Proofs:
+        def prove(self, baseline, after, effect, conflict):
+            name = after["x.py"]
+            proved.append(name)
+            if name == "field":
+                first.set()
+                return Verdict("proved", "")
+            first.wait(20)
+            return Verdict("intended", "")
+
+    ranks = {"resort": (0, True), "late": (3, False), "next": (1, False), "field": (0, False)}
+    found = [
+        Candidate(Proposal(name, NONE, {}, rank, name, last), {"x.py": name}, 1)
+        for name, (rank, last) in ranks.items()
+    ]
+    every = Wanted(lambda *_: True, [])
+    slow, quick = (SimpleNamespace(outcome=SimpleNamespace(seconds=t)) for t in (60.0, 1.0))
+    chosen = try_all(found, slow, None, Proofs(), {}, every)[0]
+    assert "field" == chosen.candidate.proposal.codemod
+    assert not {"late", "resort"} & set(proved)
+    assert chosen.candidate == try_all(found, quick, None, Proofs(), {}, every)[0].candidate
+    assert set(ranks) == set(proved)
 
 
 def tried(status, rank=0, **measured):

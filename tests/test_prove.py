@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 from array import array
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -706,3 +707,40 @@ def test_runs_that_the_clock_stopped_are_compared_as_far_as_both_came(bench):
     prover._is_deterministic(Baseline({}, cut, cut, ()))
     with pytest.raises(Refusal, match="not deterministic"):
         prover._is_deterministic(Baseline({}, replace(cut, ended="steps"), cut, ()))
+
+
+class _Slow(Prover):
+    """The clock stops every candidate behind so many steps."""
+
+    steps = 2
+
+    def _start(self, files, record=False, impose=None):
+        outcome = super()._start(files, record, impose).result()
+        ended: Future[Outcome] = Future()
+        if files:
+            ends = [n for n, line in enumerate(outcome.measurement) if line["m"] == "u"]
+            measured = outcome.measurement[: ends[self.steps - 1] + 1]
+            outcome = replace(outcome, ended="timeout", measurement=measured)
+        ended.set_result(outcome)
+        return ended
+
+
+def test_a_candidate_that_the_clock_stopped_is_judged_as_far_as_it_came(bench):
+    prover, baseline = bench.prover(NET + INPLACE)
+    slow = _Slow(prover.zygote, prover.template)
+    after = {str(bench.folder / "train.py"): NET + INPLACE.replace("h *= 2", "h = h * 2")}
+    wrong = {str(bench.folder / "train.py"): NET + INPLACE.replace("h *= 2", "h = h.detach() * 2 + h")}
+    conflict = baseline.conflicts[0]
+    verdict = slow.prove(baseline, after, Effect("none"), conflict)
+    assert "ends otherwise than before: timeout" in verdict.reason  # it had all the time that others need
+    baseline = replace(baseline, outcome=replace(baseline.outcome, seconds=slow.template.timeout / 2))
+    verdict = slow.prove(baseline, after, Effect("none"), conflict)
+    assert (
+        verdict.status,
+        verdict.reason,
+    ) == ("proved", "every gradient equal to the exact one over 2 steps")
+    assert slow.prove(baseline, wrong, Effect("none"), conflict).status == "rejected"
+    slow = _Slow(prover.zygote, prover.template)
+    slow.steps = 1
+    verdict = slow.prove(baseline, after, Effect("none"), conflict)
+    assert "stopped by the time limit at 1 of the 3 steps" in verdict.reason

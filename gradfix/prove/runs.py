@@ -75,6 +75,7 @@ class After:
     base: Impose = field(
         default_factory=dict
     )  # what lets it run on where another missing gradient would end it
+    stopped: bool = False  # by the clock, before it came as far as the run before
 
     @cached_property
     def measured(self) -> Measured:
@@ -85,6 +86,11 @@ class After:
     @cached_property
     def oracle(self) -> Measured:
         return read(self.recorded.measurement)
+
+    @property
+    def short(self) -> bool:
+        """Whether it is judged as far as it came."""
+        return self.stopped or self.broken_off
 
     @property
     def broken_off(self) -> bool:

@@ -157,7 +157,11 @@ class Plan:
         if not (isinstance(node, cst.Assign) and len(node.targets) == 1 and isinstance(node.value, cst.Call)):
             return False
         name = dotted(node.targets[0].target)
-        return name is not None and len(self._reads_of(name)) == 1
+        reads = self._reads_of(name) if name is not None else []
+        # (in a comprehension it would be computed for each element)
+        return len(reads) == 1 and not any(
+            isinstance(x, (cst.BaseComp, cst.Lambda)) for x in self.view.ancestors(reads[0][1])
+        )
 
     def inlined(self) -> tuple[str, str]:
         """The name that the one kept statement binds, and what it binds it to."""

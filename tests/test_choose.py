@@ -125,7 +125,7 @@ def test_of_a_slow_script_what_cannot_win_is_not_run():
     every = Wanted(lambda *_: True, [])
     slow, quick = (SimpleNamespace(outcome=SimpleNamespace(seconds=t)) for t in (60.0, 1.0))
     chosen = try_all(found, slow, None, Proofs(), {}, every)[0]
-    assert "field" == chosen.candidate.proposal.codemod
+    assert chosen.candidate.proposal.codemod == "field"
     assert not {"late", "resort"} & set(proved)
     assert chosen.candidate == try_all(found, quick, None, Proofs(), {}, every)[0].candidate
     assert set(ranks) == set(proved)

@@ -9,15 +9,38 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Edit, Project, Replace, View, parenthesized
+from gradfix.edit import Edit, Insert, Project, Replace, View, parenthesized
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.calls import backward_call, loss_of, retain
 from gradfix.rewrite.rerun import stale
-from gradfix.rewrite.statements import Unit, common_block, dotted, take_away, unit_in, units
+from gradfix.rewrite.spelling import function_of
+from gradfix.rewrite.statements import (
+    Unit,
+    common_block,
+    dotted,
+    line_of,
+    names,
+    take_away,
+    touches,
+    unit_in,
+    units,
+    walk,
+)
 from gradfix.tape import Backward, Event, Step, Zero
 from gradfix.verdict import NONE, Effect
 
 GRADIENTS = re.compile(r"(?<!no_)(?<!enable_)grad")
+# calls whose result may be gone through once more by calling again
+_AGAIN = {
+    "zip",
+    "enumerate",
+    "list",
+    "tuple",
+    "sorted",
+    "reversed",
+    "items",
+    "values",
+}
 TWICE = Effect("changes-value", "the gradient is counted once instead of twice")
 
 
@@ -74,7 +97,8 @@ for x in torch.randn(2, 4, 3):
         first, second = backward_call(project, earlier), backward_call(project, later)
         if first is None or second is None:
             return
-        yield from _loop(project, second[0], second[1])
+        if not _between(project, earlier, later):
+            yield from _loop(second[0], second[1])
         if earlier.stack == later.stack:
             if (
                 first[1] is second[1]
@@ -151,31 +175,71 @@ def _plus(node: cst.BaseExpression) -> cst.BaseExpression:
     return parenthesized(node.deep_clone())
 
 
-def _loop(project: Project, view: View, call: cst.Call) -> Iterator[Proposal]:
-    """``for loss in losses: loss.backward()`` as ``sum(losses).backward()``."""
+def _loop(view: View, call: cst.Call) -> Iterator[Proposal]:
+    """``for loss in losses: loss.backward()`` as ``sum(losses).backward()``; what else the loop does stays, the sum
+    behind it."""
     loop = view.loop(call)
-    if not isinstance(loop, cst.For) or dotted(loop.target) is None or loop.orelse is not None:
+    if not isinstance(loop, cst.For) or loop.orelse is not None or loop.asynchronous is not None:
         return
-    name, body = dotted(loop.target), units(loop.body)
-    if len(body) != 1 or body[0].node is not view.small_statement(call) or dotted(loss_of(call)) != name:
+    body, total = units(loop.body), _total(loop, loss_of(call))
+    at = next((n for n, u in enumerate(body) if u.node is view.small_statement(call)), None)
+    if total is None or at is None or not _plain(body[at], call):
         return
-    total = cst.Call(cst.Name("sum"), [cst.Arg(loop.iter.deep_clone())])
-    line = cst.parse_statement("total.backward()")
-    assert isinstance(line, cst.SimpleStatementLine)
-    new = line.with_deep_changes(
-        cst.ensure_type(cst.ensure_type(line.body[0], cst.Expr).value, cst.Call).func, value=total
-    )
-
-    def build(node: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(node, cst.For)
-        above, behind = list(node.leading_lines), new.trailing_whitespace
-        inner = node.body.body[0]
-        if isinstance(node.body, cst.IndentedBlock) and node.body.header.comment:
-            above.append(cst.EmptyLine(comment=node.body.header.comment))
-        if isinstance(inner, cst.SimpleStatementLine):
-            above += [line for line in inner.leading_lines if line.comment]
-            behind = inner.trailing_whitespace
-        return new.with_changes(leading_lines=above, trailing_whitespace=behind)
-
+    line = line_of(cst.Expr(cst.Call(cst.Attribute(total, cst.Name("backward")))))
+    if len(body) == 1:
+        edits: tuple[Edit, ...] = (Replace(loop, lambda node: _in_place_of(node, line)),)
+    elif any(GRADIENTS.search(view.code(u.node)) for u in body if u is not body[at]) or not _again(loop.iter):
+        return  # looks at the gradients of each loss, or can be gone through only once
+    else:
+        edits = (*take_away(body[at], view, comments=True), Insert(loop, after=(line,)))
     said = cst.Module([]).code_for_node(total)
-    yield Proposal(f"run one backward on `{said}`", NONE, gather((view, [Replace(loop, build)])), 0)
+    yield Proposal(f"run one backward on `{said}`", NONE, {view.path: edits}, 0)
+
+
+def _total(loop: cst.For, loss: cst.BaseExpression) -> cst.Call | None:
+    """The sum of what the loop differentiates; None where that the pass makes itself."""
+    own, read = _bound(loop.target), {r.split(".")[0] for r in names(loss).reads}
+    if any(touches(read, u.names.binds) for u in walk(loop.body)):
+        return None
+    if isinstance(loop.target, cst.Name) and dotted(loss) == loop.target.value:
+        summed: cst.BaseExpression = loop.iter.deep_clone()
+    elif own & read:
+        target = (
+            loop.target.with_changes(lpar=[], rpar=[]) if isinstance(loop.target, cst.Tuple) else loop.target
+        )
+        for element in [e.value for e in target.elements] if isinstance(target, cst.Tuple) else []:
+            if isinstance(element, cst.Name) and element.value not in read:
+                target = target.deep_replace(element, cst.Name("_"))
+        each = cst.CompFor(target, loop.iter.deep_clone())
+        summed = cst.GeneratorExp(loss.deep_clone(), each, lpar=[], rpar=[])
+    else:
+        return None
+    return cst.Call(cst.Name("sum"), [cst.Arg(summed)])
+
+
+def _again(items: cst.BaseExpression) -> bool:
+    """Whether what a loop goes through may be gone through once more."""
+    if isinstance(items, cst.Call):
+        return function_of(items) in _AGAIN
+    return not isinstance(items, cst.GeneratorExp)
+
+
+def _bound(target: cst.BaseExpression) -> set[str]:
+    """The plain names that a loop binds."""
+    if isinstance(target, cst.Name):
+        return {target.value}
+    elements = target.elements if isinstance(target, (cst.Tuple, cst.List)) else ()
+    return set().union(*(_bound(e.value) for e in elements))
+
+
+def _in_place_of(node: cst.CSTNode, line: cst.SimpleStatementLine) -> cst.CSTNode:
+    """`line` with the comments of the loop whose place it takes."""
+    assert isinstance(node, cst.For)
+    above, behind = list(node.leading_lines), line.trailing_whitespace
+    inner = node.body.body[0]
+    if isinstance(node.body, cst.IndentedBlock) and node.body.header.comment:
+        above.append(cst.EmptyLine(comment=node.body.header.comment))
+    if isinstance(inner, cst.SimpleStatementLine):
+        above += [each for each in inner.leading_lines if each.comment]
+        behind = inner.trailing_whitespace
+    return line.with_changes(leading_lines=above, trailing_whitespace=behind)

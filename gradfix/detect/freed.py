@@ -79,7 +79,7 @@ def _groups(graph: Graph, backward: Backward) -> list[Group]:
         needed = {n for n in needed if records[n].saves}
     if not needed:
         return []
-    previous = graph.previous(backward)
+    previous = _pass_before(graph, backward, needed)
     old = {n for n in walk if n in records and previous is not None and records[n].time < previous.time}
     groups = []
     if earlier := needed & old:
@@ -95,6 +95,20 @@ def _groups(graph: Graph, backward: Backward) -> list[Group]:
             Group(backward, graph.freed[max(shared)], frozenset(released - old), entries, "two-losses")
         )
     return groups
+
+
+def _pass_before(graph: Graph, backward: Backward, needed: set[int]) -> Backward | None:
+    """The execution of the same backward in the pass before. A loop over losses that were made before it is one pass:
+    what it takes, weighted maybe, no run of it has walked yet."""
+    previous, summed = graph.previous(backward), _summed(graph, backward.roots)
+    while previous is not None:
+        time = previous.time
+        old = {n for n in graph.walk(backward) if n in graph.records and graph.records[n].time < time}
+        taken = {e.producer.node for e in graph.entries(backward, old.__contains__, needed & old)}
+        if not taken or not taken <= summed or not taken.isdisjoint(graph.walk(previous)):
+            return previous
+        previous = graph.previous(previous)
+    return None
 
 
 def _pattern(graph: Graph, backward: Backward, previous: Backward, entries: tuple[Entry, ...]) -> str:
@@ -143,7 +157,11 @@ def _conflict(graph: Graph, group: Group) -> Conflict | None:
             labels.append(
                 ("used", e.consumer.stack, f"{wording.name(e.producer.output, 'it')} is used again here")
             )
-    needed = "needed here again" if freeing.stack != backward.stack else "needed again in the next pass"
+    needed = "needed here again"
+    if freeing.stack == backward.stack:
+        needed = (
+            f"needed again {'for the next loss' if group.pattern == 'two-losses' else 'in the next pass'}"
+        )
     labels.append(("needed", backward.stack, needed))
     return make(
         "freed-graph",
@@ -179,6 +197,8 @@ def _message(group: Group, value: str, made: Stack) -> str:
     first = wording.at("freed", group.freeing.stack)
     again = wording.at("needed", group.backward.stack)
     what = value or wording.at("made", made)
+    if group.pattern == "two-losses" and group.freeing.stack == group.backward.stack:
+        return f"{again} is run on several losses that share the graph of {what}, and the first run frees it"
     if group.pattern == "two-losses":
         return f"{again} needs the graph of {what}, which {first} has freed"
     if group.pattern == "before-loop":

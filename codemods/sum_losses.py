@@ -197,7 +197,7 @@ def _loop(view: View, call: cst.Call) -> Iterator[Proposal]:
 
 
 def _total(loop: cst.For, loss: cst.BaseExpression) -> cst.Call | None:
-    """The sum of what the loop differentiates; None where that the pass makes itself."""
+    """The sum of what the loop differentiates; None where a pass makes that itself."""
     own, read = _bound(loop.target), {r.split(".")[0] for r in names(loss).reads}
     if any(touches(read, u.names.binds) for u in walk(loop.body)):
         return None
@@ -211,7 +211,8 @@ def _total(loop: cst.For, loss: cst.BaseExpression) -> cst.Call | None:
             if isinstance(element, cst.Name) and element.value not in read:
                 target = target.deep_replace(element, cst.Name("_"))
         each = cst.CompFor(target, loop.iter.deep_clone())
-        summed = cst.GeneratorExp(loss.deep_clone(), each, lpar=[], rpar=[])
+        bare = loss.deep_clone().with_changes(lpar=[], rpar=[])
+        summed = cst.GeneratorExp(bare, each, lpar=[], rpar=[])
     else:
         return None
     return cst.Call(cst.Name("sum"), [cst.Arg(summed)])

@@ -100,12 +100,12 @@ def _groups(graph: Graph, backward: Backward) -> list[Group]:
 def _pass_before(graph: Graph, backward: Backward, needed: set[int]) -> Backward | None:
     """The execution of the same backward in the pass before. A loop over losses that were made before it is one pass:
     what it takes, weighted maybe, no run of it has walked yet."""
-    previous, summed = graph.previous(backward), _summed(graph, backward.roots)
+    previous, terms = graph.previous(backward), summed(graph, backward.roots)
     while previous is not None:
         time = previous.time
         old = {n for n in graph.walk(backward) if n in graph.records and graph.records[n].time < time}
         taken = {e.producer.node for e in graph.entries(backward, old.__contains__, needed & old)}
-        if not taken or not taken <= summed or not taken.isdisjoint(graph.walk(previous)):
+        if not taken or not taken <= terms or not taken.isdisjoint(graph.walk(previous)):
             return previous
         previous = graph.previous(previous)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gradfix.read.kept import Kept
 
 SUFFIXES = (".py", ".ipynb")
+TIDIED, MANY = 500_000, 1_000_000  # objects: between two files, inside one
 FEW = 4  # files that are read here: another process would take longer to start
 
 Wanted = tuple[Path, Settings]
@@ -203,7 +205,12 @@ def _known(path: Path, settings: Settings, cache: Cache | None) -> tuple[Examine
 def _read(wanted: list[Wanted], jobs: int) -> Iterator[Examined]:
     """What comes of each file, in order. A file that ends the process it is read in is one Problem."""
     if jobs < 2 or len(wanted) <= FEW:
-        yield from (examine(path, settings) for path, settings in wanted)
+        usual = gc.get_threshold()
+        _seldom()
+        try:
+            yield from map(_one, wanted)
+        finally:
+            gc.set_threshold(*usual)
         return
     from concurrent.futures.process import BrokenProcessPool
 
@@ -239,7 +246,17 @@ def _alone(wanted: Wanted) -> Examined:
 
 
 def _one(wanted: Wanted) -> Examined:
-    return examine(*wanted)
+    examined = examine(*wanted)
+    if gc.get_count()[0] > TIDIED:
+        gc.collect()
+        gc.freeze()  # what is left are trees that others import: no cycles in them
+    return examined
+
+
+def _seldom() -> None:
+    """Let Python look for what refers to itself between files, and inside one only where it makes very much: it would
+    go through the same trees over and over, which took more than a third of a check."""
+    gc.set_threshold(MANY, 10, 10)
 
 
 def _pool(jobs: int) -> ProcessPoolExecutor:
@@ -252,5 +269,6 @@ def _pool(jobs: int) -> ProcessPoolExecutor:
 
 def _quietly() -> None:
     """Ctrl-C and the end are the parent's business."""
+    _seldom()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -283,3 +283,46 @@ def test_an_optimizer_is_called_what_the_person_calls_it(tmp_path):
     """
     (reading,) = readings(tmp_path, text)
     assert [e.name for e in reading.tape.events if isinstance(e, Optimizer)] == ["opt"]
+
+
+HOLDING = """
+import torch
+from sibling import shown
+class Base(torch.nn.Module):
+    def forward(self, x):
+        return shown(x)
+class Net(Base):
+    def again(self): return Net
+def outer(x):
+    def inner(y): return inner(y - 1) if y else outer(x)
+    return inner
+kept = outer(3)
+never = [outer]
+torch.ones(1, requires_grad=True).sum().backward()
+"""
+
+
+def test_a_program_that_was_read_is_let_go_without_looking_for_cycles(tmp_path, monkeypatch):
+    """They would be its trees: a check of many files spent more than a third of its time on finding them."""
+    import ast
+    import gc
+
+    from gradfix.read import project
+
+    (tmp_path / "sibling.py").write_text(
+        "def shown(x):\n    def f(): return f\n    return x\ndef unasked(): pass\n"
+    )
+    monkeypatch.setattr(project, "_TREES", project._Trees(0))
+
+    def definitions() -> list[str]:
+        return [x.name for x in gc.get_objects() if isinstance(x, ast.FunctionDef | ast.ClassDef)]
+
+    gc.collect()
+    before = definitions()
+    gc.disable()
+    try:
+        read(tmp_path / "main.py", HOLDING)
+        left = definitions()
+    finally:
+        gc.enable()
+    assert sorted(left) == sorted(before)

@@ -140,6 +140,7 @@ def read(
         )
     if kept is not None:
         kept.end(looked, files or {})
+    project.release()
     return tuple(found)
 
 

@@ -63,6 +63,8 @@ def define(m: Machine, node: Any) -> Value:
         name if frame.qualname == "<module>" else f"{frame.qualname}.{'' if in_class else '<locals>.'}{name}"
     )
     scope = None if frame.names is frame.unit.names else frame.parent if in_class else frame
+    if scope is not None:
+        m.project.frames.append(scope)
     function = Function(
         node,
         frame.unit,

@@ -158,15 +158,16 @@ class _Program:
         self, call: ast.Expr, needed: frozenset[int], modes: Modes, wanted: Wanted, spent: int
     ) -> Iterator[Walk]:
         """A statement of the main part that is a way of its own."""
-        unit = self.unit.again()
-        m, frame = self._machine(unit, self.project.again())
+        unit, project = self.unit.again(), self.project.again()
+        m, frame = self._machine(unit, project)
         m.grad, m.inference, m.autocast = modes
         m.limit = self.budget.steps - spent if wanted.main == "far" else self.budget.entry
         yield self._walked(m, "__main__", frame, lambda: block(m, [*_needed(m, frame, needed), call]), 0)
+        project.release()
 
     def alone(self, way: _Way, needed: frozenset[int]) -> Iterator[Walk]:
-        unit = self.unit.again()
-        m, frame = self._machine(unit, self.project.again())
+        unit, project = self.unit.again(), self.project.again()
+        m, frame = self._machine(unit, project)
 
         def run() -> None:
             block(m, _needed(m, frame, needed))
@@ -174,6 +175,7 @@ class _Program:
             way.run(m, unit)
 
         yield self._walked(m, way.name, frame, run, 0)
+        project.release()
 
     def _machine(self, unit: Unit, project: Project) -> tuple[Machine, Frame]:
         project.units[str(self.path)] = unit

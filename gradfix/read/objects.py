@@ -211,6 +211,7 @@ def define(m: Machine, node: ast.ClassDef, block: Callable[..., Any]) -> Class:
     )
     cls = Class(node.name, path, bases, {}, frame.unit)
     cls.order = _order(cls)
+    m.project.classes.append(cls)
     inner = Frame(
         frame.unit, path, frame.stack(), cls.attrs, frame if frame.names is not frame.unit.names else None
     )

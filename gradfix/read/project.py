@@ -12,12 +12,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradfix.read.gate import LIBRARIES
 from gradfix.read.outline import OUTLINES, Outline, outlined
-from gradfix.read.values import Value
+from gradfix.read.values import Class, Value
 from gradfix.tape import Site
+
+if TYPE_CHECKING:
+    from gradfix.read.frames import Frame
 
 LONGEST = 4_000_000  # characters of a file that is read
 MOST_READ = 3_000_000  # characters of siblings that one program is read with
@@ -147,6 +150,8 @@ class Project:
         self._folders = tuple(dict.fromkeys((str(folder), str(root))))
         self._files = files or {}  # texts over the disk's
         self.units: dict[str, Unit] = {}
+        self.frames: list[Frame] = []  # of functions with others inside
+        self.classes: list[Class] = []
         self.looked: set[str] = set()
         self._places: dict[tuple[str, str], str | None] = {}
         self._unread: set[str] = set()
@@ -156,7 +161,7 @@ class Project:
     def again(self) -> Project:
         """The same files, none of which has been imported."""
         other = copy(self)
-        other.units = {}
+        other.units, other.frames, other.classes = {}, [], []
         return other
 
     def find(self, name: str, importer: Unit, level: int = 0) -> Unit | None:
@@ -191,6 +196,22 @@ class Project:
         """The outline of the file at `path`; None where there is none to be had."""
         text = self._files.get(path)
         return OUTLINES.of(path) if text is None else outlined(path, text.encode("utf-8", "replace"))
+
+    def release(self) -> None:
+        """Let go of the program. Its names hold functions that hold their module, and with it the tree: looking for
+        such circles takes Python longer than all else that is done about a file."""
+        for unit in self.units.values():
+            unit.tree = ast.Module([], [])
+            unit.names.clear()
+        for frame in self.frames:
+            frame.names.clear()
+            frame.result = None
+        for cls in self.classes:
+            cls.attrs.clear()
+            cls.order = ()
+        self.frames.clear()
+        self.classes.clear()
+        self.units.clear()
 
     def has(self, name: str, level: int = 0) -> bool:
         """Whether `find` would look into a file or a package: cheaper, since nothing is read."""

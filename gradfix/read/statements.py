@@ -340,7 +340,7 @@ def _waiting(m: Machine, frame: calls.Frame, statement: ast.stmt, name: str) -> 
     names = frame.names
 
     def find() -> Value:
-        if names.get(name) is not waiting:
+        if getattr(names.get(name), "statement", None) is not statement:
             return settled(names, name) if name in names else m.unknown("name " + name)
         del names[name]
         before = m.grad, m.inference, m.autocast, m.doubts, m.loops
@@ -354,8 +354,7 @@ def _waiting(m: Machine, frame: calls.Frame, statement: ast.stmt, name: str) -> 
             m.grad, m.inference, m.autocast, m.doubts, m.loops = before
         return names[name] if name in names else m.unknown("name " + name)
 
-    waiting = Later(find)
-    return waiting
+    return Later(find, statement)
 
 
 def _global(m: Machine, node: ast.Global) -> Left:

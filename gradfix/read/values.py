@@ -190,9 +190,10 @@ class Lazy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Later:
-    """An imported name of a sibling's that nobody has asked for yet: the file is read when somebody does."""
+    """A name that nobody has asked for yet: the sibling's file is read, or the `statement` run, when somebody does."""
 
     find: Callable[[], Value]
+    statement: ast.stmt | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ SKIPPED = frozenset(
     }
 )
 
+SHEBANG = re.compile(rb"#!.*\bpython[\d.]*(\s|$)")
 PROJECT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git", "requirements.txt")
 
 Patterns = tuple[tuple[Path, tuple[str, ...]], ...]  # with the folder they start at
@@ -33,11 +35,12 @@ Patterns = tuple[tuple[Path, tuple[str, ...]], ...]  # with the folder they star
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What to look for below a directory. `exclude` are patterns as in .gitignore; `blocked` hears of folders that
-    can't be read."""
+    """What to look for below a directory. `exclude` are patterns as in .gitignore; `scripts` takes files without a
+    suffix whose first line names Python; `blocked` hears of folders that can't be read."""
 
     exclude: Patterns = ()
     suffixes: tuple[str, ...] = (".py",)
+    scripts: bool = False
     blocked: Callable[[OSError], None] | None = None
 
     def below(self, folder: Path) -> Iterator[Path]:
@@ -54,8 +57,9 @@ class Search:
             )
             ignored |= {here / x: rules for x in folders}
             for name in sorted(files):  # dangling links and pipes are nobody's source
-                ours = name.endswith(self.suffixes) and name[0] != "." and (here / name).is_file()
-                if ours and self._wanted(rules, here, name, ""):
+                ours = name.endswith(self.suffixes) or (self.scripts and "." not in name)
+                ours = ours and name[0] != "." and (here / name).is_file()
+                if ours and self._wanted(rules, here, name, "") and ("." in name or is_script(here / name)):
                     yield here / name
 
     def excludes(self, path: Path) -> bool:
@@ -67,6 +71,15 @@ class Search:
             return True
         path = here / name
         return not _says(rules, path, slash) and not self.excludes(path)
+
+
+def is_script(path: Path) -> bool:
+    """Whether the first line of a file has Python run it."""
+    try:
+        with path.open("rb") as opened:
+            return SHEBANG.match(opened.readline(200)) is not None
+    except OSError:
+        return False
 
 
 def discover(paths: Iterable[Path | str], search: Search | None = None) -> Iterator[Path]:

@@ -12,6 +12,7 @@ from repositories import faulty, git, plain, repository, sound, state
 from test_batch import migrate, said
 
 from gradfix.batch.migrate import Wish
+from gradfix.batch.values import Options
 
 BRANCH = Wish(branch="cured")
 
@@ -177,6 +178,31 @@ def test_odd_files_are_left_out_and_said(tmp_path):
                   "link.py: left out; it is a symbolic link", "has a name that is not UTF-8", "broken.py:"):  # fmt: skip  # noqa: E501
         assert words in said_, said_
     assert (tmp_path / "outside.py").read_text() == faulty()
+
+
+def test_a_script_is_known_by_its_first_line(tmp_path):
+    script = "#!/usr/bin/env python3\n" + faulty()
+    files = {
+        "bin/train": script,
+        "bin/other": faulty(),
+        "bin/tool": "#!/bin/sh\necho python\n",
+        "Makefile": "a:\n",
+    }
+    repo = plain(tmp_path / "repo", files)
+    (repo / "bin/train").chmod(0o755)
+    found = migrate(tmp_path / "ws", [repo], Options(prove=True), Wish(diff=True, write=True))["repo"]
+    assert (found.files, [(f.path, f.status) for f in found.faults]) == (1, [("bin/train", "cured")])
+    assert [s.verdict for s in found.steps] == ["proved"]
+    assert (repo / "bin/train").read_text() == "#!/usr/bin/env python3\n" + sound()
+    assert (repo / "bin/train").stat().st_mode & 0o777 == 0o755
+    tree = plain(tmp_path / "tree", files)
+    call = [sys.executable, "-m", "gradfix", "apply", str(tmp_path / "ws/patches/repo.json"), "--write"]
+    assert subprocess.run(call, cwd=tree, capture_output=True, check=False).returncode == 0
+    assert (tree / "bin/train").read_text() == "#!/usr/bin/env python3\n" + sound()
+    (tree / "bin/train").write_text(faulty())
+    done = subprocess.run(call, cwd=tree, capture_output=True, text=True, check=False)
+    assert (done.returncode, "does not begin as a Python script does" in done.stdout) == (1, True), done
+    assert (tree / "bin/train").read_text() == faulty()
 
 
 @pytest.mark.parametrize(

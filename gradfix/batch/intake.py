@@ -106,7 +106,10 @@ def sources(there: Opened, exclude: tuple[tuple[Path, tuple[str, ...]], ...]) ->
     left: dict[str, list[str]] = {}
     found: list[Path] = []
     search = Search(
-        exclude, SUFFIXES, blocked=lambda p: left.setdefault("can't be read", []).append(str(p.filename))
+        exclude,
+        SUFFIXES,
+        True,
+        blocked=lambda p: left.setdefault("can't be read", []).append(str(p.filename)),
     )
     for path in search.below(there.root):
         name = path.relative_to(there.root).as_posix()

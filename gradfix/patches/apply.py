@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from gradfix.discover import Search
+from gradfix.discover import Search, is_script
 from gradfix.patches.file import SUFFIXES, PatchError
 from gradfix.patches.make import faults
 from gradfix.patches.place import Placed, Refused, place
@@ -120,13 +120,15 @@ def _read(file: FilePatch, root: Path) -> Source:
         found = _moved(file, root)
         hint = f"; its lines are in {found}: was it moved?" if found else ""
         raise Refused(f"{file.path} is not there{hint}")
+    if not path.suffix and not is_script(path):
+        raise Refused(f"{file.path} does not begin as a Python script does (#!/usr/bin/env python)")
     return Source.read(path)
 
 
 def _moved(file: FilePatch, root: Path) -> str:
     """A file of the tree that all hunks of `file` have a place in, one of the same name before others."""
     name = Path(file.path).name
-    below = list(islice(Search(suffixes=SUFFIXES).below(root), LOOKED))
+    below = list(islice(Search(suffixes=SUFFIXES, scripts=True).below(root), LOOKED))
     for path in sorted(below, key=lambda p: p.name != name):
         try:
             if path.suffix == Path(name).suffix:

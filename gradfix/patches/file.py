@@ -167,6 +167,7 @@ def inside(path: str) -> PurePosixPath:
     strange = not path or "\\" in path or any(ord(c) < 32 for c in path) or pure.is_absolute() or ":" in path
     if strange or str(pure) != path or any(p in ("..", ".git") for p in pure.parts):
         raise PatchError(f"it names {path[:200]!r}, which is no path below the root that it is applied to")
-    if pure.suffix not in SUFFIXES:
+    script = "." not in pure.name  # whether it is one is asked where it is placed
+    if pure.suffix not in SUFFIXES and not script:
         raise PatchError(f"it names {path[:200]!r}, which is neither a Python file nor a notebook")
     return pure

@@ -476,6 +476,15 @@ def test_the_command_line(tmp_path):
     assert "holds no migration" in call("--workspace", "none", cwd=tmp_path).stderr
 
 
+@pytest.mark.parametrize("given", [b"", b'{"spec": '])
+def test_a_worker_whose_parent_has_gone_takes_its_folder_along(tmp_path, given):
+    """Killed before it has said what to do: nobody else knows of the folder any more."""
+    folder = plain(tmp_path / "gradfix-migrate-x", {"archive/train.py": faulty()})
+    worker = [sys.executable, "-P", "-m", "gradfix.batch.worker", str(folder)]
+    subprocess.run(worker, cwd=folder, input=given, capture_output=True, check=False, timeout=60)
+    assert not folder.exists()
+
+
 def test_the_engine_leaves_nothing_behind(tmp_path):
     with local(1, tmp_path) as here:
         future = here.submit(Spec("x", str(tmp_path / "none")), Options())

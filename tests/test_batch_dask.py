@@ -29,11 +29,10 @@ def cluster(folder: Path, workers: int = 2):
     quiet = {"stdout": subprocess.DEVNULL, "stderr": (folder / "log").open("ab"), "cwd": folder}
     file = folder / "scheduler.json"
     (folder.parent / "tmp").mkdir(exist_ok=True)
-    environment = os.environ | {
-        "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "5",
-        "TMPDIR": str(folder.parent / "tmp"),
-    }
-    common = {"env": environment, "start_new_session": True, **quiet}
+    environment = os.environ | {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "5"}
+    common = {"start_new_session": True, **quiet}
+    own = common | {"env": environment | {"TMPDIR": str(folder)}}  # Dask's own scratch is its own affair
+    ours = common | {"env": environment | {"TMPDIR": str(folder.parent / "tmp")}}
     dask = [sys.executable, "-m", "distributed.cli"]
     scheduler = [
         *dask[:-1],
@@ -49,13 +48,13 @@ def cluster(folder: Path, workers: int = 2):
         *["--no-nanny", "--no-dashboard", "--host", "127.0.0.1", "--memory-limit", "0"],
         *["--local-directory", str(folder)],
     ]
-    processes = [subprocess.Popen([*scheduler, "--scheduler-file", str(file)], **common)]
+    processes = [subprocess.Popen([*scheduler, "--scheduler-file", str(file)], **own)]
     try:
         end = time.monotonic() + 60
         while not (file.exists() and file.read_text().strip().endswith("}")):
             assert time.monotonic() < end, (folder / "log").read_text()
             time.sleep(0.1)
-        processes += [subprocess.Popen(worker, **common) for _ in range(workers)]
+        processes += [subprocess.Popen(worker, **ours) for _ in range(workers)]
         from distributed import Client
 
         address = json.loads(file.read_text())["address"]

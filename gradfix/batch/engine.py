@@ -67,7 +67,7 @@ def work(spec: str, options: str, scratch: str = "", stop: threading.Event | Non
 def _attempt(spec: str, options: str, how: Options, scratch: str, stop: threading.Event) -> Attempt:
     folder = tempfile.mkdtemp(prefix=PREFIX, dir=scratch)
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "gradfix.batch.worker"],
+        [sys.executable, "-P", "-m", "gradfix.batch.worker", folder],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -77,7 +77,7 @@ def _attempt(spec: str, options: str, how: Options, scratch: str, stop: threadin
     )
     guard = _Guard(process, how, stop)
     try:
-        lines, errors = guard.converse(json.dumps({"spec": spec, "options": options, "scratch": folder}))
+        lines, errors = guard.converse(json.dumps({"spec": spec, "options": options}))
     finally:
         _end(process)
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,12 +2,13 @@
 
     OMP_NUM_THREADS=1 python benchmarks/server.py [--keys N]
 
-The files have a thousand lines: models, some of them trained, and a fault. A key goes into a comment in the middle
-of it and is followed by the next one once its diagnostics have come (aim: 100 ms at the 95th percentile, the debounce
-of 20 ms among them). Then 200 lines in quick succession, twice: no diagnostics may name another line than their
-version's, and the memory of the processes (proportional set size) must not grow. `reading` is what the reader alone
-takes for the text, in a process that has read it before. On a busy machine the clock says little: the load is shown,
-and what a key costs all of the server's processes.
+The files have a thousand lines: models, some of them trained, and a fault. A key goes into a comment in the middle of
+it, into the code of a training (a number grows, so that every text is a program), or into a call there whose
+parenthesis is missing, and is followed by the next one once its diagnostics have come (aim: 100 ms at the 95th
+percentile, the debounce of 20 ms among them). Then 200 lines in quick succession, twice: no diagnostics may name
+another line than their version's, and the memory of the processes (proportional set size) must not grow. `reading` is
+what the reader alone takes for the text, with nothing kept of it. On a busy machine the clock says little: the load
+is shown, and what a key costs all of the server's processes.
 """
 
 from __future__ import annotations
@@ -109,9 +110,9 @@ def processor(pid: int) -> float:
     return mine + sum(processor(int(child)) for child in below)
 
 
-def type_key(client: Client, uri: str, line: int, key: str) -> float:
-    """Insert `key` in `line`, behind the `# ` of a comment; the time it was sent."""
-    spot = {"line": line, "character": 2 if key == "x" else 0}
+def type_key(client: Client, uri: str, line: int, key: str, column: int = 0) -> float:
+    """Insert `key`; the time it was sent."""
+    spot = {"line": line, "character": column}
     sent = time.monotonic()
     client.change(uri, {"range": {"start": spot, "end": spot}, "text": key})
     return sent
@@ -143,19 +144,29 @@ def session(source: str, keys: int) -> None:
         fault = client.diagnostics(uri)[0]["range"]["start"]["line"]
         blank = source[: source.index("\nclass Block5")].count("\n")
         time.sleep(1)  # what only cures need is loaded now
-        taken = []
-        before = processor(client.process.pid)
-        for number in range(keys):
-            sent = type_key(client, uri, blank, "x" if number else "# x")
-            client.diagnostics(uri)
-            taken.append(client.seen[-1]["at"] - sent)
-        cost = (processor(client.process.pid) - before) / keys
-        taken.sort()
-        p95 = taken[int(len(taken) * 0.95) - 1]
-        print(
-            f"keystroke to diagnostics, {keys} keys: median {statistics.median(taken) * 1e3:.0f} ms, "
-            f"p95 {p95 * 1e3:.0f} ms; a key costs {cost * 1e3:.0f} ms of the processor"
-        )
+        stepping = source[: source.index("total += loss.item()")].count("\n")
+        behind = len("            total += loss.item()")
+        places = {
+            "comment": (blank, 0, "# x", 2, "x"),
+            "code": (stepping, behind, " + 1", behind + 4, "1"),
+            "broken": (stepping, behind, " + f(1", behind + 6, "1"),
+        }
+        for what, (line, column, first, following, key) in places.items():
+            taken = []
+            before = processor(client.process.pid)
+            for number in range(keys):
+                sent = type_key(client, uri, line, key if number else first, following if number else column)
+                client.diagnostics(uri)
+                taken.append(client.seen[-1]["at"] - sent)
+            cost = (processor(client.process.pid) - before) / keys
+            taken.sort()
+            p95 = taken[int(len(taken) * 0.95) - 1]
+            print(
+                f"keystroke to diagnostics, {what}, {keys} keys: median {statistics.median(taken) * 1e3:.0f} ms, "
+                f"p95 {p95 * 1e3:.0f} ms; a key costs {cost * 1e3:.0f} ms of the processor"
+            )
+        client.change(uri, {"text": source})
+        client.diagnostics(uri)
         figures = []
         for round_ in range(2):
             client.seen.clear()

@@ -186,3 +186,46 @@ def test_neovim_starts_the_server_for_python(project):
     done = run(["nvim", "--clean", "--headless", "-c", "luafile session.lua"], project)
     assert done.stdout, done.stderr
     assert json.loads(done.stdout) == [4, FOUND]
+
+
+def eglot() -> bool:
+    """Whether there is an Emacs with eglot: its own from 29, Debian's package before."""
+    if shutil.which("emacs") is None:
+        return False
+    words = ["emacs", "--batch", "--eval", "(package-initialize)", "--eval", "(require 'eglot)"]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not eglot(), reason="no Emacs with eglot (Debian: apt-get install emacs-nox elpa-eglot)")
+def test_emacs(project):
+    """With what docs/editors.md says for it: the fault as flymake has it, its first cure applied to the buffer."""
+    page = (Path(__file__).parent.parent / "docs/editors.md").read_text()
+    (said,) = re.findall(r"^    (\(with-eval-after-load 'eglot\n(?:     .*\n)+)", page, re.M)
+    session = """
+    (package-initialize)
+    (require 'eglot)
+    (require 'json)
+    (defun wait-until (test)
+      (let ((end (+ (float-time) 60)))
+        (while (and (not (funcall test)) (< (float-time) end)) (accept-process-output nil 0.1))))
+    (setq eglot-sync-connect 60 eglot-connect-timeout 60 last-nonmenu-event ?x)  ; a key, not a mouse
+    (find-file "train it.py")
+    (call-interactively 'eglot)
+    (flymake-mode 1)
+    (flymake-start)
+    (wait-until #'flymake-diagnostics)
+    (let* ((found (flymake-diagnostics)) (at (flymake-diagnostic-beg (car found))))
+      (princ (json-encode (list (length found) (line-number-at-pos at) (flymake-diagnostic-text (car found)))))
+      (cl-letf (((symbol-function 'completing-read) (lambda (_ choices &rest _) (car (all-completions "" choices)))))
+        (eglot-code-actions at at nil t)))
+    (save-buffer)  ; sends the text: idle timers do not run in batch mode
+    (wait-until (lambda () (not (flymake-diagnostics))))
+    (princ (json-encode (list (length (flymake-diagnostics)))))
+    """
+    (project / "session.el").write_text(said + session)
+    done = run(["emacs", "--batch", "-l", "session.el"], project)
+    assert (
+        done.stdout
+        == json.dumps([1, 5, f"gradfix [stale-saved-tensor]: {FOUND}"], separators=(",", ":")) + "[0]"
+    ), done.stderr
+    assert (project / "train it.py").read_text() == FAULT.replace("y += 1", "y = y + 1")

@@ -917,3 +917,45 @@ def test_write_that_no_call_shows(record: Recorded) -> None:
     assert (write.op, write.stack) == ("unknown", ())
     assert write.time < backward.time
     assert backward.refused
+
+
+LINEAR = """
+    import torch
+
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, bias):
+            ctx.save_for_backward(x, weight)
+            return x @ weight.t() + bias
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, weight = ctx.saved_tensors
+            return grad @ weight, {given}, grad.sum(0)
+
+    weight, bias = torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight, bias], 0.1)
+    for _ in range(3):
+        loss = Linear.apply(torch.randn(4, 3), weight, bias).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "after", "found"),
+    [
+        ("None", "", [("cut-graph", "withheld", 18)]),
+        ("grad.t() @ x", "", []),
+        ("None", "with torch.no_grad(): weight.mul_(0.9)", []),  # trained otherwise: a moving average
+        ("None", "weight.grad = None; weight.requires_grad_(False)", []),  # frozen: no gradient was wanted
+    ],
+)
+def test_a_function_that_returns_none_for_a_parameter(
+    record: Recorded, given: str, after: str, found
+) -> None:
+    tape = record(LINEAR.format(given=given, after=after))
+    assert found == [(c.kind, c.pattern, c.at.line) for c in detect(tape) if c.severity != "note"]
+    assert all("`Linear.backward` returns None for `weight`" in c.message for c in detect(tape))

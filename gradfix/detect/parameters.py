@@ -16,7 +16,7 @@ from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.freed import summed
 from gradfix.detect.refused import CUT_WORDS, NO_GRAPH
 from gradfix.graph import Graph, plain_op
-from gradfix.tape import Added, Cut, Mutate, Record, Ref, Stack
+from gradfix.tape import Added, Backward, Cut, Mutate, Record, Ref, Stack, Step
 
 # what makes a non-leaf of a parameter by accident
 CONVERSIONS = {"to_copy", "mul", "div", "clone", "add", "to"}
@@ -300,3 +300,56 @@ def plain_terms(graph: Graph) -> Found:
                 event=event,
             ),
         )
+
+
+def withheld(graph: Graph) -> Found:
+    """A custom Function returns None for the gradient of parameters that the loss reaches by it alone."""
+    users: dict[int, list[Record]] = {}
+    for record in graph.records.values():
+        for parent in record.parents:
+            if parent < 0:
+                users.setdefault(~parent, []).append(record)
+    for number, optimizer in graph.optimizers.items():
+        steps = graph.steps_of(number)
+        stepped = {r.storage for s in steps for r in s.refs}
+        if len(steps) < 2 or not stepped:
+            continue
+        found: dict[str, list[Ref]] = {}
+        for ref in optimizer.refs:
+            ops = {r.op for r in users.get(ref.storage, ())}
+            own = len(ops) == 1 and not any("." in op for op in ops)
+            if own and ref.storage not in stepped and _met_empty(graph, ref.storage):
+                found.setdefault(ops.pop(), []).append(ref)
+        for op, refs in found.items():
+            record = users[refs[0].storage][0]
+            backward = next(b for b in graph.backwards if record.node in graph.walk(b))
+            yield (
+                ("withheld", number, op),
+                backward,
+                make(
+                    "cut-graph",
+                    "withheld",
+                    f"`{op}.backward` returns None for {_names(graph, [r.storage for r in refs])}, which the loss "
+                    f"reaches through {op} alone: never trained",
+                    [
+                        ("made", record.stack, f"enters `{op}` here"),
+                        ("needed", backward.stack, "gets no gradient back for it"),
+                        ("step", steps[0].stack, "steps without"),
+                    ],
+                    "made",
+                    severity="warning",
+                    ref=refs[0],
+                    record=record,
+                    backward=backward,
+                ),
+            )
+
+
+def _met_empty(graph: Graph, storage: int) -> bool:
+    """Whether every backward that reached the leaf left it without a gradient for the step right behind, and nobody
+    but an optimizer writes to it (a moving average that trains it otherwise)."""
+    history = graph.history.get(storage, [])
+    reached = [n for n, e in enumerate(history) if isinstance(e, Backward)]
+    whole = reached[:-1] if reached and reached[-1] + 1 == len(history) else reached
+    by_hand = any(isinstance(w, Mutate) and w.optimizer is None for w in graph.writes.get(storage, ()))
+    return len(whole) > 1 and not by_hand and all(isinstance(history[n + 1], Step) for n in whole)

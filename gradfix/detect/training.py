@@ -22,6 +22,7 @@ from gradfix.detect.parameters import (
     rewrapped,
     second_order,
     stray_optimizers,
+    withheld,
 )
 from gradfix.detect.waste import data_attributes, discarded, idle_retain, kept_losses, running_sums
 from gradfix.graph import Graph
@@ -32,7 +33,7 @@ from gradfix.tape import Backward, Event, GradWrite, Optimizer, Stack, Step, Zer
 def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     """Every conflict that the optimizers show, and the notes."""
     found = Findings()
-    without = (dead_parameters, rewrapped, stray_optimizers, converted, second_order, plain_terms)
+    without = (dead_parameters, rewrapped, stray_optimizers, converted, second_order, plain_terms, withheld)
     notes = (discarded, idle_retain, kept_losses, running_sums, data_attributes, outdated)
     for find in (*without, unreset, left_over, flows_on, *notes):
         for key, event, conflict in find(graph):

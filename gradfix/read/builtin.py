@@ -26,6 +26,7 @@ from gradfix.read.values import (
 
 
 def call(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """What a builtin gives for these arguments."""
     special = TABLE.get(name)
     if special is not None:
         return special(m, args, kwargs)

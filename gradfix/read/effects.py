@@ -20,6 +20,8 @@ NODE_NAMES = {"linear": "AddmmBackward0", "matmul": "MmBackward0", "nn.cross_ent
 
 @dataclass(frozen=True, slots=True)
 class Argument:
+    """One argument of an op."""
+
     name: str
     kind: str
     optional: bool
@@ -40,6 +42,7 @@ class Overload:
 
 @functools.cache
 def table() -> dict[str, list[str]]:
+    """Every op's overloads as the file has them."""
     text = Path(__file__).with_name("effects.json").read_text(encoding="utf-8")
     ops: dict[str, list[str]] = json.loads(text)["ops"]
     return ops

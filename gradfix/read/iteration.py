@@ -144,6 +144,8 @@ def listed(m: Machine, source: Value, count: int = LONG) -> list[Value] | None:
 
 
 def each_kept(m: Machine, source: Generator, found: list[Value], count: int) -> None:
+    """Put what a generator yields into `found`, up to `count` values."""
+
     def one(value: Value) -> bool:
         found.append(value)
         return len(found) >= min(count, 4 * SHORT)

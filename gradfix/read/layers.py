@@ -25,6 +25,7 @@ def prepare(instance: Instance) -> None:
 
 
 def parameter(m: Machine, shape: Shape, requires: Any = True) -> Tensor:
+    """A new parameter of that shape."""
     made = tensors.fresh(m, shape, "float32", requires)
     made.parameter = True
     return made
@@ -125,6 +126,7 @@ def fill(m: Machine, instance: Instance, args: list[Value], kwargs: dict[str, Va
 
 
 def number(args: list[Value], kwargs: dict[str, Value], at: int, name: str) -> Any:
+    """A whole number among the arguments, by place or name; None where it isn't known."""
     value = args[at] if len(args) > at else kwargs.get(name)
     return value if isinstance(value, int) else None
 
@@ -137,6 +139,7 @@ def _known(value: Value) -> int | None:
 
 
 def children(module: Instance) -> Iterator[tuple[str, Instance]]:
+    """named_children()."""
     items = module.extra.get("items")
     if isinstance(items, list):
         yield from ((str(i), v) for i, v in enumerate(items) if is_module(v))
@@ -146,6 +149,7 @@ def children(module: Instance) -> Iterator[tuple[str, Instance]]:
 
 
 def is_module(value: Value) -> bool:
+    """Whether `value` is a module of torch.nn's, or derives from one."""
     return isinstance(value, Instance) and value.kind.startswith("torch.nn.")
 
 
@@ -191,6 +195,7 @@ def vague(module: Instance) -> bool:
 
 
 def buffers(module: Instance) -> Iterator[tuple[str, Tensor]]:
+    """named_buffers()."""
     for prefix, each in modules(module):
         for name in each.extra.get("buffers", ()):
             value = each.attrs.get(name)

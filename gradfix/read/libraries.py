@@ -80,6 +80,7 @@ def canonical(path: str) -> str:
 
 
 def attribute(m: Machine, lib: Lib, name: str) -> Value:
+    """A name of a library's below `lib`: a constant, or another name."""
     path = canonical(f"{lib.path}.{name}")
     if path in CONSTANTS:
         value = CONSTANTS[path]
@@ -163,6 +164,7 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
 
 
 def instance_item(m: Machine, value: Instance, index: Value) -> Value:
+    """``value[index]`` of an object of a library's class."""
     items = value.extra.get("items")
     if items is not None:
         if isinstance(index, slice) and isinstance(items, list):
@@ -179,6 +181,7 @@ def instance_item(m: Machine, value: Instance, index: Value) -> Value:
 
 
 def call_instance(m: Machine, value: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``value(...)`` of an object of a library's class."""
     kind = value.kind
     if kind.startswith("torch.nn."):
         return forwards.call(m, value, args, kwargs)

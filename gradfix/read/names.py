@@ -47,6 +47,7 @@ def local(m: Machine, tensor: Tensor) -> None:
 
 
 def owner(m: Machine, thing: Instance) -> str:
+    """What the person calls a module or an optimizer."""
     return str(thing.extra.get("name", ""))
 
 

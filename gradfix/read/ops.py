@@ -195,11 +195,13 @@ def requires(m: Machine, tensor: Tensor) -> Truth:
 
 
 def joined(truths: Iterable[Truth]) -> Truth:
+    """Whether any of them holds."""
     known = list(truths)
     return True if True in known else None if None in known else False
 
 
 def tensors_of(value: Value) -> list[Tensor]:
+    """The tensors in an argument: itself, or those in a list."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, list | tuple):

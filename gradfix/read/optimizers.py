@@ -17,6 +17,7 @@ def make(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
 
 
 def initialise(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, Value]) -> None:
+    """The optimizer's groups from its arguments."""
     given = args[0] if args else kwargs.get("params")
     groups, known = _groups(m, given)
     optimizer.extra.update(
@@ -68,6 +69,7 @@ def _groups(m: Machine, given: Value) -> tuple[list[dict[str, Value]], bool]:
 
 
 def owned(optimizer: Instance) -> Iterator[Tensor]:
+    """The tensors that it steps."""
     for group in optimizer.extra.get("parameters", ()):
         yield from (t for t in group["params"] if isinstance(t, Tensor))
 
@@ -199,6 +201,7 @@ def _scaled_step(m: Machine, scaler: Instance, args: list[Value], kwargs: dict[s
 
 
 def calls_step(m: Machine, optimizer: Value) -> Value:
+    """``optimizer.step``, wherever it was defined."""
     from gradfix.read import objects
 
     return objects.attribute(m, optimizer, "step")

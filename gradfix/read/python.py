@@ -29,12 +29,14 @@ class Method:
 
 
 def hashable(value: Value) -> bool:
+    """Whether Python would take `value` as a key."""
     if isinstance(value, tuple):
         return all(hashable(v) for v in value)
     return not isinstance(value, list | dict | set | slice)
 
 
 def hashed(m: Machine, kind: type, items: Value) -> Value:
+    """A set or the like of `items`; Unknown where one can't be hashed."""
     if not isinstance(items, list) or not all(hashable(i) for i in items):
         return m.unknown("set")
     return kind(items)
@@ -80,6 +82,7 @@ def _sequence(value: Value) -> bool:
 
 
 def compared(m: Machine, name: str, concrete: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
+    """A comparison of values that are no tensors."""
     if name in ("eq", "ne") and _OLD_TYPE in (left, right) and Lib("torch.Tensor") in (left, right):
         m.trace.compared()
         return name == "ne"
@@ -125,6 +128,7 @@ def contains(m: Machine, container: Value, value: Value) -> Value:
 
 
 def attribute(m: Machine, value: Value, name: str) -> Value:
+    """``value.name`` of a value of Python's own."""
     if isinstance(value, _PLAIN) and name in ("real", "imag"):
         return value
     if (
@@ -139,6 +143,7 @@ def attribute(m: Machine, value: Value, name: str) -> Value:
 
 
 def item(m: Machine, owner: Value, index: Value) -> Value:
+    """``owner[index]`` of a value of Python's own."""
     if isinstance(owner, dict):
         if not hashable(index) or isinstance(index, Unknown):
             return m.unknown("key")
@@ -158,6 +163,7 @@ def item(m: Machine, owner: Value, index: Value) -> Value:
 
 
 def set_item(owner: Value, index: Value, value: Value) -> None:
+    """``owner[index] = value``, where it works."""
     if isinstance(owner, dict):
         if hashable(index):
             owner[index] = value
@@ -169,6 +175,7 @@ def set_item(owner: Value, index: Value, value: Value) -> None:
 
 
 def delete_item(owner: Value, index: Value) -> None:
+    """``del owner[index]``, where it works."""
     try:
         del owner[index]
     except FAILS:

@@ -39,6 +39,7 @@ def fill(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Valu
 
 
 def call(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """RNN, LSTM, GRU and their cells: the output and the state from the input and the state before."""
     name = module.kind.removeprefix("torch.nn.")
     source = args[0] if args else kwargs.get("input")
     states = args[1] if len(args) > 1 else kwargs.get("hx")

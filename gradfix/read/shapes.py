@@ -109,6 +109,7 @@ def sizes(values: Any) -> Shape:
 
 
 def broadcast(shapes: list[Shape]) -> Shape:
+    """The shape that these come to together; None where one isn't known."""
     if any(s is None for s in shapes) or not shapes:
         return None
     known = [s for s in shapes if s is not None]
@@ -341,6 +342,7 @@ def pieces(name: str, bound: dict[str, Value]) -> int:
 
 
 def piece_of(name: str, bound: dict[str, Value], number: int) -> Shape:
+    """The shape of a piece that `name` cuts from its first argument into `number`."""
     source = next(iter(bound.values()))
     dim = bound.get("dim", 0)
     if not isinstance(source, Tensor) or not source.shape or not isinstance(dim, int):

@@ -73,6 +73,7 @@ def _repeat(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 def deepcopy(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``copy.deepcopy``: tensors get memory of their own."""
     return _copied(m, args[0] if args else None, {})
 
 

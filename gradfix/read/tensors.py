@@ -197,6 +197,7 @@ def _requires_grad_(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[
 
 
 def set_requires(m: Machine, tensor: Tensor, value: Value) -> None:
+    """``tensor.requires_grad = value``."""
     if isinstance(value, Unknown):
         tensor.requires = None
     elif tensor.node is None:

@@ -152,6 +152,8 @@ class Bound:
 
 @dataclass(slots=True, eq=False)
 class Super:
+    """``super()``: what comes `after` a class, for a receiver."""
+
     receiver: Value
     after: Class
 

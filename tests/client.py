@@ -24,6 +24,7 @@ class Client:
         self.seen: list[Message] = []
         self.versions: dict[str, int] = {}
         self.texts: dict[str, str] = {}
+        self.answers: dict[str, Any] = {}  # by method, to what the server asks; else null
         threading.Thread(target=self._listen, daemon=True).start()
         about = {
             "processId": None,
@@ -76,7 +77,7 @@ class Client:
             message = json.loads(out.read(length))
             message["at"] = time.monotonic()
             if "method" in message and "id" in message:
-                self.send({"id": message["id"], "result": None})
+                self.send({"id": message["id"], "result": self.answers.get(message["method"])})
             self.arrived.put(message)
 
     def close(self) -> int:

@@ -146,6 +146,17 @@ def test_proving_runs_the_buffer_and_says_the_verdict(session, folder):
     assert "recording a run" in [x.get("message") for x in progress]
     assert client.actions(uri, 4)[0]["title"] == "Out of place: `y = y + 1` [out-of-place, proved]"
     assert not (folder / "written").exists()
+    assert not any(m.get("method") == "workspace/applyEdit" for m in client.seen)  # nobody said so
+    client.answers = {
+        "window/showMessageRequest": {"title": "Apply"},
+        "workspace/applyEdit": {"applied": True},
+    }
+    words = {"command": command["command"], "arguments": command["arguments"]}
+    client.request("workspace/executeCommand", words, 200)
+    asked = client.wait(lambda m: m.get("method") == "workspace/applyEdit")["params"]
+    assert applied(text, edits(asked, uri)) == text.replace("y += 1", "y = y + 1")
+    (offer, _) = [m["params"] for m in client.seen if m.get("method") == "window/showMessageRequest"]
+    assert offer["actions"] == [{"title": "Apply"}]
     client.replace(uri, "\n" + text)
     client.diagnostics(uri)
     assert client.actions(uri, 5)[0]["title"].endswith("[out-of-place, untried]")  # another text

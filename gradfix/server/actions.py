@@ -69,6 +69,12 @@ def quick_fixes(
         )
 
 
+def versions(client: types.ClientCapabilities) -> bool:
+    """Whether the client takes edits of a certain version of a document."""
+    edit = client.workspace.workspace_edit if client.workspace is not None else None
+    return bool(edit and edit.document_changes)
+
+
 def workspace_edit(
     before: Mapping[str, str], after: Mapping[str, str], buffer: Buffer, open_: Open, versions: bool
 ) -> types.WorkspaceEdit | None:

@@ -18,6 +18,7 @@ from pygls.uris import from_fs_path
 from gradfix import __version__
 from gradfix.config import FILE, ConfigError, Projects
 from gradfix.discover import Search
+from gradfix.result import Cure as Found
 from gradfix.result import Result, Settings
 from gradfix.server import actions, diagnostics
 from gradfix.server.diagnostics import Told
@@ -63,6 +64,7 @@ class Server(LanguageServer):
         self.projects = self._projects()
         self.complained: set[str] = set()
         self.proofs = 0
+        self.offers: set[asyncio.Task[None]] = set()  # that wait for somebody's answer
 
     def start(self, params: types.InitializeParams) -> None:
         """Take the client's options; lines as the protocol has them."""
@@ -236,20 +238,44 @@ class Server(LanguageServer):
                     task.get_loop().call_soon_threadsafe(task.cancel) if future.cancelled() else None
                 )
             )
-        said = "cancelled"
+        said, cure = "cancelled", None
         try:
-            said = self._proved(file, await task, kind, line)
+            said, cure = self._proved(file, await task, kind, line)
         except asyncio.CancelledError:
             pass
         finally:
             if token:
                 self.work_done_progress.end(token, types.WorkDoneProgressEnd(message=said))
                 self.work_done_progress.tokens.pop(token, None)
-        self.window_show_message(types.ShowMessageParams(types.MessageType.Info, f"gradfix: {said}"))
+        if cure is None:
+            self.window_show_message(types.ShowMessageParams(types.MessageType.Info, f"gradfix: {said}"))
+        else:
+            self.offers.add(offer := asyncio.ensure_future(self._offer(file, cure, said)))
+            offer.add_done_callback(self.offers.discard)
         return said
 
-    def _proved(self, file: Buffer, result: Result, kind: str, line: int) -> str:
-        """Keep the verdicts of a run; the one on the fault in a sentence."""
+    async def _offer(self, file: Buffer, cure: Found, said: str) -> None:
+        """Ask whether a cure that holds is to be applied, and do so to the text that was proved."""
+        apply = types.MessageActionItem("Apply")
+        asked = types.ShowMessageRequestParams(
+            types.MessageType.Info, f"gradfix: {said}. {cure.summary}?", [apply]
+        )
+        answer = await self.window_show_message_request_async(asked)
+        if answer is None or answer.title != apply.title:
+            return
+        now = self.buffer(file.uri)
+        edit = None
+        if now is not None and now.source.text == file.source.text:
+            versions = actions.versions(self.client_capabilities)
+            edit = actions.workspace_edit(cure.before, cure.after, now, self.open_file, versions)
+        if edit is None:
+            problem = "gradfix: not applied, since the text is another one by now"
+            self.window_show_message(types.ShowMessageParams(types.MessageType.Warning, problem))
+            return
+        await self.workspace_apply_edit_async(types.ApplyWorkspaceEditParams(edit, cure.summary))
+
+    def _proved(self, file: Buffer, result: Result, kind: str, line: int) -> tuple[str, Found | None]:
+        """Keep the verdicts of a run; the one on the fault in a sentence, with the cure if it holds."""
         state = self.states.get(file.uri)
         if state is not None and state.proved != file.source.text:
             state.proved = file.source.text
@@ -261,15 +287,14 @@ class Server(LanguageServer):
                     state.verdicts[key] = cure.verdict
         mine = [d for d in result.diagnoses if (d.conflict.kind, d.conflict.at.line) == (kind, line)]
         if not mine:
-            if result.problem:
-                return result.problem.message
-            return f"the run shows no {kind} in line {line}"
+            said = result.problem.message if result.problem else f"the run shows no {kind} in line {line}"
+            return said, None
         if not mine[0].cures:
-            return f"the run shows the {kind} in line {line}, and no cure was found"
+            return f"the run shows the {kind} in line {line}, and no cure was found", None
         best = mine[0].cures[0]
         if best.verdict.status not in HELD:
-            return f"no cure of the {kind} in line {line} holds; {best.codemod}: {best.verdict.reason}"
-        return f"{best.codemod} is {best.verdict.status}: {best.verdict.reason}"
+            return f"no cure of the {kind} in line {line} holds; {best.codemod}: {best.verdict.reason}", None
+        return f"{best.codemod} is {best.verdict.status}: {best.verdict.reason}", best
 
     async def _progress(self, title: str) -> str | None:
         window = self.client_capabilities.window

@@ -165,7 +165,9 @@ async def _quick_fixes(ls: Server, file: Buffer, uri: str, span: types.Range) ->
         action
         for told in await ls.told(file)
         if same(told.uri, uri) and overlaps(told.diagnostic.range, span)
-        for action in actions.quick_fixes(told, file, ls.open_file, state.verdicts, _versions(ls))
+        for action in actions.quick_fixes(
+            told, file, ls.open_file, state.verdicts, actions.versions(ls.client_capabilities)
+        )
     ]
 
 
@@ -174,16 +176,11 @@ async def _fix_all(ls: Server, file: Buffer) -> list[types.CodeAction]:
     if new is None or new == file.source.text:
         return []
     path = str(file.path)
-    edit = actions.workspace_edit({path: file.source.text}, {path: new}, file, ls.open_file, _versions(ls))
+    edit = actions.workspace_edit(
+        {path: file.source.text}, {path: new}, file, ls.open_file, actions.versions(ls.client_capabilities)
+    )
     title = "Apply every cure that means to change nothing in the training (untried)"
     return [types.CodeAction(title, kind=actions.FIX_ALL, edit=edit)]
-
-
-def _versions(ls: Server) -> bool:
-    """Whether the client takes edits of a certain version of a document."""
-    workspace = ls.client_capabilities.workspace
-    edit = workspace.workspace_edit if workspace is not None else None
-    return bool(edit and edit.document_changes)
 
 
 def _within(kind: str, wanted: str) -> bool:

@@ -179,3 +179,27 @@ def test_a_model_of_many_listed_layers_is_built_whole(tmp_path):
     Model([2] * 30)
     """
     assert kinds(tmp_path, text) == [("certain", "leaf-write")]
+
+
+def test_a_layer_of_a_loaded_model_whichever_it_is(tmp_path):
+    text = """\
+    class Encoder(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.layer = nn.ModuleList([nn.Linear(2, 2) for _ in range(config.layers)])
+
+        @classmethod
+        def load(cls, config):
+            model = cls(config)
+
+            def fill(module):
+                for child in module._modules.values():
+                    fill(child)
+
+            fill(model)
+            return model
+
+    model = Encoder.load(Net.config())
+    model.layer[int(input())].weight[:, 0] -= 1
+    """
+    assert kinds(tmp_path, text) == [("certain", "leaf-write")]

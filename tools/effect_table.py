@@ -20,6 +20,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,8 @@ def observe(op: Any, names: list[str]) -> Seen | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=False))[:MOST_SAMPLES]
+            made = op.sample_inputs("cpu", torch.float32, requires_grad=False)
+            samples = list(islice((s for s in made if not _empty(s)), MOST_SAMPLES))
     except (RuntimeError, NotImplementedError, ValueError, TypeError):
         return None
     saves: dict[str, list[set[str]]] = defaultdict(list)
@@ -242,6 +244,11 @@ def observe(op: Any, names: list[str]) -> Seen | None:
             sorted(k for k, n in counts.items() if 2 * n > given.get(f"{wanted} {k}", len(runs)))
         )
     return Seen(nodes.most_common(1)[0][0], tuple(names), rows)
+
+
+def _empty(sample: Any) -> bool:
+    """Whether a tensor has no elements, hence no memory of its own by which to know it again."""
+    return any(isinstance(v, torch.Tensor) and not v.numel() for v in (sample.input, *sample.args))
 
 
 def parameter_names(op: Any) -> list[str]:

@@ -140,6 +140,10 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
     table: dict[str, Callable[..., Value]]
     if kind.startswith("torch.nn."):
         table = layers.METHODS
+        if name == "_modules":
+            return dict(layers.children(value))
+        if name == "_parameters":
+            return {k: v for k, v in value.attrs.items() if isinstance(v, Tensor) and v.parameter}
     elif kind.startswith("torch.optim.") and "lr_scheduler" not in kind:
         table = optimizers.METHODS
         if name == "param_groups":
@@ -171,6 +175,8 @@ def instance_item(m: Machine, value: Instance, index: Value) -> Value:
             return layers.container(m, value.kind, python.item(m, items, index))
         if isinstance(items, list) and value.kind in ("torch.nn.ModuleDict", "torch.nn.ParameterDict"):
             return m.unknown("item")
+        if isinstance(index, Unknown) and isinstance(items, list) and _alike(items):
+            return items[0]  # whichever it is
         return python.item(m, items, index)
     if value.kind == "types.SimpleNamespace" and isinstance(index, str):
         return value.attrs.get(index, m.unknown("item"))
@@ -178,6 +184,14 @@ def instance_item(m: Machine, value: Instance, index: Value) -> Value:
     if default is not None:
         return m.unknown("default")
     return m.unknown("item of " + (value.kind or "object"))
+
+
+def _alike(items: list[Value]) -> bool:
+    """Layers of one class, such as those of an encoder."""
+    first = items[0] if items else None
+    return isinstance(first, Instance) and all(
+        isinstance(v, Instance) and (v.cls, v.kind) == (first.cls, first.kind) for v in items
+    )
 
 
 def call_instance(m: Machine, value: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -14,6 +14,12 @@ from gradfix.read.values import Class, Later, Lib, ModuleValue, Unknown, Value
 Left = str | None  # "break", "continue", "return" or None: went on to its end
 _ENDS = (ast.Raise, ast.Return, ast.Break, ast.Continue)
 _EXITS = {"exit", "quit", "_exit"}
+_ASKING = {
+    "is_available",
+    "device_count",
+    "is_bf16_supported",
+    "get_device_capability",
+}  # what the machine has
 
 
 def block(m: Machine, body: list[ast.stmt]) -> Left:

@@ -115,6 +115,7 @@ def test_a_loss_that_may_have_a_graph_may_fill_any_gradient(tmp_path):
     [
         "if not torch.cuda.is_available():\n        raise SystemExit('no GPU')",
         "if cuda and not torch.cuda.is_available():\n        raise Exception('no GPU')",
+        "if not torch.cuda.is_bf16_supported():\n        raise ValueError",
         "if torch.cuda.device_count() < 1:\n        raise RuntimeError",
     ],
 )

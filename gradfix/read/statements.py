@@ -100,8 +100,7 @@ def ends(m: Machine, body: list[ast.stmt]) -> bool:
 def _refuses(node: ast.If) -> bool:
     """Whether the program gives up on machines like this one, without a GPU: it is read as where it can run."""
     return isinstance(node.body[-1], ast.Raise) and any(
-        isinstance(x, ast.Attribute) and x.attr in ("is_available", "device_count")
-        for x in ast.walk(node.test)
+        isinstance(x, ast.Attribute) and x.attr in _ASKING for x in ast.walk(node.test)
     )
 
 

@@ -23,16 +23,16 @@ pytest.importorskip("distributed")
 
 
 @contextmanager
-def cluster(folder: Path, workers: int = 2):
-    """Gives (address, the processes: scheduler first)."""
+def cluster(folder: Path, workers: int = 2, temporary: Path | None = None):
+    """Gives (address, the processes: scheduler first). Workers have what they make for a while in `temporary`; what is
+    Dask's own lies in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": (folder / "log").open("ab"), "cwd": folder}
     file = folder / "scheduler.json"
-    (folder.parent / "tmp").mkdir(exist_ok=True)
     environment = os.environ | {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "5"}
     common = {"start_new_session": True, **quiet}
-    own = common | {"env": environment | {"TMPDIR": str(folder)}}  # Dask's own scratch is its own affair
-    ours = common | {"env": environment | {"TMPDIR": str(folder.parent / "tmp")}}
+    own = common | {"env": environment | {"TMPDIR": str(folder)}}
+    ours = common | {"env": environment | {"TMPDIR": str(temporary or folder)}}
     dask = [sys.executable, "-m", "distributed.cli"]
     scheduler = [
         *dask[:-1],
@@ -139,23 +139,23 @@ def undisturbed(tmp_path_factory) -> dict[tuple[str, ...], tuple[dict[str, objec
 def test_the_scheduler_is_killed(tmp_path, undisturbed, seed):
     flags = (BRANCH, WRITE)[seed % 2]
     wanted, seconds = undisturbed[flags]
-    repositories(tmp_path)
-    before = [state(tmp_path / name, "cured") for name in PLACES]
-    with cluster(tmp_path / "dask1") as (address, processes):
-        process = started(tmp_path, (*flags, "--engine", "dask", "--scheduler", address))
+    folder = repositories(tmp_path / "work")
+    before = [state(folder / name, "cured") for name in PLACES]
+    with cluster(tmp_path / "one", temporary=folder / "tmp") as (address, processes):
+        process = started(folder, (*flags, "--engine", "dask", "--scheduler", address))
         time.sleep(random.Random(seed + 200).uniform(0.2, seconds))
         processes[0].kill()
         _, err = process.communicate(timeout=180)
         there_was = b"engine has gone" in err or b"there is no Dask scheduler" in err
         assert (process.returncode, there_was) in [(0, False), (2, True)], err.decode()
     assert nobody_works_in(tmp_path)
-    with cluster(tmp_path / "dask2") as (address, _):
-        process = started(tmp_path, (*flags, "--engine", "dask", "--scheduler", address))
+    with cluster(tmp_path / "two", temporary=folder / "tmp") as (address, _):
+        process = started(folder, (*flags, "--engine", "dask", "--scheduler", address))
         _, err = process.communicate(timeout=180)
         assert process.returncode == 0, err.decode()
-    assert came_to(tmp_path) == wanted
-    nothing_is_left(tmp_path)
-    assert flags is WRITE or [state(tmp_path / name, "cured") for name in PLACES] == before
+    assert came_to(folder) == wanted
+    nothing_is_left(folder)
+    assert flags is WRITE or [state(folder / name, "cured") for name in PLACES] == before
 
 
 def test_no_scheduler_is_a_sentence(tmp_path):

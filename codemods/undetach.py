@@ -178,6 +178,11 @@ def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
     if found is None:
         return None
     view, node = found
+    made = _made_of_list(view, node) if cut.how == "tensor" else None
+    if made is not None:
+        items = " ".join(view.code(made.args[0].value).split())
+        said = f"stack `{items}`, graphs and all" if len(items) < 40 else "stack the values, graphs and all"
+        return said, [(view, _stacked(view, made))]
     layer = _layer_in(view, node)
     if layer is None:
         return None
@@ -201,6 +206,31 @@ def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
     elif holder:
         edits += [e for call in _read_by(view, top, holder) for e in _from_tensors(view, call, holder, cut)]
     return said, [(view, edits)]
+
+
+def _made_of_list(view: View, node: cst.CSTNode) -> cst.Call | None:
+    """``torch.tensor(log_probs)`` at `node`, of a list of tensors."""
+    call = node.value if isinstance(node, cst.Expr) else node
+    if not isinstance(call, cst.Call) or function_of(call) not in MAKERS or not call.args:
+        return None
+    first = call.args[0].value
+    listed = isinstance(first, cst.List | cst.ListComp) or (
+        bool(dotted(first)) and _filled(view, dotted(first))
+    )
+    return call if listed else None
+
+
+def _filled(view: View, name: str) -> bool:
+    """Whether the name is that of a list: made as one, or appended to."""
+    return any(
+        isinstance(n, cst.Attribute) and n.attr.value == "append" and dotted(n.value) == name
+        for n in view.parents
+    ) or any(
+        isinstance(n, cst.Assign)
+        and any(dotted(t.target) == name for t in n.targets)
+        and isinstance(n.value, cst.List | cst.ListComp)
+        for n in view.parents
+    )
 
 
 def _gone(view: View, small: cst.BaseSmallStatement) -> list[Edit]:
@@ -305,16 +335,7 @@ def _read_by(view: View, top: cst.BaseExpression, name: str) -> Iterator[cst.Cal
 
 def _from_tensors(view: View, call: cst.Call, name: str, cut: Cut) -> list[Edit]:
     """``torch.stack(losses)`` for a list, the value itself for a single one."""
-    filled = any(
-        isinstance(n, cst.Attribute) and n.attr.value == "append" and dotted(n.value) == name
-        for n in view.parents
-    ) or any(
-        isinstance(n, cst.Assign)
-        and any(dotted(t.target) == name for t in n.targets)
-        and isinstance(n.value, cst.List | cst.ListComp)
-        for n in view.parents
-    )
-    if filled:
+    if _filled(view, name):
         return _stacked(view, call)
     top = _top(view, call)
     small = view.small_statement(top)

@@ -171,7 +171,11 @@ def test_an_interpreter_without_torch(gradfix, folder, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("python", "sentence"),
-    [("/bin/false", "is not a Python that can run"), ("/no/python", "can't be started (No such file")],
+    [
+        ("/bin/false", "is not a Python that can run"),
+        ("/bin/ls", "can run the script (it ended at once, with status 2)"),
+        ("/no/python", "can't be started (No such file"),
+    ],
 )
 def test_what_is_no_interpreter(gradfix, folder, python, sentence):
     (folder / "s.py").write_text("import torch\n" + FAULT)

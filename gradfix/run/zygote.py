@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -31,6 +32,7 @@ from gradfix.run.walls import BUBBLEWRAP, NONE, Terms, Wall
 
 CHILD = Path(__file__).with_name("child")
 START = 120.0  # seconds for an interpreter to import torch
+_PYTHONS_OWN = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b|.*[Pp]ython")
 
 # One thread, a fixed hash, no window. Set before torch is imported.
 ENVIRONMENT = {
@@ -312,9 +314,11 @@ class Zygote:
             return (
                 f"{self.python} is {words.split(': ')[-1]}; scripts are run by Python 3.9 or newer. {advice}"
             )
-        last = (
-            words.splitlines()[-1] if words else f"it ended at once, with status {self._process.returncode}"
-        )
+        last = words.splitlines()[-1] if words else ""
+        if not _PYTHONS_OWN.match(
+            last
+        ):  # another program's complaint of arguments that were not meant for it
+            last = f"it ended at once, with status {self._process.returncode}"
         return f"{self.python} is not a Python that can run the script ({last}). {advice}"
 
     def _restart(self) -> None:

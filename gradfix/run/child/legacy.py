@@ -6,6 +6,7 @@ Standard library and torch only.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
@@ -18,6 +19,18 @@ from .storages import address_of
 
 _WARNED = re.compile(r"\bis (now )?deprecated(\.| in favor of)")
 _LIBRARY = ("torch", "warnings", "typing_extensions")
+
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def _outside(frame: Any, place: Any) -> Any:
+    """(file, line) of the first frame around that called what this package wraps: where a plain run warns."""
+    while frame is not None and frame.f_code.co_filename != place[0]:
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return place if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 class Legacy:
@@ -55,6 +68,8 @@ class Legacy:
     def _warning(self, plain: Any) -> Any:
         def show(message: Any, *args: Any, **kwargs: Any) -> Any:
             said = str(message)
+            if len(args) >= 3 and str(args[1]).startswith(_OURS):
+                args = (args[0], *_outside(sys._getframe(1), args[1:3]), *args[3:])
             if _WARNED.search(said):
                 frame: Any = sys._getframe(1)
                 while frame is not None and frame.f_globals.get("__name__", "").startswith(_LIBRARY):

@@ -185,6 +185,13 @@ def test_what_is_no_interpreter(gradfix, folder, python, sentence):
 # ---- scripts
 
 
+def test_a_warning_names_the_line_of_the_user(gradfix, folder):
+    text = "import torch\ny = torch.ones(2, requires_grad=True) * 2\ny.sum().backward()\nprint(y.grad)\n"
+    (folder / "s.py").write_text(text)
+    done = gradfix("fix", "-v", "s.py")
+    assert "s.py:4: UserWarning" in done.out + done.err
+
+
 @pytest.mark.parametrize(
     ("text", "words", "sentence"),
     [

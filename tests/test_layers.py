@@ -26,7 +26,7 @@ ALLOWED = {
     "prove": {"tape", "graph", "wording", "verdict", "detect", "run"},
 }
 # the ways in: nothing that they use knows of them
-OUTER = {"batch", "cli", "ide", "ipython", "server", "work"}
+OUTER = {"batch", "cli", "commands", "ide", "ipython", "server"}
 
 
 def imports(path: Path) -> set[str]:

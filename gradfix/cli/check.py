@@ -98,7 +98,7 @@ def check(
     operation saves and overwrites. What can't be known from the text is not guessed.
     """
     from gradfix.baseline import BaselineError
-    from gradfix.checked import Asked, report
+    from gradfix.commands.check import Asked, report
     from gradfix.config import ConfigError, Projects
     from gradfix.report import formats
 

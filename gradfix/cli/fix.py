@@ -156,8 +156,8 @@ def fix(
             f"{found.file} names an interpreter, and --prove runs scripts that nobody has named: "
             "name the interpreter here (--python), or leave the file out (--isolated)"
         )
+    from gradfix.commands.fix import Entries, Work
     from gradfix.report.terminal import Terminal
-    from gradfix.work import Entries, Work
 
     asked = found.settings(
         codemods=codemods(codemod),
@@ -209,8 +209,8 @@ def run(
     if settings:
         return show_settings(found)
     from gradfix.baseline import BaselineError
+    from gradfix.commands.fix import Entries, Work
     from gradfix.report.terminal import Terminal
-    from gradfix.work import Entries, Work
 
     asked = found.settings(notes=True, arguments=context.obj, seed=seed, sandbox=sandbox, repair=False)
     known = known_faults(baseline, update_baseline)

@@ -28,6 +28,7 @@ def grad(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     walked = _run(m, roots, given, inputs, False)
     results: list[Value] = []
     node = None
+    plain = given.get("create_graph") in (None, False) and bool(walked)
     if create and walked and roots:
         parents = [ops.edge(m, t) for t in [*roots, *tensors] if isinstance(t, Tensor) and t.requires]
         node = m.trace.node("GradBackward0", "aten.grad", parents)
@@ -39,6 +40,8 @@ def grad(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     for each in inputs:
         if isinstance(each, Tensor):
             result = ops.new(m, each.shape, each.dtype, node is not None, node)
+            result.storage.plain = plain
+            m.plain = m.plain or plain
             results.append(result)
         else:
             results.append(m.unknown("autograd.grad"))
@@ -72,7 +75,7 @@ def _run(
     if None in known:
         blur(m)
     if False in known and len(tensors) == 1 and all(isinstance(t, Tensor) for t in roots):
-        m.trace.no_graph(tensors[0], retain, create)
+        m.trace.no_graph(tensors[0], retain, create, inputs is not None)
         return []
     edges = [ops.edge(m, t) for t, k in zip(tensors, known, strict=True) if k]
     if not edges:

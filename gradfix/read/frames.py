@@ -75,6 +75,7 @@ class Machine:
         self.loops = 0  # that stand around what runs
         self.backwards = 0  # that were evaluated
         self.escaped = False  # code that isn't known got a model or an optimizer
+        self.plain = False  # autograd.grad has given gradients without a graph
         self.blurs = 0  # backwards that may have filled any gradient
         self.doubts = 0  # unknown tests that stand around what runs
         self.trace = Trace(self.stack, lambda: self.doubts == 0, budget.events)

@@ -37,6 +37,7 @@ INTEGERS = {"int64", "int32", "int16", "int8", "uint8", "bool"}
 WHOLE = {"argmax", "argmin", "argsort", "nonzero", "bincount", "searchsorted", "bucketize", "multinomial"}
 # ops whose saved parts the table can't name: each tensor of the list is kept for the others
 PRODUCTS = {"einsum", "tensordot", "chain_matmul", "linalg_multi_dot", "cartesian_prod"}
+ADDING = {"add", "sub", "rsub", "stack"}  # a term keeps its weight in them
 EXPANDING = {"expand", "expand_as", "broadcast_to"}
 
 
@@ -59,6 +60,29 @@ def operator_(m: Machine, name: str, left: Value, right: Value) -> Value:
 
 def apply(m: Machine, name: str, args: Sequence[Value], kwargs: dict[str, Value], module: str = "") -> Value:
     """Call the op `name` of the table."""
+    made = _applied(m, name, args, kwargs, module)
+    if m.plain:
+        _follow(m, name, args, made)
+    return made
+
+
+def _follow(m: Machine, name: str, args: Sequence[Value], made: Value) -> None:
+    """A call was made after ``autograd.grad`` gave gradients without a graph: is what it makes one of them still, or a
+    sum in which they look like a term of the loss?"""
+    term = next((t for value in args for t in tensors_of(value) if t.storage.plain), None)
+    if term is None:
+        return
+    from gradfix.read import names
+
+    for result in tensors_of(made):
+        if result.requires is False:
+            result.storage.plain = result.dtype not in INTEGERS
+        elif result.requires and result.node is not None and name.strip("_") in ADDING:
+            names.local(m, term)
+            m.trace.added(term, result.node)
+
+
+def _applied(m: Machine, name: str, args: Sequence[Value], kwargs: dict[str, Value], module: str) -> Value:
     out = kwargs.pop("out", None) if "out" in kwargs else None
     found = _match(name, args, kwargs)
     if found is None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gradfix.read.values import Node, Saved, Shape, Storage, Tensor
 from gradfix.tape import (
+    Added,
     AnyEvent,
     Backward,
     Cut,
@@ -136,6 +137,9 @@ class Trace:
         number = None if node is None else node.number
         self.add(Cut(self.tick(), self._stack(), how, self.ref(tensor), number))
 
+    def added(self, term: Tensor, node: Node) -> None:
+        self.add(Added(self.tick(), self._stack(), self.ref(term), node.number))
+
     def wrapped(self, tensor: Tensor, volatile: bool) -> None:
         """``Variable(tensor)``."""
         said = "volatile" if volatile else ""
@@ -195,12 +199,12 @@ class Trace:
         refs = tuple(self.ref(t) for t in having + vague)
         self.add(Step(self.tick(), self._stack(), number, refs, tuple(self.ref(t) for t in without)))
 
-    def no_graph(self, root: Tensor, retain: bool, create: bool) -> None:
+    def no_graph(self, root: Tensor, retain: bool, create: bool, inputs: bool) -> None:
         roots = (~root.storage.number,)
         time = self.tick()
         if self.guessed:  # the other branch may be where the graph comes from
             self.likely.add(time)
-        self.add(Backward(time, self._stack(), roots, (), retain, create, refused=NO_GRAPH))
+        self.add(Backward(time, self._stack(), roots, (), retain, create, inputs, refused=NO_GRAPH))
 
     def backward(
         self, roots: Sequence[Node | Tensor], inputs: Sequence[Node | Tensor] | None, retain: bool, create: bool,

@@ -42,6 +42,7 @@ class Storage:
     counted: int = 0
     known: bool = False  # an event spoke of it
     grad_of: Tensor | None = None  # the leaf whose gradient it holds
+    plain: bool = False  # made of gradients that autograd.grad gave without a graph
     saved: list[Node] = field(default_factory=list)
 
 

@@ -1,6 +1,7 @@
 """Repositories that are odd, or mean harm: handled, or refused with a sentence; nothing of theirs is executed."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -257,6 +258,18 @@ def test_archives_are_read(tmp_path):
         assert "+    value = value + 1" in (tmp_path / f"ws/patches/{archive.name}.patch").read_text()
         assert said(tmp_path / "ws", archive.name)["branch cured"] == (
             "refused", "an archive has no branches; --diff makes a patch")  # fmt: skip
+
+
+def test_a_relative_workspace_is_as_good(tmp_path):
+    """The default is one: what is unpacked below it is run and proved as what lies where it was."""
+    zipped(tmp_path / "packed.zip", {"packed/train.py": faulty()})
+    repository(tmp_path / "repo", {"train.py": faulty()})
+    git(tmp_path, "clone", "--bare", "repo", "bare")
+    call = [sys.executable, "-m", "gradfix", "migrate", "packed.zip", "bare", "--prove", "--workspace", "ws"]
+    subprocess.run(call, cwd=tmp_path, capture_output=True, check=False)
+    document = json.loads((tmp_path / "ws/report.json").read_text())
+    found = {r["name"]: [f["status"] for f in r.get("faults", [])] for r in document["repositories"]}
+    assert found == {"packed.zip": ["cured"], "bare": ["cured"]}, document["repositories"]
 
 
 def odd(text: str) -> dict[str, bytes]:

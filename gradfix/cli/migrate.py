@@ -178,7 +178,7 @@ def migrate(
         only=tuple(only_fingerprint or ()),
     )
     batch = Batch(
-        workspace,
+        workspace.resolve(),  # workers have directories of their own
         options,
         Wish(diff, write, branch or ""),
         tuple(only or ()),

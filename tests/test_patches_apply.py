@@ -1,11 +1,14 @@
 """gradfix apply: whole patches in whole trees, as real processes where a person would see the difference."""
 
 import codecs
+import io
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import jsonschema
@@ -299,7 +302,7 @@ def test_a_file_that_was_moved(apply, tmp_path):
     (tmp_path / "train.py").rename(tmp_path / "src/main.py")
     code, out, _ = apply("--write")
     assert code == 1
-    assert "refused: train.py is not there; its lines are in src/main.py: was it moved?." in out
+    assert "refused: train.py is not there; its lines are in src/main.py: was it moved?\n" in out
     assert (tmp_path / "src/main.py").read_text() == OLD
 
 
@@ -383,6 +386,77 @@ def test_json(apply, tmp_path):
     assert (placed["status"], placed["lines"]) == ("placed", [{"path": "train.py", "from": 7, "to": 8}])
     assert placed["edits"][0]["text"] == "    hidden = hidden + 1\n"
     assert (refused["status"], refused["why"]) == ("refused", "lib.py is not there.")
+
+
+FORGED = "\x1b[2J\x1b]0;pwn\x07\x9b2J\u202e\r\nproved here"
+
+
+@pytest.mark.parametrize("words", [[], ["--output-format", "concise"], ["--reprove"], ["--write", "--diff"]])
+@pytest.mark.parametrize("tty", ["0", "1"])
+def test_a_patch_steers_no_terminal(apply, tmp_path, monkeypatch, words, tty):
+    """No word of it, on a terminal or through a pipe (FORCE_COLOR: rich takes the stream for a terminal)."""
+    monkeypatch.setenv("FORCE_COLOR" if tty == "1" else "NO_COLOR", "1")
+    new = NEW.replace("+ 1", "+ 1  # \x1b[2J\x07\x9b")
+    path = patch(tmp_path, fix(tmp_path, {"train.py": (OLD, new)}))
+    value = json.loads(path.read_text())
+    (forged,) = value["fixes"]
+    forged["reason"] = forged["diff"] = FORGED
+    forged["cures"][0] |= {"summary": FORGED, "codemod": FORGED, "message": FORGED, "kind": FORGED}
+    (hunk,) = forged["files"][0]["hunks"]
+    for changes in ({}, {"old": [FORGED.replace("\r\n", "")]}, {"names": {FORGED: "attribute"}}):
+        forged["files"][0]["hunks"] = [hunk | changes]
+        path.write_text(json.dumps(value))
+        (tmp_path / "train.py").write_text(f"import sys\n{OLD}")  # no exact place: all of it is looked at
+        _, out, err = apply(*words)
+        said = re.sub(r"\x1b\[[0-9;]*m", "", out + err)  # what rich itself colours
+        assert "train.py" in said
+        assert not [c for c in said if unicodedata.category(c) == "Cc" and c != "\n"]
+        assert "\u202e" not in said
+        assert "\nproved here" not in said
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J.py", "a\x9b2J.py", "\x7f.py"])
+def test_a_name_steers_no_terminal(apply, tmp_path, name):
+    hostile(tmp_path, lambda f: f.update(path=name))
+    code, out, err = apply()
+    assert (code, out) == (2, "")
+    assert not {*"\x1b\x9b\x7f"} & {*err}
+
+
+def test_a_name_that_is_too_long(apply, tmp_path):
+    hostile(tmp_path, lambda f: f.update(path=f"{'x' * 300}.py"))
+    code, out, err = apply("--write")
+    assert (code, err) == (1, "")
+    assert f"refused: {'x' * 300}.py can't be read (file name too long).\n" in out
+    hostile(tmp_path, lambda f: f.update(path="x/" * 3_000 + "x.py"))
+    assert apply()[0] == 2
+
+
+def test_from_standard_input(apply, capsys, monkeypatch, tmp_path):
+    path = patch(tmp_path, fix(tmp_path, {"train.py": (OLD, NEW)}))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    assert gradfix(capsys, monkeypatch, tmp_path, "apply", "-", "--write")[0] == 0
+    assert (tmp_path / "train.py").read_text() == NEW
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"{}")))
+    code, _, err = gradfix(capsys, monkeypatch, tmp_path, "apply", "-")
+    assert code == 2
+    assert err.startswith("gradfix: -: this is no patch")
+
+
+def test_an_interpreter_that_is_not_there_is_not_the_patch_s_fault(apply, tmp_path):
+    patch(tmp_path, fix(tmp_path, {"train.py": (OLD, NEW)}))
+    code, _, err = apply("--reprove", "--python", "/nowhere/python")
+    assert code == 2
+    assert "/nowhere/python" in err
+    assert "fix.json" not in err
+
+
+def test_another_hard_link_keeps_the_old_text(apply, tmp_path):
+    """What shares the file may be a package cache."""
+    patch(tmp_path, fix(tmp_path, {"train.py": (OLD, NEW)}))
+    os.link(tmp_path / "train.py", tmp_path / "cache")
+    assert apply("--write")[0] == 0
+    assert [(tmp_path / x).read_text() for x in ("train.py", "cache")] == [NEW, OLD]
 
 
 def test_json_of_a_problem(apply, tmp_path):

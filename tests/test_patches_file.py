@@ -1,5 +1,7 @@
 """The patch file: what is written, and what is refused."""
 
+import codecs
+import io
 import json
 import os
 from pathlib import Path
@@ -60,6 +62,11 @@ def test_context_grows_until_no_other_place_fits():
     assert other < 0.7
 
 
+def test_a_byte_order_mark_is_no_part_of_it(tmp_path):
+    text = json.dumps(written(tmp_path)).encode()
+    assert file.loads(codecs.BOM_UTF8 + text) == file.loads(text)
+
+
 def test_numbers_that_json_lacks_are_words(tmp_path):
     path = tmp_path / "gan.py"
     path.write_text(made.GAN)
@@ -72,7 +79,7 @@ def test_numbers_that_json_lacks_are_words(tmp_path):
 @pytest.mark.parametrize(
     "path",
     ["/etc/x.py", "../x.py", "a/../../x.py", "./x.py", "a//x.py", "", ".git/x.py", "a\\x.py", "C:x.py", "x.sh",
-     "a\nb.py", "a\0.py"],
+     "a\nb.py", "a\0.py", ".", "a\x9bb.py", "a\x7fb.py"],
 )  # fmt: skip
 def test_a_path_that_leads_out_is_refused(tmp_path, path):
     value = written(tmp_path)
@@ -159,8 +166,54 @@ def test_fix_without_a_cure_writes_an_empty_one(fake, capsys):
     fake.make = made.left
     assert gradfix("fix", "gan.py", "--output-patch", "p.json") == 1
     assert json.loads(Path("p.json").read_text())["fixes"] == []
+    assert "There was no fix to write: p.json is a patch without any.\n" in capsys.readouterr().err
 
 
 def test_fix_says_where_it_could_not_write(fake, capsys):
+    fake.make = None  # nothing runs
     assert gradfix("fix", "gan.py", "--output-patch", "nowhere/p.json") == 2
     assert "nowhere/p.json: can't be written (no such file or directory)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gan.py", "names the script itself"),
+        ("link.py", "names the script itself"),
+        ("hard.py", "it is there already, and is no patch of gradfix's"),
+        ("notes.txt", "it is there already, and is no patch of gradfix's"),
+        ("other.json", "it is there already, and is no patch of gradfix's"),
+        ("empty.py", "it is there already, and is no patch of gradfix's"),
+        ("folder", "it is not a regular file"),
+        ("x" * 300, "can't be written (file name too long)"),
+    ],
+)
+@pytest.mark.parametrize("format_", ["full", "json"])
+def test_fix_overwrites_nothing_else(fake, capsys, name, said, format_):
+    Path("link.py").symlink_to("gan.py")
+    Path("hard.py").hardlink_to("gan.py")
+    Path("notes.txt").write_text("mine")
+    Path("other.json").write_text('{"format": "other"}')
+    Path("empty.py").touch()
+    Path("folder").mkdir()
+    before = {p.name: p.read_bytes() for p in Path().iterdir() if p.is_file()}
+    fake.make = None  # nothing runs
+    assert gradfix("fix", "gan.py", "--write", "--output-patch", name, "--output-format", format_) == 2
+    out, err = capsys.readouterr()
+    assert said in err
+    assert format_ == "full" or said in json.loads(out)["problems"][0]["message"]
+    assert {p.name: p.read_bytes() for p in Path().iterdir() if p.is_file()} == before
+
+
+def test_fix_does_not_write_over_what_comes_in(fake, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(made.GAN.encode())))
+    assert gradfix("fix", "-", "--stdin-filename", "new.py", "--output-patch", "new.py") == 2
+    assert "names the script itself" in capsys.readouterr().err
+    assert not Path("new.py").exists()
+
+
+@pytest.mark.parametrize("version", [1, 99])
+def test_fix_writes_over_an_older_patch(fake, version):
+    Path("p.json").write_text(json.dumps({"format": "gradfix-patch", "version": version}))
+    assert gradfix("fix", "gan.py", "--output-patch", "p.json") == 1
+    assert len(json.loads(Path("p.json").read_text())["fixes"]) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,9 @@ APPLY = (
 
 def apply(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What fix --output-patch wrote.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What fix --output-patch wrote, or - for standard input.")
+    ],
     root: Annotated[
         Path, typer.Option("--root", metavar="DIR", help="Where the files are [dim](default: .)[/dim].")
     ] = Path(),
@@ -77,7 +80,13 @@ def apply(
     top = root.resolve()
     results: list[Applied] = []
     try:
-        patch = patch_file.load(file)
+        patch = patch_file.read(sys.stdin.buffer) if str(file) == "-" else patch_file.load(file)
+    except patch_file.PatchError as problem:
+        return _stopped(terminal, output_format, f"{file}: {problem}")
+    except OSError as problem:
+        reason = (problem.strerror or str(problem)).lower()
+        return _stopped(terminal, output_format, f"{file}: can't be read ({reason})")
+    try:
         with ExitStack() as stack:
             proof = (
                 _proof(stack, terminal, context, python, steps, timeout, seed, sandbox) if reprove else None
@@ -88,11 +97,15 @@ def apply(
                 if output_format != "json":
                     render = report.full if output_format == "full" else report.concise
                     terminal.show(render(one, top, write, diff or not write))
-    except (patch_file.PatchError, InterpreterError) as problem:
+    except patch_file.PatchError as problem:
         return _stopped(terminal, output_format, f"{file}: {problem}", results)
+    except InterpreterError as problem:
+        return _stopped(terminal, output_format, str(problem), results)
+    except BrokenPipeError:
+        raise
     except OSError as problem:
         reason = (problem.strerror or str(problem)).lower()
-        return _stopped(terminal, output_format, f"{file}: can't be read ({reason})", results)
+        return _stopped(terminal, output_format, f"{problem.filename or top}: {reason}", results)
     if output_format == "json":
         terminal.write(report.document(results, top, write))
     elif not quiet:

@@ -101,6 +101,8 @@ class Work:
         try:
             entries, stdin = asked.find(self.settings.tape)
             settings = asked.bounded(self.settings, entries, stdin)
+            if self.output_patch is not None:
+                _refuse_output(self.output_patch, entries)  # before the work, not after it
             view = self._view(entries)
             if self.action == "write" and stdin is None:
                 for entry in filter(Path.exists, entries):
@@ -201,8 +203,10 @@ class Work:
             self.terminal.error(f"{self.output_patch}: can't be written ({reason})")
             return False
         if not self.terminal.quiet:
-            said = f"{len(patch.fixes)} fix{'' if len(patch.fixes) == 1 else 'es'} in {self.output_patch}"
-            self.terminal.err.print(f"{said}.", soft_wrap=True)
+            count, path = len(patch.fixes), safe(str(self.output_patch))
+            said = f"{count} fix{'' if count == 1 else 'es'} in {path}"
+            none = f"There was no fix to write: {path} is a patch without any"
+            self.terminal.err.print(f"{said if count else none}.", soft_wrap=True)
         return True
 
     def _code(self, results: list[Result]) -> int:
@@ -217,6 +221,21 @@ class Work:
         paths = Paths.of(entries)
         out, piped = terminal.out, not terminal.out.is_terminal
         return View(paths, out.width, terminal.glyphs, self.verbose, self.action, self.diff, piped)
+
+
+def _refuse_output(path: Path, entries: Sequence[Path]) -> None:
+    """Raises SourceError where a patch can't be written to `path`, or not without harm to another file."""
+    from gradfix.patches import file
+
+    if os.path.realpath(path) in {os.path.realpath(entry) for entry in entries}:
+        raise SourceError(f"{path}: --output-patch names the script itself; name another file")
+    try:
+        file.may_write(path)
+    except file.PatchError as problem:
+        raise SourceError(f"{path}: {problem}; name another file for --output-patch") from None
+    except OSError as problem:
+        reason = (problem.strerror or str(problem)).lower()
+        raise SourceError(f"{path}: can't be written ({reason})") from None
 
 
 def _written(result: Result) -> Result:

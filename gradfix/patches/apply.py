@@ -66,9 +66,9 @@ def apply(patch: Patch, tree: Tree) -> Iterator[Applied]:
                 tree.write(done.files)
                 texts |= {path: new for path, (_, new) in done.files.items()}
         except Refused as why:
-            done = Applied(fix, "refused", f"{why}.")
+            done = Applied(fix, "refused", _ended(str(why)))
         except SourceError as problem:
-            done = Applied(fix, "refused", f"{_from(tree.root, problem.sentence)}.")
+            done = Applied(fix, "refused", _ended(_from(tree.root, problem.sentence)))
         yield done
 
 
@@ -110,13 +110,19 @@ def _applied(fix: Fix, tree: Tree, known: dict[str, Source], texts: Mapping[str,
     done = replace(done, verdict=verdict)
     if verdict.status in tree.accept:
         return done
-    return replace(done, status="refused", why=f"here it is {verdict.status}: {verdict.reason}.", files={})
+    return replace(
+        done, status="refused", why=_ended(f"here it is {verdict.status}: {verdict.reason}"), files={}
+    )
 
 
 def _read(file: FilePatch, root: Path) -> Source:
     """Raises Refused, and SourceError."""
     path = root / file.path
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as problem:  # a name that is too long
+        raise Refused(f"{file.path} can't be read ({(problem.strerror or str(problem)).lower()})") from None
+    if not there:
         found = _moved(file, root)
         hint = f"; its lines are in {found}: was it moved?" if found else ""
         raise Refused(f"{file.path} is not there{hint}")
@@ -171,4 +177,8 @@ def _seen(fix: Fix, tree: Tree, before: Mapping[str, str], after: Mapping[str, s
 
 def _from(root: Path, sentence: str) -> str:
     """`sentence` with paths from the root on."""
-    return sentence.replace(f"{root}/", "").rstrip(".")
+    return sentence.replace(f"{root}/", "")
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith((".", "?", "!")) else f"{sentence}."

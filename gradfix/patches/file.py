@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
 import types
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
 
 from gradfix.patches.values import Patch
 from gradfix.report.json import plain
@@ -19,6 +21,7 @@ from gradfix.source import NEWLINE
 FORMAT, VERSION = "gradfix-patch", 1
 LARGEST = 32 << 20  # bytes of a file that is read
 AROUND = 2_000  # lines around a change
+LONGEST = 4_096  # characters of a path
 SUFFIXES = (".py", ".ipynb")
 
 
@@ -49,20 +52,44 @@ def save(patch: Patch, path: Path) -> None:
 def load(path: Path) -> Patch:
     """The patch in a file. Raises PatchError and OSError."""
     with path.open("rb") as stream:
-        raw = stream.read(LARGEST + 1)
+        return read(stream)
+
+
+def read(stream: BinaryIO) -> Patch:
+    """The patch that comes from `stream`. Raises PatchError and OSError."""
+    raw = stream.read(LARGEST + 1)
     if len(raw) > LARGEST:
         raise PatchError(f"it is larger than {LARGEST >> 20} MiB: no patch of gradfix's is")
     return loads(raw)
 
 
+def may_write(path: Path) -> None:
+    """Raises PatchError where a patch written to `path` would destroy something else, and OSError where it can't be
+    written at all."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return
+    if not path.is_file():  # a folder, a device, a link to nowhere
+        raise PatchError("it is not a regular file")
+    with path.open("rb") as stream:
+        raw = stream.read(LARGEST + 1)
+    try:
+        if len(raw) <= LARGEST:
+            _parsed(raw)
+            return
+    except PatchError:
+        pass
+    raise PatchError("it is there already, and is no patch of gradfix's")
+
+
 def loads(raw: bytes) -> Patch:
     """The patch that `raw` is. Raises PatchError."""
-    try:
-        value = json.loads(raw.decode("utf-8"), parse_constant=_no_number)
-    except (ValueError, RecursionError) as problem:
-        raise PatchError(f"this is no JSON ({str(problem) or 'nested too deeply'})") from None
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise PatchError("this is no patch of gradfix's (gradfix fix --output-patch makes one)")
+    value = _parsed(raw)
     version = value.pop("version", None)
     if isinstance(version, bool) or version != VERSION:
         raise PatchError(f"it is of another version than {VERSION}, the one this gradfix reads")
@@ -70,6 +97,17 @@ def loads(raw: bytes) -> Patch:
     patch: Patch = _value(Patch, value, "")
     _allowed(patch)
     return patch
+
+
+def _parsed(raw: bytes) -> dict[str, Any]:
+    """The JSON of a patch of any version. Raises PatchError."""
+    try:
+        value = json.loads(raw.decode("utf-8-sig"), parse_constant=_no_number)
+    except (ValueError, RecursionError) as problem:
+        raise PatchError(f"this is no JSON ({str(problem) or 'nested too deeply'})") from None
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise PatchError("this is no patch of gradfix's (gradfix fix --output-patch makes one)")
+    return value
 
 
 def _no_number(said: str) -> float:
@@ -164,8 +202,15 @@ def _allowed(patch: Patch) -> None:
 def inside(path: str) -> PurePosixPath:
     """`path` as a patch may name one: a source, below the root it is applied to. Raises PatchError."""
     pure = PurePosixPath(path)
-    strange = not path or "\\" in path or any(ord(c) < 32 for c in path) or pure.is_absolute() or ":" in path
-    if strange or str(pure) != path or any(p in ("..", ".git") for p in pure.parts):
+    strange = "\\" in path or ":" in path or any(unicodedata.category(c) == "Cc" for c in path)
+    if (
+        strange
+        or not pure.name
+        or pure.is_absolute()
+        or len(path) > LONGEST
+        or str(pure) != path
+        or any(p in ("..", ".git") for p in pure.parts)
+    ):
         raise PatchError(f"it names {path[:200]!r}, which is no path below the root that it is applied to")
     script = "." not in pure.name  # whether it is one is asked where it is placed
     if pure.suffix not in SUFFIXES and not script:

@@ -12,6 +12,7 @@ from rich.text import Text
 from gradfix.report import Line
 from gradfix.report.diff import unified
 from gradfix.report.json import edits, plain
+from gradfix.report.layout import safe
 from gradfix.report.places import Paths
 
 if TYPE_CHECKING:
@@ -22,29 +23,21 @@ STYLES = {"placed": "bold green", "already": "dim", "refused": "bold red"}
 
 
 def full(done: Applied, root: Path, written: bool, diff: bool) -> Iterator[Text | Line]:
-    """One fix: what became of it, what was measured of it, and its diff."""
-    fix = done.fix
-    yield Text.assemble((_word(done, written), STYLES[done.status]), f": {_named(fix)}")
-    for cure in fix.cures:
-        yield Text(f"   = {cure.codemod} ({cure.kind}): {cure.summary}")
-    yield Text(f"   = {fix.verdict} where it was made: {fix.reason}")
-    if done.verdict is not None:
-        yield Text(f"   = {done.verdict.status} here: {done.verdict.reason}")
-    if done.why:
-        yield Text(f"   = refused: {done.why}")
-    for said in (*_moved(done), done.seen):
-        if said:
-            yield Text(f"   = {said}")
+    """One fix: what became of it, what was measured of it, and its diff. All of it is somebody else's words, and may
+    reach a terminal through a pipe: the exact diff is in the document."""
+    yield Text.assemble((_word(done, written), STYLES[done.status]), f": {_tame(_named(done.fix))}")
+    for said in _said(done):
+        yield Text(f"   = {_tame(said)}")
     if diff and done.files:
         yield Text("")
-        yield from (Line(line) for line in _diff(done, root))
+        yield from (Line(safe(line)) for line in _diff(done, root))
     yield Text("")
 
 
 def concise(done: Applied, root: Path, written: bool, diff: bool) -> Iterator[Text | Line]:
     """One fix, one line."""
     why = done.why or f"{done.fix.verdict} where it was made"
-    yield Line(f"{', '.join(f.path for f in done.fix.files)}: {_word(done, written)}: {why}")
+    yield Line(_tame(f"{', '.join(f.path for f in done.fix.files)}: {_word(done, written)}: {why}"))
 
 
 def closing(results: Sequence[Applied], written: bool) -> str:
@@ -96,6 +89,25 @@ def _fix(done: Applied, root: Path, written: bool) -> dict[str, Any]:
         "edits": [e for path, (old, new) in sorted(done.files.items()) for e in edits(names[path], old, new)],
         "diff": "".join(f"{line}\n" for line in _diff(done, root)),
     }
+
+
+def _tame(text: str) -> str:
+    """One line that steers no terminal."""
+    return safe(text.replace("\n", " "))
+
+
+def _said(done: Applied) -> Iterator[str]:
+    fix = done.fix
+    for cure in fix.cures:
+        yield f"{cure.codemod} ({cure.kind}): {cure.summary}"
+    yield f"{fix.verdict} where it was made: {fix.reason}"
+    if done.verdict is not None:
+        yield f"{done.verdict.status} here: {done.verdict.reason}"
+    if done.why:
+        yield f"refused: {done.why}"
+    yield from _moved(done)
+    if done.seen:
+        yield done.seen
 
 
 def _word(done: Applied, written: bool) -> str:

@@ -101,7 +101,8 @@ for x in torch.randn(2, 4, 3):
             yield from _loop(second[0], second[1])
         if earlier.stack == later.stack:
             if (
-                first[1] is second[1]
+                conflict.pattern == "two-losses"  # a state that is carried wants its graph cut, not kept for ever
+                and first[1] is second[1]
                 and not _between(project, earlier, later, Step)
                 and not stale(project, later)[0]
             ):

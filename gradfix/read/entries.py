@@ -72,12 +72,13 @@ def walk(
     path: Path, unit: Unit, project: Project, wanted: Wanted, budget: Budget, kept: Kept | None = None
 ) -> Iterator[Walk]:
     """Every entry of `unit` that is wanted: its main part, then what that did not reach."""
-    margin = Margin(unit)
-    ways = list(_ways(unit, wanted))
-    apart = [margin.alone(way.root) for way in ways]
-    if margin.calls and None in apart:
-        margin.join()
+    with deep():
+        margin = Margin(unit)
+        ways = list(_ways(unit, wanted))
         apart = [margin.alone(way.root) for way in ways]
+        if margin.calls and None in apart:
+            margin.join()
+            apart = [margin.alone(way.root) for way in ways]
     joined = [way for way, needed in zip(ways, apart, strict=True) if needed is None]
     separate = margin.calls
     program = _Program(path, unit, project, budget, frozenset(id(way.node) for way in ways))

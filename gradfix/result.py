@@ -40,6 +40,7 @@ class Settings:
     python: str | None = None
     steps: int = 3
     timeout: float = 120.0
+    resident: int | None = None  # bytes that one run's processes may hold; None: most of what is free
     seed: int = 0
     sandbox: Sandbox | None = None  # None: auto, and strict for code that nobody named
     tape: Path | None = None
@@ -80,6 +81,7 @@ class Settings:
             steps=self.steps,
             timeout=self.timeout,
             seed=self.seed,
+            resident=self.resident,
         )
 
 

@@ -15,13 +15,20 @@ PATIENCE = 10.0  # seconds that the system may take to end what was killed
 def resident(pid: int) -> int:
     """Bytes that a process and all below it hold in memory, without what they share with files; 0 where the system
     does not tell."""
-    page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-    pages = 0
-    for one in (pid, *below(pid)):
-        with suppress(OSError, IndexError, ValueError):
-            held = Path(f"/proc/{one}/statm").read_bytes().split()
-            pages += int(held[1]) - int(held[2])
-    return pages * page
+    return sum(map(_held, (pid, *below(pid))))
+
+
+def _held(pid: int) -> int:
+    """One process's part. What it shares with those it was forked from, or forked, is counted once in all where the
+    system says so: the runs are forks of one that has torch in memory."""
+    with suppress(OSError, IndexError, ValueError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_bytes().split(b"\n"):
+            if line.startswith(b"Pss_Anon:"):
+                return int(line.split()[1]) * 1024
+    with suppress(OSError, IndexError, ValueError):
+        held = Path(f"/proc/{pid}/statm").read_bytes().split()
+        return (int(held[1]) - int(held[2])) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def kill_below(pid: int) -> None:

@@ -320,5 +320,11 @@ def _settings(root: Path, options: Options) -> tuple[Settings, Config]:
         )
     except ConfigError as problem:
         raise Refused(f"its configuration can't be used: {problem}".replace(f"{root}/", "")) from None
-    bounded = replace(settings, python=options.python, steps=options.steps, timeout=options.timeout)
+    bounded = replace(
+        settings,
+        python=options.python,
+        steps=options.steps,
+        timeout=options.timeout,
+        resident=options.memory // 3,  # two may run side by side, and what starts them needs some
+    )
     return bounded, config

@@ -24,6 +24,7 @@ class Run:
     in. `record` asks for a tape, `measure` for a Measurement. `impose` is the effect imposed on the run (see
     gradfix.prove), a JSON object, or None. `steps` bounds the run (each optimizer), `timeout` in seconds.
     `memory` bytes of address space above what the child has at the fork; None: most of what is free.
+    `resident` bytes that all of its processes together may hold; None: most of what is free.
     `file_size` bytes that a file may grow to.
     `fill_empty`: fresh memory (torch.empty, torch.Tensor(3)) is zero instead of leftovers, so that runs can
     be compared.
@@ -41,6 +42,7 @@ class Run:
     timeout: float = 120.0
     seed: int = 0
     memory: int | None = None
+    resident: int | None = None
     file_size: int = 1 << 32
     fill_empty: bool = True
 

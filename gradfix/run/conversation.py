@@ -64,7 +64,7 @@ class Conversation:
             "seed": run.seed,
             "memory": run.memory,
             "file_size": run.file_size,
-            "resident": _resident_limit(run.memory),
+            "resident": _resident_limit(run),
             "fill_empty": run.fill_empty,
             "wall": self.terms.wall.name,
             "strict": self.terms.strict,
@@ -235,12 +235,13 @@ def _text(data: bytearray) -> str:
     return bytes(data[-KEPT:]).decode("utf-8", "replace")
 
 
-def _resident_limit(memory: int | None) -> int | None:
+def _resident_limit(run: Run) -> int | None:
     """Bytes that all processes of the run together may hold."""
-    if memory is not None:
-        return memory + (256 << 20)  # what a forked torch holds by itself
+    if run.memory is not None:
+        return run.memory + (256 << 20)  # what a forked torch holds by itself
     free = free_memory()
-    return int(free * SHARE) if free else None
+    limits = [run.resident, int(free * SHARE) if free else None]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def free_memory() -> int:

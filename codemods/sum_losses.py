@@ -100,8 +100,9 @@ for x in torch.randn(2, 4, 3):
         if not _between(project, earlier, later):
             yield from _loop(second[0], second[1])
         if earlier.stack == later.stack:
+            # (a state that is carried wants its graph cut, not kept for ever)
             if (
-                conflict.pattern == "two-losses"  # a state that is carried wants its graph cut, not kept for ever
+                conflict.pattern == "two-losses"
                 and first[1] is second[1]
                 and not _between(project, earlier, later, Step)
                 and not stale(project, later)[0]

@@ -13,8 +13,8 @@ import codecs
 import hashlib
 import os
 import re
+import secrets
 import stat
-import tempfile
 import tokenize
 import unicodedata
 import warnings
@@ -168,16 +168,18 @@ def readable(sources: Mapping[str, str], root: Path, known: Mapping[str, str]) -
     return files
 
 
-def write(changes: Mapping[str, tuple[str, str]]) -> None:
+def write(changes: Mapping[str, tuple[str, str]], token: str = "") -> None:
     """Write new texts, all of them or none: `changes` maps a path to (text as it was read, new text).
 
     Every file is first written whole beside the old one, then moved over it, so that a reader sees the old
     or the new file and never half of one; mode, owner and extended attributes are kept as far as the system
     lets us. A symbolic link stays one: the file it points at is replaced. Of several hard links only this
     name gets the new text, which keeps package caches that hard-link into environments whole.
+    Who gives a `token` can tell by `beside` what a kill has left, and take it away.
     Raises SourceError, and nothing is changed, where a file is not what was read any more, is read-only or
     full.
     """
+    token = token or secrets.token_hex(4)
     staged: list[tuple[Path, bytes, Path]] = []
     replaced: list[tuple[Path, bytes]] = []
     try:
@@ -187,7 +189,7 @@ def write(changes: Mapping[str, tuple[str, str]]) -> None:
                 raise SourceError(f"{path} has changed since it was read; nothing was written. Run again")
             real = Path(os.path.realpath(path))
             refuse_read_only(Path(path))
-            staged.append((real, source.raw, _stage(Path(path), real, source.encode(new))))
+            staged.append((real, source.raw, _stage(Path(path), token, source.encode(new))))
         for real, raw, temporary in staged:
             if real.read_bytes() != raw:
                 raise SourceError(f"{real} has changed since it was read; nothing was written. Run again")
@@ -197,13 +199,20 @@ def write(changes: Mapping[str, tuple[str, str]]) -> None:
     except BaseException as problem:  # Ctrl-C between two files too: put back what was replaced
         for real, raw in replaced:
             if real.read_bytes() != raw:
-                os.replace(_stage(real, real, raw), real)
+                os.replace(_stage(real, token, raw), real)
         if isinstance(problem, OSError):
             raise SourceError(f"nothing was written: {problem.filename}: {_reason(problem)}") from None
         raise
     finally:
         for _, _, temporary in staged:
             temporary.unlink(missing_ok=True)
+
+
+def beside(path: Path | str, token: str) -> Path:
+    """Where `write` puts the new text of a file before it is moved over the old one."""
+    real = Path(os.path.realpath(path))
+    own = hashlib.sha256(os.fsencode(real) + token.encode()).hexdigest()[:12]
+    return real.with_name(f".{real.name[:100]}.{own}.tmp")
 
 
 def refuse_read_only(path: Path) -> None:
@@ -287,13 +296,13 @@ def _width(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-def _stage(path: Path, real: Path, content: bytes) -> Path:
-    """A file beside `real` with `content` on the disk, and the mode, owner and attributes of `real`."""
+def _stage(path: Path, token: str, content: bytes) -> Path:
+    """A file beside the real one with `content` on the disk, and its mode, owner and attributes."""
+    real, temporary = Path(os.path.realpath(path)), beside(path, token)
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{real.name[:100]}.", suffix=".tmp", dir=real.parent)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as problem:
         raise SourceError(f"{path}: can't be written ({_reason(problem)}); nothing was changed") from None
-    temporary = Path(name)
     try:
         with open(descriptor, "wb") as out:
             out.write(content)
@@ -303,7 +312,7 @@ def _stage(path: Path, real: Path, content: bytes) -> Path:
                 _allowed(os.fchown, out.fileno(), about.st_uid, about.st_gid)
             os.fchmod(out.fileno(), stat.S_IMODE(about.st_mode))
             for attribute in _attributes(real):
-                _allowed(os.setxattr, name, attribute, os.getxattr(real, attribute))
+                _allowed(os.setxattr, temporary, attribute, os.getxattr(real, attribute))
             os.fsync(out.fileno())
     except BaseException as problem:
         temporary.unlink(missing_ok=True)

@@ -236,47 +236,6 @@ def test_the_pull_request_names_the_runs_of_its_cures(tmp_path):
     assert "Measured by running `train.py` before and after" in told
 
 
-def test_a_codemod_is_taken_back(tmp_path):
-    repo = repository(tmp_path / "repo", {"train.py": faulty(), "old.py": LEAF})
-    folder = plain(tmp_path / "folder", {"train.py": faulty(), "old.py": LEAF})
-    words = ["--accept", "untried"]
-    assert call("repo", "--branch", "cured", *words, cwd=tmp_path).returncode == 0
-    assert call("folder", "--workspace", "two", "--write", *words, cwd=tmp_path).returncode == 0
-    assert git(repo, "rev-list", "--count", "main..cured") == "2"
-    assert "no_grad" in (folder / "old.py").read_text()
-    before = state(repo, "cured")
-    call("--branch", "cured", *words, "--revert", "out-of-place", cwd=tmp_path)
-    call("--workspace", "two", "--write", *words, "--revert", "out-of-place", cwd=tmp_path)
-    told = git(repo, "log", "--format=%s", "main..cured").splitlines()
-    assert told == [
-        "gradfix: clone-before-write in train.py",
-        "gradfix: no-grad-write in old.py",
-    ]  # the next best
-    assert state(repo, "cured") == before
-    assert (folder / "train.py").read_text() == faulty().replace(
-        "value += 1", "value = value.clone()\n    value += 1"
-    )
-    assert "no_grad" in (folder / "old.py").read_text()
-    rest = ["--revert", "clone-before-write,clone-weight", "--revert", "no-grad-write"]
-    call("--branch", "cured", *words, *rest, cwd=tmp_path)
-    assert git(repo, "rev-parse", "cured") == git(repo, "rev-parse", "main")
-    (folder / "old.py").write_text("mine = 1\n")
-    done = call("--workspace", "two", "--write", *words, "--revert", "no-grad-write", cwd=tmp_path)
-    assert "old.py has changed since it was written" in done.stderr
-    assert (folder / "old.py").read_text() == "mine = 1\n"
-
-
-LEAF = """\
-import torch
-
-w = torch.ones(2, requires_grad=True)
-for step in range(3):
-    (w * 2).sum().backward()
-    w -= 0.1 * w.grad
-    w.grad.zero_()
-"""
-
-
 # ---- limits
 
 

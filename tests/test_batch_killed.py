@@ -169,6 +169,42 @@ def test_a_kill_between_two_effects_is_made_good(tmp_path):
     assert state(repo) == before
 
 
+KILL = """
+import os, signal, sys
+whole, seen, nth = os.replace, [], int(sys.argv.pop(1))
+def replace(old, new):
+    if str(new).endswith(".py"):
+        seen.append(new)
+        if len(seen) == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+    whole(old, new)
+os.replace = replace
+from gradfix.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("then", [(), ("--accept", "untried", "--write")])
+def test_a_kill_between_two_files_leaves_nothing_beside_them(tmp_path, nth, then):
+    repo = repository(tmp_path / "repo", {"a.py": faulty(), "b.py": faulty("model")})
+    words = ["migrate", "repo", "--accept", "untried", "--write"]
+    done = subprocess.run([sys.executable, "-c", KILL, str(nth), *words], cwd=tmp_path, check=False)
+    assert done.returncode == -signal.SIGKILL
+    texts = [(repo / name).read_text() for name in ("a.py", "b.py")]
+    assert texts in ([faulty(), faulty("model")], [sound(), faulty("model")])
+    assert list(repo.glob(".*.tmp"))
+    again = [sys.executable, "-m", "gradfix", "migrate", *then]
+    subprocess.run(again, cwd=tmp_path, capture_output=True, check=False)
+    assert {p.name for p in repo.iterdir()} == {".git", "a.py", "b.py"}
+    texts = [(repo / name).read_text() for name in ("a.py", "b.py")]
+    assert not then or texts == [sound(), sound("model")]
+    # and what the killed call had written can be taken back
+    back = ["--accept", "untried", "--revert", "out-of-place"]
+    subprocess.run([*again[:4], *back], cwd=tmp_path, capture_output=True, check=False)
+    assert [(repo / name).read_text() for name in ("a.py", "b.py")] == [faulty(), faulty("model")]
+
+
 def test_half_a_file_is_never_there(tmp_path, monkeypatch):
     save(tmp_path / "report.json", b"old")
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))

@@ -4,11 +4,11 @@ any moment of it, and comes to the same."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gradfix.batch.git import LINK, GitError, Repository, repository
-from gradfix.batch.values import RepoResult, Step
+from gradfix.batch.values import RepoResult, Spec, Step, Written
 from gradfix.patches.file import dumps
 from gradfix.patches.make import patch as carry
 from gradfix.report.diff import patch
@@ -51,8 +51,8 @@ def no_patch(file: Path) -> None:
         made.unlink(missing_ok=True)
 
 
-def to_tree(result: RepoResult, place: Path) -> str:
-    """All changes in the working tree. Raises Undone."""
+def to_tree(result: RepoResult, place: Path, token: str) -> str:
+    """All changes in the working tree; `token` as source.write has it. Raises Undone."""
     if result.kind not in ("repository", "folder"):
         raise Undone(f"{_article(result.kind)} has no working tree to write to; --diff makes a patch")
     left: dict[str, tuple[str, str]] = {}
@@ -65,30 +65,51 @@ def to_tree(result: RepoResult, place: Path) -> str:
                 if path in result.dirty:
                     raise Undone(f"{path} has changes that are not committed; commit or stash them first")
                 left[str(place / path)] = (old, new)
-        write(left)
+        write(left, token)
     except SourceError as problem:
         raise Undone(str(problem).replace(f"{place}/", "")) from None
     return f"{_files(result)} written"
 
 
-def back(result: RepoResult, place: Path) -> str:
-    """What `to_tree` did, undone. Raises Undone where a file is not what was written any more."""
+def back(written: Written, spec: Spec, token: str) -> None:
+    """What `to_tree` did, undone. Raises Undone where a file is not what was written any more, or would differ from
+    its commit once it is put back."""
+    place = Path(spec.place)
     left: dict[str, tuple[str, str]] = {}
     try:
-        for path, (old, new) in result.changes.items():
+        for path, (old, new) in written.changes.items():
             now = Source.read(place / path).text
             if now not in (old, new):
-                raise Undone(f"{path} has changed since it was written; take the change back by hand")
-            if now == new:
+                raise Undone(
+                    f"{path} has changed since it was written; take the change back by hand, then --retry {spec.name}"
+                )
+            if now != old:
                 left[str(place / path)] = (new, old)
-        write(left)
+        for path, committed in _committed(place, [p for p in written.changes if str(place / p) in left]):
+            if committed != written.changes[path][0]:
+                raise Undone(
+                    f"{path} was committed since it was written; take that commit back (git revert), then call again"
+                )
+        write(left, token)
     except SourceError as problem:
         raise Undone(str(problem).replace(f"{place}/", "")) from None
-    return f"{_files(result)} as before"
+    except GitError as problem:
+        raise Undone(str(problem)) from None
+
+
+def _committed(place: Path, paths: list[str]) -> Iterator[tuple[str, str]]:
+    """Those of `paths` that are tracked, with their committed texts. Raises GitError, Undone."""
+    found = repository(place) if paths else None
+    if found is not None:
+        tree = found.tree(found.head())
+        tracked = [path for path in paths if path in tree]
+        contents = found.contents(tree[path].name for path in tracked)
+        for path, data in zip(tracked, contents, strict=True):
+            yield path, _decoded(path, data).text
 
 
 def to_branch(result: RepoResult, place: Path, branch: str, scratch: Path, made: str, making: Note) -> str:
-    """A branch with one commit a codemod, on top of what was checked out. HEAD, index and working tree stay untouched,
+    """A branch with one commit a cure, on top of what was checked out. HEAD, index and working tree stay untouched,
     no hook is run, and the commits' own index lies below `scratch`. `made` is the commit that gradfix had put it at,
     `making` hears of the new one before it is there. Raises Undone."""
     try:

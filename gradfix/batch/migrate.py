@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
@@ -12,7 +13,8 @@ from pathlib import Path
 from gradfix.batch import delivery, engine
 from gradfix.batch.engine import Engine, EngineError
 from gradfix.batch.state import State, wanted
-from gradfix.batch.values import Options, RepoResult, Spec, loads
+from gradfix.batch.values import Options, RepoResult, Spec, Written, loads
+from gradfix.source import beside
 
 AHEAD = 2  # repositories that wait at an executor beyond those it works on
 
@@ -61,15 +63,18 @@ class Batch:
         """Do what is left to do; gives the repositories that were asked for. Raises StateError, EngineError."""
         asked = wanted(state.specs(), self.only)
         options = state.decided(self.options)
+        state.sweep()
         self._again(state, asked)
-        names = {s.name for s in asked}
+        stuck = self._taken_back(state, asked)
+        names = {s.name for s in asked} - stuck
         todo = [s for s in state.open(options) if s.name in names]
         waiting = {s.name for s in todo}
         done = [s for s in asked if s.name not in waiting]
         say(Progress(len(done), len(asked), 0))
         with self._scratch() as scratch:
             for spec in done:
-                self._affect(state, spec, scratch)
+                if spec.name not in stuck:
+                    self._affect(state, spec, scratch)
             results = self._results(state, todo, options, scratch)
             for count, (spec, result, running) in enumerate(results, len(done) + 1):
                 delivery.no_patch(self._patch(spec))
@@ -79,20 +84,35 @@ class Batch:
         return asked
 
     def revert(self, state: State, codemod: str) -> None:
-        """Take back what a codemod has done: written files are put back, and run() looks at these repositories again
+        """Have what a codemod has done taken back: run() puts written files back, and looks at these repositories again
         without it, so that what is left is proved anew; their branches move when it comes to them."""
         state.revert(codemod)
         for spec in wanted(state.specs(), self.only):
-            result = state.result(spec.name)
-            if result is None or not any(codemod in step.codemod.split("+") for step in result.steps):
+            written, result = state.written(spec.name), state.result(spec.name)
+            if codemod in written.codemods:
+                back = tuple(sorted({*written.back, codemod}))
+                state.note_written(spec.name, replace(written, back=back))
+            elif result is not None and any(codemod in step.codemod.split("+") for step in result.steps):
+                state.forget([spec.name])
+
+    def _taken_back(self, state: State, asked: list[Spec]) -> set[str]:
+        """Put back what was written and is not wanted any more; gives the names of those where that can't be done. They
+        stay as they are, and it is tried again and said again each time."""
+        stuck = set()
+        for spec in asked:
+            written = state.written(spec.name)
+            if not written.back:
                 continue
             try:
-                if state.effects(spec.name).get("write", ("", ""))[0] == "done":
-                    delivery.back(result, Path(spec.place))
+                with _staging(state, spec, written.changes) as token:
+                    delivery.back(written, spec, token)
             except delivery.Undone as why:
-                state.affected(spec.name, f"revert {codemod}", "refused", str(why))
+                state.affected(spec.name, "revert", "refused", str(why))
+                stuck.add(spec.name)
             else:
+                state.note_written(spec.name, Written())
                 state.forget([spec.name])
+        return stuck
 
     def _again(self, state: State, asked: list[Spec]) -> None:
         ended = state.ended()
@@ -100,7 +120,11 @@ class Batch:
             if word in ("failed", "refused", "all"):
                 state.forget(s.name for s in asked if s.name in ended and word in ("all", ended[s.name]))
             else:
-                state.forget(s.name for s in wanted(asked, (word,)))
+                named = [s.name for s in wanted(asked, (word,), "--retry")]
+                state.forget(named)
+                for name in named:
+                    if state.written(name).back:  # it was taken back by hand, or is to stay
+                        state.note_written(name, Written())
 
     def _results(
         self, state: State, todo: list[Spec], options: Options, scratch: Path
@@ -131,6 +155,9 @@ class Batch:
         if result is None:
             return
         branch = self.wish.branch
+        for effect, (came, _) in had.items():
+            if came == "refused" and branch and effect.startswith("branch ") and effect not in due:
+                state.unaffected(spec.name, effect)  # another name is the answer to it
         if not result.changes:  # nothing to do, but for a branch that was made when there was
             due = [f"branch {branch}"] if branch and state.made(spec.name, branch) else []
         for effect in due:
@@ -150,13 +177,31 @@ class Batch:
         if effect == "diff":
             return delivery.to_patch(result, place, self._patch(spec))
         if effect == "write":
-            return delivery.to_tree(result, place)
+            return self._write(result, spec, state)
         branch = self.wish.branch
 
         def making(commit: str) -> None:
             state.making(spec.name, branch, commit)
 
         return delivery.to_branch(result, place, branch, scratch, state.made(spec.name, branch), making)
+
+    def _write(self, result: RepoResult, spec: Spec, state: State) -> str:
+        before = state.written(spec.name)
+        state.note_written(spec.name, before.then(result))
+        try:
+            with _staging(state, spec, result.changes) as token:
+                return delivery.to_tree(result, Path(spec.place), token)
+        except BaseException:  # nothing was written
+            state.note_written(spec.name, before)
+            raise
+
+
+@contextmanager
+def _staging(state: State, spec: Spec, paths: Iterable[str]) -> Iterator[str]:
+    """A token for source.write, whose staged files are remembered meanwhile."""
+    token = secrets.token_hex(8)
+    with state.staging(beside(Path(spec.place, path), token) for path in paths):
+        yield token
 
 
 def _through(

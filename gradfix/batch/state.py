@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from gradfix.batch.values import Ended, Options, RepoResult, Spec, dumps, loads
+from gradfix.batch.values import Ended, Options, RepoResult, Spec, Written, dumps, loads
 from gradfix.verdict import HELD
 
 FORMAT = "1"
@@ -209,16 +209,41 @@ class State:
         """Note what came of an effect."""
         self._db.execute("INSERT OR REPLACE INTO effects VALUES (?, ?, ?, ?)", (name, effect, result, said))
 
+    def unaffected(self, name: str, effect: str) -> None:
+        """Forget what came of an effect."""
+        self._db.execute("DELETE FROM effects WHERE name = ? AND effect = ?", (name, effect))
+
     def made(self, name: str, branch: str) -> str:
         """The commit that gradfix last put a branch of a repository at, "" where it never did."""
-        row = self._db.execute(
-            "SELECT value FROM meta WHERE key = ?", (f"branch {name} {branch}",)
-        ).fetchone()
-        return row[0] if row else ""
+        return self._noted(f"branch {name} {branch}")
 
     def making(self, name: str, branch: str, commit: str) -> None:
         """Note, before it happens, that a branch is put at `commit`."""
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"branch {name} {branch}", commit))
+        self._note(f"branch {name} {branch}", commit)
+
+    def written(self, name: str) -> Written:
+        """What gradfix has written into a repository's working tree."""
+        text = self._noted(f"written {name}")
+        return loads(Written, text) if text else Written()
+
+    def note_written(self, name: str, written: Written) -> None:
+        """Note it, before it happens."""
+        self._note(f"written {name}", dumps(written) if written.changes else "")
+
+    @contextmanager
+    def staging(self, files: Iterable[Path]) -> Iterator[None]:
+        """Remember, meanwhile, files that a kill would leave behind in somebody's tree."""
+        self._note("staged", json.dumps([str(file) for file in files]))
+        try:
+            yield
+        finally:
+            self._note("staged", "")
+
+    def sweep(self) -> None:
+        """Take away what a killed call has staged."""
+        for file in json.loads(self._noted("staged") or "[]"):
+            Path(file).unlink(missing_ok=True)
+        self._note("staged", "")
 
     # ---- decisions
 
@@ -245,15 +270,20 @@ class State:
 
     def revert(self, codemod: str) -> None:
         """No more cures by this codemod in this workspace. What it has done is the caller's to undo."""
-        names = " ".join(sorted({*self.reverted(), codemod}))
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('reverted', ?)", (names,))
+        self._note("reverted", " ".join(sorted({*self.reverted(), codemod})))
 
     def reverted(self) -> tuple[str, ...]:
         """The codemods that were taken back."""
-        row = self._db.execute("SELECT value FROM meta WHERE key = 'reverted'").fetchone()
-        return tuple(row[0].split()) if row else ()
+        return tuple(self._noted("reverted").split())
 
     # ---- helpers
+
+    def _noted(self, key: str) -> str:
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return str(row[0]) if row else ""
+
+    def _note(self, key: str, value: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def _wanted(self, name: str, options: Options) -> str:
         """What a result of `name` must have been made with to count: decisions on groups it has or had a part in."""
@@ -261,17 +291,13 @@ class State:
 
     def _own(self, name: str, options: Options) -> str:
         ever = {f for (f,) in self._db.execute("SELECT fingerprint FROM faults WHERE name = ?", (name,))}
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (f"spared {name}",)).fetchone()
-        ever |= set(row[0].split()) if row else set()
+        ever |= set(self._noted(f"spared {name}").split())
         return " ".join(f for f in (*options.spared, "|", *options.granted) if f == "|" or f in ever)
 
     def _forget(self, name: str) -> None:
         had = {f for (f,) in self._db.execute("SELECT fingerprint FROM faults WHERE name = ?", (name,))}
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (f"spared {name}",)).fetchone()
-        had |= set(row[0].split()) if row else set()
-        self._db.execute(
-            "INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"spared {name}", " ".join(sorted(had)))
-        )
+        had |= set(self._noted(f"spared {name}").split())
+        self._note(f"spared {name}", " ".join(sorted(had)))
         for table in ("results", "faults", "effects"):
             self._db.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
 
@@ -286,12 +312,13 @@ class State:
         self._db.execute("COMMIT")
 
 
-def wanted(specs: Iterable[Spec], only: Iterable[str]) -> list[Spec]:
-    """Those that `only` names: by name, by place, or by a shell's pattern of names. Raises StateError."""
+def wanted(specs: Iterable[Spec], only: Iterable[str], flag: str = "--only") -> list[Spec]:
+    """Those that `only` names: by name, by place, or by a shell's pattern of names. Raises StateError with the `flag`
+    that named them."""
     specs, only = list(specs), list(only)
     for word in only:
         if not any(_named(word, spec) for spec in specs):
-            raise StateError(f"--only {word}: no repository of this workspace is called that")
+            raise StateError(f"{flag} {word}: no repository of this workspace is called that")
     return [s for s in specs if not only or any(_named(word, s) for word in only)]
 
 

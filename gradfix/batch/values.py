@@ -175,6 +175,27 @@ class RepoResult:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What gradfix has written into a working tree and not taken back, whatever was looked at since: old and new text
+    by path, the codemods that did it, and those of them (`back`) that it is to be taken back for."""
+
+    changes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    codemods: tuple[str, ...] = ()
+    back: tuple[str, ...] = ()
+
+    def then(self, result: RepoResult) -> Written:
+        """This, and what a result's changes add to it."""
+        changes = dict(self.changes)
+        for path, (old, new) in result.changes.items():
+            first, last = changes.get(path, (old, old))
+            changes[path] = (first if last == old else old, new)
+        more = [name for step in result.steps for name in step.codemod.split("+")]
+        return dataclasses.replace(
+            self, changes=changes, codemods=tuple(dict.fromkeys([*self.codemods, *more]))
+        )
+
+
 def dumps(value: Any) -> str:
     """One of the values above as JSON: ASCII, since a path may hold bytes that are no text anywhere else."""
     return json.dumps(dataclasses.asdict(value), sort_keys=True, allow_nan=False)

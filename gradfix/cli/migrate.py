@@ -97,7 +97,7 @@ def migrate(
     revert: Annotated[
         list[str] | None,
         typer.Option(
-            "--revert", metavar="CODEMOD", help="Take back what this codemod has done in the workspace."
+            "--revert", metavar="CODEMOD", help="Take back what this codemod has done, in working trees too."
         ),
     ] = None,
     select: Select = None,
@@ -143,7 +143,7 @@ def migrate(
 ) -> int:
     """Many repositories through find, cure and prove, in parallel; a kill loses nothing, the same call goes on.
 
-    Nothing is run without --prove, and nothing is written to a repository without --write or --branch.
+    Nothing is run without --prove, and nothing is written to a repository without --write, --branch or --revert.
     """
     from gradfix.batch.command import Command, CommandError
     from gradfix.batch.migrate import Batch, Wish

@@ -1,0 +1,90 @@
+"""gradfix migrate --revert: what a codemod has done is taken back whole, or it is said why not, each time."""
+
+from repositories import faulty, git, plain, repository, sound, state
+from test_batch import call
+
+
+def test_a_codemod_is_taken_back(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty(), "old.py": LEAF})
+    folder = plain(tmp_path / "folder", {"train.py": faulty(), "old.py": LEAF})
+    words = ["--accept", "untried"]
+    assert call("repo", "--branch", "cured", *words, cwd=tmp_path).returncode == 0
+    assert call("folder", "--workspace", "two", "--write", *words, cwd=tmp_path).returncode == 0
+    assert git(repo, "rev-list", "--count", "main..cured") == "2"
+    assert "no_grad" in (folder / "old.py").read_text()
+    before = state(repo, "cured")
+    call("--branch", "cured", *words, "--revert", "out-of-place", cwd=tmp_path)
+    call("--workspace", "two", "--write", *words, "--revert", "out-of-place", cwd=tmp_path)
+    told = git(repo, "log", "--format=%s", "main..cured").splitlines()
+    assert told == [
+        "gradfix: clone-before-write in train.py",
+        "gradfix: no-grad-write in old.py",
+    ]  # the next best
+    assert state(repo, "cured") == before
+    assert (folder / "train.py").read_text() == faulty().replace(
+        "value += 1", "value = value.clone()\n    value += 1"
+    )
+    assert "no_grad" in (folder / "old.py").read_text()
+    rest = ["--revert", "clone-before-write,clone-weight", "--revert", "no-grad-write"]
+    call("--branch", "cured", *words, *rest, cwd=tmp_path)
+    assert git(repo, "rev-parse", "cured") == git(repo, "rev-parse", "main")
+    (folder / "old.py").write_text("mine = 1\n")
+    done = call("--workspace", "two", "--write", *words, "--revert", "no-grad-write", cwd=tmp_path)
+    assert "old.py has changed since it was written" in done.stderr
+    assert (folder / "old.py").read_text() == "mine = 1\n"
+
+
+def test_a_refused_revert_is_said_until_it_is_settled(tmp_path):
+    folder = plain(tmp_path / "folder", {"train.py": faulty(), "old.py": LEAF})
+    words = ["--accept", "untried"]
+    assert call("folder", "--write", *words, cwd=tmp_path).returncode == 0
+    (folder / "old.py").write_text("mine = 1\n")
+    written = (folder / "train.py").read_text()
+    first = call(*words, "--revert", "out-of-place", cwd=tmp_path)
+    again = call("--accept", "untried,intended", "--revert", "no-grad-write", cwd=tmp_path)
+    later = call("--accept", "untried", "--write", cwd=tmp_path)
+    for done in (first, again, later):
+        assert done.returncode == 2, done.stdout
+        assert "folder: revert: old.py has changed since it was written" in done.stderr
+        assert (folder / "train.py").read_text() == written
+    assert "old.py has changed" in call("--status", cwd=tmp_path).stdout
+    (folder / "old.py").write_text(LEAF)  # by hand
+    done = call(*words, cwd=tmp_path)
+    assert "old.py has changed" not in done.stderr
+    assert (folder / "train.py").read_text() == faulty()
+
+
+def test_what_was_written_is_taken_back_after_another_look(tmp_path):
+    """The result that it was written from is not there any more; what was written is known all the same."""
+    folder = plain(tmp_path / "folder", {"train.py": faulty()})
+    assert call("folder", "--write", "--accept", "untried", cwd=tmp_path).returncode == 0
+    assert (folder / "train.py").read_text() == sound()
+    call("--retry", "all", "--accept", "untried", "--no-notes", cwd=tmp_path)
+    call("--accept", "untried", "--revert", "out-of-place", cwd=tmp_path)
+    assert (folder / "train.py").read_text() == faulty()
+
+
+def test_a_committed_cure_is_not_taken_back_behind_its_commit(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    words = ["--accept", "untried", "--write"]
+    assert call("repo", *words, cwd=tmp_path).returncode == 0
+    git(repo, "commit", "-am", "cured")
+    done = call(*words, "--revert", "out-of-place", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "train.py was committed since it was written" in done.stderr
+    assert git(repo, "status", "--porcelain") == ""
+    git(repo, "revert", "--no-edit", "HEAD")
+    done = call(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "value.clone()" in (repo / "train.py").read_text()  # the next best
+
+
+LEAF = """\
+import torch
+
+w = torch.ones(2, requires_grad=True)
+for step in range(3):
+    (w * 2).sum().backward()
+    w -= 0.1 * w.grad
+    w.grad.zero_()
+"""

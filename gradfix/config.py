@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gradfix.patterns import matches
 from gradfix.result import Exempt, Settings
 from gradfix.suppress import REPORTED
 from gradfix.verdict import HELD
@@ -121,6 +122,10 @@ class Projects:
                 self._files[file] = found.under("the command line", self.values)
             self._folders[folder] = self._files[file]
         return self._folders[folder]
+
+    def excludes(self, file: Path) -> bool:
+        """Whether the exclusions speak of `file`, however it was named. Raises ConfigError."""
+        return any(matches(base, patterns, file) for base, patterns in self.of(file.parent).excluded())
 
     def settings(self, file: Path) -> Settings:
         """What holds for `file`, as Settings. Raises ConfigError."""

@@ -98,6 +98,37 @@ def test_the_fixing_hook_changes_the_file_and_runs_nothing(say, hooks, tmp_path)
     assert not (project / "ran").exists()
 
 
+def test_the_fixing_hook_leaves_what_is_excluded_and_takes_every_name(say, hooks, tmp_path):
+    project = tmp_path / "project"
+    (project / "vendor").mkdir(parents=True)
+    (project / "gradfix.toml").write_text('exclude = ["vendor/"]')
+    names = ("vendor/train.py", "-train.py", "--output-patch=other.py", "other.py")
+    for name in names:
+        (project / name).write_text(FAULT)
+    commit(say, project)
+    code, said = say("pre-commit", "try-repo", str(hooks), "gradfix-fix", "--all-files", cwd=project)
+    assert code == 1
+    assert [(project / name).read_text() for name in names] == [FAULT, CURED, CURED, CURED], said
+    (project / "-train.py").write_text(FAULT)
+    code, said = say("pre-commit", "try-repo", str(hooks), "gradfix-check", "--all-files", cwd=project)
+    assert "-train.py:5:1" in said
+    assert "1 fault" in said
+    command = ("gradfix", "fix", "--no-run", "--force-exclude")
+    assert say(*command, "vendor/train.py", cwd=project) == (0, "")
+    assert say(*command, "vendor/train.py", "other.py", cwd=project)[0] == 0
+
+
+def test_the_name_of_a_file_is_no_option(say, tmp_path):
+    (tmp_path / "--output-patch=train.py").write_text(FAULT)
+    for command in (("fix", "--no-run"), ("check",)):
+        code, said = say("gradfix", *command, "--output-patch=train.py", cwd=tmp_path)
+        assert code == 2
+        assert "say ./--output-patch=train.py for the file" in said.replace("\n", " ")
+        assert say("gradfix", *command, "./--output-patch=train.py", cwd=tmp_path)[0] == 1
+        assert say("gradfix", *command, "--", "--output-patch=train.py", cwd=tmp_path)[0] == 1
+    assert not (tmp_path / "train.py").exists()
+
+
 def test_what_runs_nothing_takes_no_script_to_run(say, tmp_path):
     code, said = say("gradfix", "fix", "--no-run", "--prove", ".", cwd=tmp_path)
     assert code == 2
@@ -113,6 +144,8 @@ def test_the_action_checks_without_torch(environment, tmp_path):
         shutil.copy(ROOT / name, action)
     project.mkdir()
     (project / "train.py").write_text(FAULT)
+    for name in ("copy", "rich", "typer", "gradfix", "pip"):  # nothing of the checkout is run
+        (project / f"{name}.py").write_text("open('ran', 'w').close()\n")
     subprocess.run([sys.executable, "-m", "venv", own], env=environment, check=True)
     about = yaml.safe_load((action / "action.yml").read_text())
     install, check = about["runs"]["steps"]
@@ -141,3 +174,4 @@ def test_the_action_checks_without_torch(environment, tmp_path):
     done = step(check["run"])
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("::error file=train.py,line=5,")
+    assert not (project / "ran").exists()

@@ -82,14 +82,17 @@ app.command(cls=Command, epilog=EXPLAIN)(explain)
 app.command(cls=Command)(rules)
 app.command(cls=Command, epilog=SERVER)(server)
 app.command(cls=Command, epilog=IDE)(ide)
+SCRIPTED = ("fix", "run", "record", "apply")  # what follows -- is the script's
 PLAIN: dict[str, Callable[..., int]] = {f.__name__: f for f in (check, explain, rules)}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The command ``gradfix``: never returns."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    cut = given.index("--") if "--" in given else len(given)
+    scripted = given[0] in SCRIPTED and "--" in given  # elsewhere -- only says that no option follows
+    cut = given.index("--") if scripted else len(given)
     ours, theirs = given[:cut], tuple(given[cut + 1 :])
+    _refuse_files(ours)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # let `with` end the children
     try:
         code = _plainly(ours, theirs)
@@ -120,6 +123,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _say("this is a fault of gradfix's own; please report it with the lines above")
         code = FAILED
     sys.exit(code)
+
+
+def _refuse_files(words: Sequence[str]) -> None:
+    """A file's name is not to be taken for an option, where a shell's * or a hook has put it."""
+    for word in words[: words.index("--") if "--" in words else None]:
+        if word.startswith("-") and word != "-" and os.path.lexists(word):
+            _say(f"{word} is an option and the name of a file here: say ./{word} for the file")
+            sys.exit(FAILED)
 
 
 def _plainly(ours: Sequence[str], theirs: Sequence[str]) -> int | None:

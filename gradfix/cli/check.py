@@ -11,6 +11,7 @@ import typer
 from gradfix.cli.options import (
     BaselineOption,
     ConfigOption,
+    ForceExclude,
     Format,
     Ignore,
     Isolated,
@@ -48,10 +49,7 @@ def check(
         list[str] | None,
         typer.Option("--exclude", metavar="PATTERN", help="Files to leave out, as in .gitignore."),
     ] = None,
-    force_exclude: Annotated[
-        bool,
-        typer.Option("--force-exclude", metavar="", help="Leave them out even where they are named."),
-    ] = False,
+    force_exclude: ForceExclude = False,
     evidence: Annotated[
         Literal["certain", "likely"],
         typer.Option("--evidence", help="How sure a fault must be to be reported."),

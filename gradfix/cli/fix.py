@@ -10,8 +10,10 @@ from typing import Annotated, Literal
 import typer
 
 from gradfix.cli.options import (
+    NOTHING,
     BaselineOption,
     ConfigOption,
+    ForceExclude,
     Format,
     Ignore,
     Isolated,
@@ -105,9 +107,10 @@ def fix(
             "--no-run",
             metavar="",
             help="Run nothing: cures come from the text and stay untried; --accept untried applies those that "
-            "mean to change nothing in the training.",
+            "mean to change nothing in the training. What follows -- are paths.",
         ),
     ] = False,
+    force_exclude: ForceExclude = False,
     output_patch: Annotated[
         Path | None,
         typer.Option(
@@ -135,6 +138,13 @@ def fix(
 
     Every cure is proved: the script runs before and after, and all gradients are compared.
     """
+    arguments: tuple[str, ...] = context.obj
+    if no_run:  # no script gets arguments: what follows -- are paths, as in `check`
+        paths, arguments = [*(paths or []), *arguments], ()
+    if force_exclude and paths:
+        paths = _kept(paths, config, isolated)
+        if not paths:
+            return NOTHING
     found = configuration(
         [*(entry or []), *(paths or []), *([stdin_filename] if stdin_filename else [])],
         config,
@@ -162,7 +172,7 @@ def fix(
     asked = found.settings(
         codemods=codemods(codemod),
         notes=notes,
-        arguments=context.obj,
+        arguments=arguments,
         seed=seed,
         sandbox=sandbox,
         tape=tape,
@@ -218,6 +228,17 @@ def run(
     try:
         return work.go(Entries([script]))
     except BaselineError as problem:
+        fail(str(problem))
+
+
+def _kept(paths: list[str], config: list[str] | None, isolated: bool) -> list[str]:
+    """The paths that the project they lie in does not exclude; directories leave out for themselves."""
+    from gradfix.config import ConfigError, Projects
+
+    projects = Projects(tuple(config or ()), isolated)
+    try:
+        return [p for p in paths if p == "-" or not projects.excludes(Path(p).absolute())]
+    except ConfigError as problem:
         fail(str(problem))
 
 

@@ -32,6 +32,12 @@ UpdateBaseline = Annotated[
     bool,
     typer.Option("--update-baseline", metavar="", help="Make that file know every fault there is now."),
 ]
+ForceExclude = Annotated[
+    bool,
+    typer.Option(
+        "--force-exclude", metavar="", help="Leave out what the project excludes even where it is named."
+    ),
+]
 Python = Annotated[
     str | None,
     typer.Option(

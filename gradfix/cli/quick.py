@@ -42,10 +42,13 @@ def _read(command: Callable[..., int], words: Sequence[str]) -> dict[str, Any]:
         else:
             raise _NotPlain
     out: dict[str, Any] = {}
-    left = list(words)
+    left, named = list(words), False  # behind -- nothing is an option
     while left:
         word = left.pop(0)
-        if word.startswith("-") and word != "-":
+        if word == "--" and not named:
+            named = True
+            continue
+        if word.startswith("-") and word != "-" and not named:
             flag, equals, value = word.partition("=")
             if flag not in options:
                 raise _NotPlain

@@ -57,7 +57,7 @@ class Asked:
         paths = [Path(p) for p in self.paths]
         if not self.force_exclude:
             return paths
-        return [p for p in paths if not _search(projects, p.absolute().parent).excludes(p.absolute())]
+        return [p for p in paths if not projects.excludes(p.absolute())]
 
     def _stdin(self, projects: Projects) -> Iterator[Result]:
         path = Path(self.stdin_filename or "<stdin>").absolute()
@@ -67,7 +67,7 @@ class Asked:
             yield Result(path, problem=Problem(problem.sentence, problem.detail), ended="read")
             return
         settings = projects.settings(path)
-        if not (self.force_exclude and _search(projects, path.parent).excludes(path)):
+        if not (self.force_exclude and projects.excludes(path)):
             yield from check_text(source, settings)
 
 

@@ -17,7 +17,6 @@ from pygls.uris import from_fs_path
 
 from gradfix import __version__
 from gradfix.config import FILE, ConfigError, Projects
-from gradfix.discover import Search
 from gradfix.result import Cure as Found
 from gradfix.result import Result, Settings
 from gradfix.server import actions, diagnostics
@@ -100,7 +99,7 @@ class Server(LanguageServer):
         """What holds for a file; None where it is left out. A configuration that can't be used is said once, and the
         defaults hold."""
         try:
-            if Search(self.projects.of(path.parent).excluded()).excludes(path):
+            if self.projects.excludes(path):
                 return None
             return self.projects.settings(path)
         except ConfigError as problem:

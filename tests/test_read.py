@@ -326,3 +326,14 @@ def test_a_program_that_was_read_is_let_go_without_looking_for_cycles(tmp_path, 
     finally:
         gc.enable()
     assert sorted(left) == sorted(before)
+
+
+def test_a_state_that_goes_through_a_cell_is_carried_not_summed(tmp_path):
+    text = """\
+    cell, h = nn.RNNCell(2, 2), torch.zeros(1, 2)
+    for _ in range(3):
+        h = cell(torch.randn(1, 2), h)
+        h.sum().backward()
+    """
+    (reading,) = readings(tmp_path, text)
+    assert [c.pattern for c in detect(reading.tape)] == ["carried"]

@@ -117,7 +117,11 @@ def _pattern(graph: Graph, backward: Backward, previous: Backward, entries: tupl
     totals = summed(graph, backward.roots)
     before = summed(graph, [r for b in graph.passes(backward) if b.time < backward.time for r in b.roots])
     only_summed = all(
-        e.consumer is not None and e.consumer.node in totals and e.producer.node in before for e in entries
+        e.consumer is not None
+        and plain_op(e.consumer) in SUMMING
+        and e.consumer.node in totals
+        and e.producer.node in before
+        for e in entries
     )
     return "accumulated" if only_summed else "carried"
 

@@ -435,6 +435,39 @@ def test_the_command_line(tmp_path):
     assert "holds no migration" in call("--workspace", "none", cwd=tmp_path).stderr
 
 
+def test_what_could_not_be_taken_is_no_success(tmp_path):
+    plain(tmp_path / "folder", {"ok.py": sound()})
+    assert call("folder", "gone", cwd=tmp_path).returncode == 2
+    done = call("--workspace", "two", "", cwd=tmp_path)
+    assert (done.returncode, "an empty REPO names nothing" in done.stderr) == (2, True)
+    assert not (tmp_path / "two").exists()
+    done = call("folder", "--branch", "", cwd=tmp_path)
+    assert (done.returncode, "--branch needs a name" in done.stderr) == (2, True)
+    done = call("folder", "--retry", "nosuch", cwd=tmp_path)
+    assert (done.returncode, "--retry nosuch: no repository" in done.stderr) == (2, True)
+
+
+def test_status_before_the_end(tmp_path):
+    (tmp_path / "ws").mkdir()
+    known = State(tmp_path / "ws")
+    known.add([Spec("one", "/one")])
+    known.close()
+    done = call("--workspace", "ws", "--status", cwd=tmp_path)
+    assert "1 repository: 1 waiting; 0 files, 0 scripts run; 0 faults" in done.stdout
+    assert "Reports" not in done.stdout
+
+
+def test_a_refused_branch_is_settled_by_another(tmp_path):
+    repository(tmp_path / "repo", {"train.py": faulty()})
+    words = ["--accept", "untried", "--branch"]
+    done = call("repo", *words, "main", cwd=tmp_path)
+    assert (done.returncode, "main is checked out" in done.stderr) == (2, True)
+    assert call("--accept", "untried", cwd=tmp_path).returncode == 0
+    done = call(*words, "cured", cwd=tmp_path)
+    assert (done.returncode, "main" in done.stderr) == (0, False)
+    assert call("--status", cwd=tmp_path).returncode == 0
+
+
 @pytest.mark.parametrize("given", [b"", b'{"spec": '])
 def test_a_worker_whose_parent_has_gone_takes_its_folder_along(tmp_path, given):
     """Killed before it has said what to do: nobody else knows of the folder any more."""

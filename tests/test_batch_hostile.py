@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import stat
 import subprocess
 import sys
 import tarfile
@@ -150,6 +151,14 @@ def test_submodules_and_repositories_inside_are_left_alone(tmp_path):
     assert result == "done"
 
 
+def test_repositories_inside_a_plain_folder_are_said(tmp_path):
+    plain(tmp_path / "folder", {"a.py": sound()})
+    repository(tmp_path / "folder/inside", {"train.py": faulty()})
+    found = migrate(tmp_path / "ws", [tmp_path / "folder"])["folder"]
+    assert (found.kind, found.faults) == ("folder", ())
+    assert found.remarks == ("inside: left out; it is a repository of its own.",)
+
+
 def test_odd_files_are_left_out_and_said(tmp_path):
     (tmp_path / "outside.py").write_text(faulty())
     repo = plain(
@@ -258,6 +267,42 @@ def test_archives_are_read(tmp_path):
         assert "+    value = value + 1" in (tmp_path / f"ws/patches/{archive.name}.patch").read_text()
         assert said(tmp_path / "ws", archive.name)["branch cured"] == (
             "refused", "an archive has no branches; --diff makes a patch")  # fmt: skip
+
+
+def test_what_an_archive_links_to_is_left_out_and_said(tmp_path):
+    link = zipfile.ZipInfo("p/l.py")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as out:
+        out.writestr("p/a.py", sound())
+        out.writestr(link, "/x")
+    kinds = {"s.py": tarfile.SYMTYPE, "h.py": tarfile.LNKTYPE, "dev": tarfile.CHRTYPE}
+    links = [(member(f"p/{name}", kind, "p/a.py"), b"") for name, kind in kinds.items()]
+    tarred(tmp_path / "a.tar.gz", (member("p/a.py"), sound().encode()), *links)
+    found = migrate(tmp_path / "ws", [tmp_path / "a.zip", tmp_path / "a.tar.gz"])
+    assert found["a.zip"].remarks == ("p/l.py: left out; it is a link or a device.",)
+    assert found["a.tar.gz"].remarks == ("p/s.py, p/h.py, p/dev: left out; each is a link or a device.",)
+    assert [r.files for r in found.values()] == [1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_members_in_each_others_way_are_refused(tmp_path):
+    both = (("a.py", "x"), ("a.py", "y")), (("a", "x"), ("a/b.py", "y")), (("a/b.py", "x"), ("a", "y"))
+    for n, members in enumerate(both):
+        with zipfile.ZipFile(tmp_path / f"{n}.zip", "w") as out:
+            for name, text in members:
+                out.writestr(name, text)
+    found = migrate(tmp_path / "ws", [tmp_path / f"{n}.zip" for n in range(len(both))])
+    for result in found.values():
+        assert result.sentence.startswith("two of its files can't lie side by side here (a")
+
+
+def test_an_encrypted_archive_is_a_sentence(tmp_path):
+    zipped(tmp_path / "a.zip", {"a.py": "x"})
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    for header, at in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        data[data.index(header) + at] |= 1
+    (tmp_path / "a.zip").write_bytes(data)
+    assert migrate(tmp_path / "ws", [tmp_path / "a.zip"])["a.zip"].sentence == "a.zip is encrypted"
 
 
 def test_a_relative_workspace_is_as_good(tmp_path):

@@ -28,7 +28,7 @@ class CommandError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What is left to be done by somebody: faults that are not cured, repositories that failed."""
+    """What is left to be done by somebody: faults that are not cured, repositories and effects that came to nothing."""
 
     faults: int
     failed: int
@@ -48,6 +48,8 @@ class Command:
     def go(self, terminal: Terminal) -> Left:
         """Do it. Raises CommandError."""
         self._checked()
+        if any(not place.strip() for place in self.places):
+            raise CommandError("an empty REPO names nothing; . is the directory that this is called in")
         new = specs([*self.places, *self._listed()])
         workspace = self.batch.workspace
         if not new and not (workspace / "state.db").is_file():
@@ -67,7 +69,7 @@ class Command:
                     done = self.batch.run(state, say)
             finally:
                 written.write(workspace, state, state.specs())
-            return self._close(state, done, terminal)
+            return self._close(state, done, terminal, (*self.batch.wish.effects, "revert"))
 
     def status(self, terminal: Terminal) -> Left:
         """Say how far it is. Raises CommandError."""
@@ -121,21 +123,27 @@ class Command:
                 f"{problem.filename or self.batch.workspace}: can't be used ({reason})"
             ) from None
 
-    def _close(self, state: State, asked: list[Spec], terminal: Terminal) -> Left:
+    def _close(
+        self, state: State, asked: list[Spec], terminal: Terminal, effects: tuple[str, ...] | None = None
+    ) -> Left:
+        """The end of a call that was about these `effects` (None: about all that were ever asked for)."""
         results = [r for s in asked if (r := state.result(s.name)) is not None]
         refused = [
             f"{s.name}: {effect}: {said}"
             for s in asked
             for effect, (result, said) in state.effects(s.name).items()
-            if result == "refused"
+            if result == "refused" and (effects is None or effect in effects)
         ]
         if not terminal.quiet:
             for line in refused:
                 terminal.err.out(safe(line), highlight=False)
             terminal.write(safe(sentence(totals(asked, results))))
             workspace = self.batch.workspace
-            page = (workspace / "report.html").is_file()
-            more = ", report.html" if page else " (report.html needs jinja2: pip install 'gradfix[batch]')"
-            terminal.write(f"Reports: {workspace}/report.md, report.json{more}")
+            if (workspace / "report.json").is_file():
+                page = (workspace / "report.html").is_file()
+                more = (
+                    ", report.html" if page else " (report.html needs jinja2: pip install 'gradfix[batch]')"
+                )
+                terminal.write(f"Reports: {workspace}/report.md, report.json{more}")
         faults = sum(f.severity != "note" and f.status != "cured" for r in results for f in r.faults)
-        return Left(faults, sum(r.ended == "failed" or bool(r.crashes) for r in results) + len(refused))
+        return Left(faults, sum(r.ended != "done" or bool(r.crashes) for r in results) + len(refused))

@@ -23,6 +23,7 @@ LONG = 2_000_000  # bytes of a file that is read: nobody wrote more by hand
 FILES = 20_000  # sources of one repository
 LFS = b"version https://git-lfs.github.com/spec/"
 SUFFIXES = (".py", ".ipynb")
+NESTED = "is a repository of its own"
 
 
 class Refused(Exception):
@@ -80,13 +81,16 @@ def opened(spec: Spec, scratch: Path) -> Iterator[Opened]:
         if place.is_file():
             if not place.name.lower().endswith(ARCHIVES):
                 raise Refused(f"{place.name} is neither a folder nor an archive ({', '.join(ARCHIVES)})")
-            yield Opened(_unpacked(place, scratch / "archive"), "archive")
+            root, remarks = _unpacked(place, scratch / "archive")
+            yield Opened(root, "archive", remarks=remarks)
             return
         if not place.is_dir():
             raise Refused("there is no such folder or archive")
         found = repository(place)
         if found is None:
-            yield Opened(place, "folder", skipped=_nested(place))
+            nested = _nested(place)
+            remarks = (_left_out(NESTED, list(nested)),) if nested else ()
+            yield Opened(place, "folder", remarks=remarks, skipped=nested)
             return
         commit = found.head()
         if found.work is None:
@@ -162,7 +166,7 @@ def _working_copy(found: Repository, place: Path, commit: str) -> Opened:
         )
     nested = [n for n in _nested(place) if n not in links]
     if nested:
-        remarks.append(_left_out("is a repository of its own", nested))
+        remarks.append(_left_out(NESTED, nested))
     return Opened(place, "repository", commit, tuple(remarks), (*links, *nested), tree)
 
 
@@ -187,31 +191,44 @@ def _laid_out(found: Repository, commit: str, root: Path) -> tuple[Path, tuple[s
         )
     room = _Room()
     for path, data in zip(plain, found.contents(b.name for b in plain.values()), strict=True):
-        if room.wants(path, 0):
+        if room.wants(path):
             _write(root, path, data)
     (root / ".git").mkdir(parents=True, exist_ok=True)  # where the project begins, for who looks for a root
     left = sorted(set(tree) - set(plain))
     return root, (_left_out("is a link or a submodule", left),) if left else ()
 
 
-def _unpacked(archive: Path, root: Path) -> Path:
-    """The files of an archive below `root`; the folder in it where there is but one. Raises Refused."""
+def _unpacked(archive: Path, root: Path) -> tuple[Path, tuple[str, ...]]:
+    """The files of an archive below `root`, the folder in it where there is but one, and what is to be said of it.
+    Raises Refused."""
     room = _Room()
+    links: list[str] = []
     try:
         if archive.name.lower().endswith(".zip"):
             with zipfile.ZipFile(archive) as zipped:
                 for info in zipped.infolist():
-                    if not info.is_dir() and room.wants(info.filename, info.external_attr >> 16):
-                        with zipped.open(info) as member:
-                            _write(root, info.filename, room.read(member))
+                    kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where it was made elsewhere than on Unix
+                    if info.is_dir() or kind == stat.S_IFDIR or not room.wants(info.filename):
+                        continue
+                    if kind not in (0, stat.S_IFREG):
+                        links.append(info.filename)
+                        continue
+                    if info.flag_bits & 1:
+                        raise Refused(f"{archive.name} is encrypted")
+                    with zipped.open(info) as member:
+                        _write(root, info.filename, room.read(member))
         else:
             with tarfile.open(archive) as tarred:
                 for entry in tarred:
                     room.checked(entry.name)
-                    if entry.isfile() and room.wants(entry.name, 0):
-                        opened_ = tarred.extractfile(entry)
-                        assert opened_ is not None
-                        _write(root, entry.name, room.read(opened_))
+                    if entry.isdir() or not room.wants(entry.name):
+                        continue
+                    if not entry.isfile():
+                        links.append(entry.name)
+                        continue
+                    opened_ = tarred.extractfile(entry)
+                    assert opened_ is not None
+                    _write(root, entry.name, room.read(opened_))
     except (
         zipfile.BadZipFile,
         tarfile.TarError,
@@ -227,7 +244,7 @@ def _unpacked(archive: Path, root: Path) -> Path:
     inside = [p for p in root.iterdir() if p.is_dir()]
     top = inside[0] if len(inside) == 1 and len(list(root.iterdir())) == 1 else root
     (top / ".git").mkdir(exist_ok=True)  # as in _laid_out
-    return top
+    return top, (_left_out("is a link or a device", links),) if links else ()
 
 
 class _Room:
@@ -236,13 +253,13 @@ class _Room:
     def __init__(self) -> None:
         self.members, self.bytes = MEMBERS, BYTES
 
-    def wants(self, name: str, mode: int) -> bool:
+    def wants(self, name: str) -> bool:
         """Whether a member is to be unpacked. Raises Refused for one that would land elsewhere."""
         parts = self.checked(name).parts
         self.members -= 1
         if self.members < 0:
             raise Refused(f"it holds more than {MEMBERS} files")
-        return ".git" not in parts and not stat.S_ISLNK(mode)
+        return ".git" not in parts
 
     def checked(self, name: str) -> PurePosixPath:
         path = PurePosixPath(name.replace("\\", "/"))
@@ -260,13 +277,14 @@ class _Room:
 
 def _write(root: Path, name: str, data: bytes) -> None:
     path = root / name.replace("\\", "/")
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as out:
             out.write(data)
-    except FileExistsError:
+    except (FileExistsError, NotADirectoryError, IsADirectoryError):
         raise Refused(
-            f"two of its files have one name here ({name}): their names differ by case only"
+            f"two of its files can't lie side by side here ({name}): the same name twice, names that differ by case "
+            "only, or a file where the other needs a folder"
         ) from None
 
 

@@ -9,20 +9,23 @@ from typing import Any
 def sentence(totals: Mapping[str, Any]) -> str:
     """The totals in words."""
     ended = totals["ended"]
-    parts = [
-        f"{totals['repositories']} repositories: {counts(ended)}"
-        + (f", {totals['waiting']} waiting" if totals["waiting"] else "")
-    ]
-    parts.append(f"{totals['files']} files, {totals['runs']} scripts run")
-    cured = f"{totals['faults']} faults and {totals['notes']} notes found, {totals['cured']} of them cured"
+    waiting = {"waiting": totals["waiting"]} if totals["waiting"] else {}
+    parts = [f"{_many(totals['repositories'], 'repository', 'repositories')}: {counts({**ended, **waiting})}"]
+    parts.append(f"{_many(totals['files'], 'file')}, {_many(totals['runs'], 'script')} run")
+    found = f"{_many(totals['faults'], 'fault')} and {_many(totals['notes'], 'note')} found"
+    cured = f"{found}, {totals['cured']} of them cured"
     parts.append(cured + (f" ({counts(totals['verdicts'])})" if totals["verdicts"] else ""))
     if totals["crashes"]:
         parts.append(
-            f"{totals['crashes']} files that gradfix could not follow, a fault of its own: see report.json"
+            f"{_many(totals['crashes'], 'file')} that gradfix could not follow, a fault of its own: see report.json"
         )
     seconds = totals["seconds"]
     parts.append(f"a repository took {seconds['median']:.1f} s (median), {seconds['p95']:.1f} s (p95)")
     return "; ".join(parts) + "."
+
+
+def _many(count: int, one: str, more: str = "") -> str:
+    return f"{count} {one if count == 1 else more or f'{one}s'}"
 
 
 def counts(given: Mapping[str, int]) -> str:

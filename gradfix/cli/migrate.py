@@ -157,6 +157,8 @@ def migrate(
     for flag, given in (("--diff", diff), ("--write", write), ("--branch", branch)):
         if given and not prove and "untried" not in good:
             fail(UNPROVED.format(flag))
+    if branch == "":
+        fail("--branch needs a name")
     if (engine == "dask") != bool(scheduler):
         fail("--engine dask and --scheduler ADDRESS go together")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

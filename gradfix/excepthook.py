@@ -1,12 +1,13 @@
 """A diagnosis below PyTorch's traceback: gradfix.install(), or ``python -m gradfix.excepthook train.py``.
 
 Nothing is recorded and nothing is run again, unless asked for: the traceback says which error, the text says how it
-came about. Only what the standard library has loaded already is imported before there is an error.
+came about. Before there is an error only `threading` is imported, which torch needs as well.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from types import TracebackType
 
 Raised = tuple[type[BaseException], BaseException, TracebackType | None]
@@ -17,24 +18,47 @@ USAGE = "usage: python -m gradfix.excepthook [--record] SCRIPT [ARGUMENT ...]"
 class Hook:
     """What stands in for sys.excepthook: the one before it, then the diagnosis."""
 
-    def __init__(self, record: bool) -> None:
-        self.record = record
+    record = False
+    told: BaseException | None = (
+        None  # once is enough, though a wrapper of somebody's calls a hook from a hook
+    )
+
+    def __init__(self) -> None:
         self.before = sys.excepthook
 
     def __call__(self, kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
         tb = _theirs(tb)
         value.__traceback__ = tb
         self.before(kind, value, tb)
-        if issubclass(kind, Exception):
-            _explain((kind, value, tb), self.record)
+        _tell((kind, value, tb))
+
+
+class ThreadHook:
+    """The same for threading.excepthook, which speaks of the threads that end in an error."""
+
+    def __init__(self) -> None:
+        self.before = threading.excepthook
+
+    def __call__(self, raised: threading.ExceptHookArgs) -> None:
+        self.before(raised)
+        if raised.exc_value is not None:
+            _tell((raised.exc_type, raised.exc_value, raised.exc_traceback))
 
 
 def install(record: bool = False) -> None:
     """See gradfix.install. Once is enough."""
-    if isinstance(sys.excepthook, Hook):
-        sys.excepthook.record = record
-    else:
-        sys.excepthook = Hook(record)
+    Hook.record = record
+    if not isinstance(sys.excepthook, Hook):
+        sys.excepthook = Hook()
+    if not isinstance(threading.excepthook, ThreadHook):
+        threading.excepthook = ThreadHook()
+
+
+def _tell(raised: Raised) -> None:
+    kind, value, _ = raised
+    if issubclass(kind, Exception) and Hook.told is not value and sys.stderr is not None:
+        Hook.told = value
+        _explain(raised, Hook.record)
 
 
 def _theirs(tb: TracebackType | None) -> TracebackType | None:
@@ -53,7 +77,8 @@ def _explain(raised: Raised, record: bool) -> None:
     try:
         from gradfix import escaped
 
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         escaped.explain("".join(traceback.format_exception(*raised)), _script(), sys.argv[1:], record)
     except Exception as problem:  # the person's own error has been shown; ours must not look like it
         print(f"gradfix: no diagnosis ({type(problem).__name__}: {problem})", file=sys.stderr)

@@ -195,6 +195,12 @@ OPS = {
     "CopySlices": "a tensor that was written into by index",
 }
 
+CHAINED = re.compile(
+    r"^.*(?:The above exception was the direct cause of the following exception"
+    r"|During handling of the above exception, another exception occurred):[^\S\n]*$",
+    re.M,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -223,8 +229,18 @@ class Finding:
 
 
 def recognise(text: str) -> Finding | None:
-    """What the error message or traceback `text` is about; None where there is no error in it."""
+    """What the error message or traceback `text` is about; None where there is no error in it. Of errors that were
+    raised one out of the other, autograd's counts, and of several of those the first."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    last = None
+    for part in CHAINED.split(text):
+        last = _recognised(part)
+        if last is not None and last.autograd:
+            return last
+    return last
+
+
+def _recognised(text: str) -> Finding | None:
     flat = " ".join(text.split())
     frames = list(_frames(text))
     mine = [f for f in frames if not _foreign(f.file)]

@@ -94,6 +94,47 @@ def test_an_existing_hook_goes_first(script):
     assert said.count("error[") == 1
 
 
+def test_two_hooks_with_somebodys_between_them_speak_once(script):
+    wrapped = (
+        "import sys, gradfix\ngradfix.install()\nours = sys.excepthook\n"
+        "sys.excepthook = lambda *raised: ours(*raised)\ngradfix.install()\n"
+    )
+    (script / "train.py").write_text(wrapped + FAULT)
+    said = python("train.py", cwd=script).stderr
+    assert said.count("Traceback") == 1
+    assert said.count("error[") == 1
+
+
+def test_nobody_hears_without_standard_error(script):
+    quiet = "import sys, gradfix\ngradfix.install()\nsys.stderr = sys.stdout = None\n"
+    (script / "train.py").write_text(quiet + FAULT)
+    done = python("train.py", cwd=script)
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert "gradfix" not in done.stderr
+
+
+def test_a_thread(script):
+    body = "".join(f"    {line}\n" for line in FAULT.replace("import torch\n", "").strip().splitlines())
+    text = "import threading\nimport gradfix\nimport torch\ngradfix.install()\n\ndef work():\n" + body
+    text += "\nthread = threading.Thread(target=work)\nthread.start()\nthread.join()\n"
+    (script / "train.py").write_text(text)
+    said = python("train.py", cwd=script).stderr
+    theirs, _, ours = said.partition("\n\n")
+    assert theirs.startswith("Exception in thread Thread-1 (work):")
+    assert ours.startswith(DIAGNOSIS)
+
+
+@pytest.mark.parametrize("raised", ["ValueError('a bad step') from e", "ValueError(f'step: {e}')"])
+def test_an_error_raised_out_of_autograds(script, raised):
+    *body, backward = FAULT.strip().splitlines()
+    caught = ["try:", f"    {backward}", "except RuntimeError as e:", f"    raise {raised}"]
+    (script / "train.py").write_text("\n".join(["import gradfix", "gradfix.install()", *body, *caught, ""]))
+    said = python("train.py", cwd=script).stderr
+    assert "ValueError: " in said
+    assert "\n\n" + DIAGNOSIS in said
+    assert "To try cures" in said
+
+
 def test_our_own_fault_is_one_line(script):
     (script / "gradfix.toml").write_text("")
     broken = "import gradfix.messages\ngradfix.messages.recognise = None\nimport gradfix\ngradfix.install()\n"
@@ -115,7 +156,8 @@ def test_without_a_script(tmp_path):
 
 def test_installing_loads_nothing_more(tmp_path):
     code = (
-        "import sys, typing, types, __future__\nbefore = set(sys.modules)\nimport gradfix\ngradfix.install()\n"
+        "import sys, typing, types, threading, __future__\n"
+        "before = set(sys.modules)\nimport gradfix\ngradfix.install()\n"
         "print(*sorted(set(sys.modules) - before))"
     )
     assert python("-c", code, cwd=tmp_path).stdout == "gradfix gradfix.excepthook\n"

@@ -177,6 +177,31 @@ def test_a_proof_can_be_cancelled(session, folder):
     assert client.wait(lambda m: m.get("id") == number and "method" not in m)["result"] == "cancelled"
 
 
+def test_the_editor_leaves_while_a_proof_runs(session, folder):
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    client = session(window={"workDoneProgress": True})
+    uri = client.open(folder / "train.py", "import time\n" + FAULT + "time.sleep(600)\n")
+    client.diagnostics(uri)
+    words = {"command": "gradfix.prove", "arguments": [uri, "stale-saved-tensor", 6]}
+    client.ask("workspace/executeCommand", words)
+    client.wait(lambda m: m.get("method") == "$/progress" and m["params"]["value"]["kind"] == "report")
+    assert client.request("shutdown", None) is None
+    begun = time.monotonic()
+    client.notify("exit", None)
+    assert client.process.wait(20) == 0
+    assert time.monotonic() - begun < 5
+    client.close = lambda: 0  # it has left
+
+
+def test_hovering_below_the_last_line(session, folder):
+    client = session()
+    uri = client.open(folder / "new.py", "import torch\n")
+    client.diagnostics(uri)
+    where = {"textDocument": {"uri": uri}, "position": {"line": 99, "character": 0}}
+    assert client.request("textDocument/hover", where) is None
+
+
 def test_hover(session, folder):
     client = session()
     text = FAULT + "# gradfix: ignore-file[leaf-write]\n"

@@ -63,6 +63,7 @@ class Server(LanguageServer):
         self.projects = self._projects()
         self.complained: set[str] = set()
         self.proofs = 0
+        self.running: set[asyncio.Task[Result]] = set()  # proofs
         self.offers: set[asyncio.Task[None]] = set()  # that wait for somebody's answer
 
     def start(self, params: types.InitializeParams) -> None:
@@ -231,6 +232,8 @@ class Server(LanguageServer):
                 )
 
         task = asyncio.ensure_future(prove(Proof(file.path, text, wanted), say))
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
         if token:
             self.work_done_progress.tokens[token].add_done_callback(
                 lambda future: (
@@ -252,6 +255,14 @@ class Server(LanguageServer):
             self.offers.add(offer := asyncio.ensure_future(self._offer(file, cure, said)))
             offer.add_done_callback(self.offers.discard)
         return said
+
+    async def end_proofs(self) -> None:
+        """Before anything else of the session ends: whoever asked is answered, and no run is left."""
+        proofs = list(self.running)
+        for proof in proofs:
+            proof.cancel()
+        await asyncio.gather(*proofs, return_exceptions=True)
+        await asyncio.sleep(0.05)  # their answers go out
 
     async def _offer(self, file: Buffer, cure: Found, said: str) -> None:
         """Ask whether a cure that holds is to be applied, and do so to the text that was proved."""

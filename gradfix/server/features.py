@@ -29,6 +29,10 @@ def _documents(server: Server) -> None:
     def initialize(ls: Server, params: types.InitializeParams) -> None:
         ls.start(params)
 
+    @server.feature(types.SHUTDOWN)
+    async def shutdown(ls: Server, *_: object) -> None:
+        await ls.end_proofs()
+
     @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
     def opened(ls: Server, params: types.DidOpenTextDocumentParams) -> None:
         uri = params.text_document.uri
@@ -135,7 +139,10 @@ def _asked(server: Server) -> None:
         state = ls.states.get(file.uri) if file is not None else None
         if file is None or state is None:
             return None
-        line = file.lines[file.line_of(uri, at.line) - 1]
+        number = file.line_of(uri, at.line)
+        if number > len(file.lines):
+            return None
+        line = file.lines[number - 1]
         names = "|".join(map(re.escape, REPORTED))
         for found in re.finditer(rf"(?<![\w-])({names})(?![\w-])", line):
             start, end = (file.codec.client_num_units(line[:column]) for column in found.span())

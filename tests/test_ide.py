@@ -229,3 +229,15 @@ def test_emacs(project):
         == json.dumps([1, 5, f"gradfix [stale-saved-tensor]: {FOUND}"], separators=(",", ":")) + "[0]"
     ), done.stderr
     assert (project / "train it.py").read_text() == FAULT.replace("y += 1", "y = y + 1")
+
+
+def test_a_link_out_of_the_project_is_not_written_through(tmp_path):
+    project, outside = tmp_path / "project", tmp_path / "outside"
+    project.mkdir()
+    outside.mkdir()
+    (project / ".vim").symlink_to(outside)
+    words = [sys.executable, "-P", "-m", "gradfix", "ide", "vim", str(project), "--force"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "out of the project" in " ".join(done.stderr.split())
+    assert not list(outside.iterdir())

@@ -377,6 +377,17 @@ def test_an_unsaved_file_is_read_as_the_editor_has_it(session, folder):
     assert client.diagnostics(uri) == []
 
 
+def test_a_file_opened_otherwise_than_the_disk_is_read_by_its_importers(session, folder):
+    model = "def grow(y):\n    y = y + 1\n    return y\n"
+    (folder / "model.py").write_text(model)
+    text = "import model\n" + FAULT.replace("y += 1", "y = model.grow(y)")
+    client = session()
+    uri = client.open(folder / "train.py", text)
+    assert client.diagnostics(uri) == []
+    client.open(folder / "model.py", model.replace("y = y + 1", "y += 1"))
+    assert client.diagnostics(uri)
+
+
 def test_a_closed_file_has_no_diagnostics(session, folder):
     client = session()
     uri = client.open(folder / "a.py", FAULT)

@@ -42,6 +42,9 @@ def ide(
             for file in files:
                 sys.stdout.writelines(f"{line}\n" for line in file.diff())
             return NOTHING
+        outside = [f.path for f in files if not f.path.resolve().is_relative_to(folder.resolve())]
+        if outside:
+            fail(f"{outside[0]}: a symbolic link leads out of the project, so nothing was written")
         lost = [file.path for file in files if file.in_the_way]
         if lost and not force:
             names = " and ".join(map(str, lost))

@@ -38,6 +38,7 @@ def _documents(server: Server) -> None:
         uri = params.text_document.uri
         if ls.differs(uri):
             ls.dirty.add(uri)
+            ls.beside(file_of(uri, ".py"))
         ls.changed(uri, 0)
 
     @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)

@@ -95,6 +95,12 @@ class Source:
     def sha256(self) -> str:
         return hashlib.sha256(self.raw).hexdigest()
 
+    @property
+    def newline(self) -> str:
+        """The line ending that text put in between gets: the first of the file."""
+        found = NEWLINE.search(_body(self.raw).decode(self.encoding)) if self.kind != "notebook" else None
+        return found[0] if found else "\n"
+
     def check(self) -> None:
         """Raises SourceError where the text is empty, or is no Python (with the line and a caret)."""
         if not self.text.strip():

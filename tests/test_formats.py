@@ -77,6 +77,17 @@ def test_sarif_of_a_check_validates_and_its_fixes_apply(exp, capsys):
     assert fixes["out-of-place"] == {"a b,c.py": EXP.replace("y += 1", "y = y + 1")}
 
 
+@pytest.mark.parametrize("newline", ["\r\n", "\r"])
+def test_a_sarif_fix_has_the_line_endings_of_its_file(exp, capsys, newline):
+    exp.write_bytes(EXP.replace("\n", newline).encode())
+    assert gradfix("check", "--output-format", "sarif", "--no-cache", ".") == 1
+    (result,) = valid(capsys.readouterr().out)["results"]
+    changes = [c for fix in result["fixes"] for c in fix["artifactChanges"]]
+    texts = [r["insertedContent"]["text"] for c in changes for r in c["replacements"]]
+    assert any(newline in text for text in texts)
+    assert not any("\n" in text.replace(newline, "") for text in texts)
+
+
 def test_sarif_of_a_fix_has_the_verdicts(fake, capsys):
     assert gradfix("fix", "gan.py", "--output-format", "sarif") == 1
     run = valid(capsys.readouterr().out)

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 from client import Client, applied
+from pygls.workspace import PositionCodec
 from test_baseline import CURED_LOOP, FAULT, MEANT
 
 from gradfix.server.actions import ignored
+from gradfix.server.documents import Buffer
 from gradfix.server.readers import Crashed, Readers
+from gradfix.source import Source
 from gradfix.suppress import ignores
 
 EDITS = {"workspaceEdit": {"documentChanges": True}}
@@ -504,3 +507,9 @@ def test_neovim(folder):
         "left": 0,
     }, done.stderr
     assert (folder / "train.py").read_text() == EMOJI.replace("y += 1", "y = y + 1")
+
+
+def test_what_an_edit_puts_in_has_the_line_endings_of_its_buffer():
+    buffer = Buffer("file:///a.py", 1, Source.decode("a.py", b"a\r\nb\r\nc\r\n"), PositionCodec())
+    (edits,) = buffer.edits("a\nx\ny\nc\nz\n").values()
+    assert [e.new_text for e in edits] == ["x\r\ny", "z\r\n"]

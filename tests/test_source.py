@@ -217,3 +217,10 @@ def test_an_interrupt_half_way_puts_the_first_file_back(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write({str(a): ("a = 1\n", "a = 2\n"), str(b): ("b = 1\n", "b = 2\n")})
     assert (a.read_text(), b.read_text()) == ("a = 1\n", "b = 1\n")
+
+
+@pytest.mark.parametrize(
+    ("raw", "newline"), [(b"a\r\nb\n", "\r\n"), (b"a\rb", "\r"), (b"a\n", "\n"), (b"", "\n")]
+)
+def test_the_line_ending_of_new_text_is_the_first_of_the_file(raw, newline):
+    assert Source.decode("a.py", raw).newline == newline

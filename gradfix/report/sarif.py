@@ -13,6 +13,7 @@ from gradfix.baseline import fingerprints
 from gradfix.explain import page, why
 from gradfix.report import View, shown
 from gradfix.report.json import cure_value, diagnostic, edits
+from gradfix.source import Source, SourceError
 from gradfix.suppress import REPORTED
 
 if TYPE_CHECKING:
@@ -110,6 +111,14 @@ def _artifact(path: str) -> dict[str, str]:
     return {"uri": quote(Path(path).as_posix()), "uriBaseId": BASE}
 
 
+def _newline(path: str) -> str:
+    """The line ending of the file: whoever applies a fix takes its text as it is."""
+    try:
+        return Source.read(Path(path)).newline
+    except (SourceError, OSError):  # standard input, or gone
+        return "\n"
+
+
 def _fixes(cure: Cure, result: Result, view: View) -> Iterator[dict[str, Any]]:
     """The cure as edits of the files as they are; one that rests on another cure has none to show."""
     changed = sorted(path for path in cure.after if path in cure.before)
@@ -123,7 +132,10 @@ def _fixes(cure: Cure, result: Result, view: View) -> Iterator[dict[str, Any]]:
             {
                 "artifactLocation": _artifact(view.paths.show(path)),
                 "replacements": [
-                    {"deletedRegion": _region(edit["range"]), "insertedContent": {"text": edit["text"]}}
+                    {
+                        "deletedRegion": _region(edit["range"]),
+                        "insertedContent": {"text": edit["text"].replace("\n", _newline(path))},
+                    }
                     for edit in reversed(edits(path, cure.before[path], cure.after[path]))
                 ],
             }

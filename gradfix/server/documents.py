@@ -107,7 +107,8 @@ class Buffer:
 
     def _edit(self, first: int, end: int, lines: list[str]) -> tuple[str, types.TextEdit]:
         """Lines `first` to `end` (from 0, exclusive) become `lines`."""
-        text = "\n".join(lines)
+        newline = self.source.newline
+        text = newline.join(lines)
         if first < end and lines:
             uri, span = self.range(first + 1, 0, end, len(self.lines[end - 1]))
             return uri, types.TextEdit(span, text)
@@ -118,10 +119,10 @@ class Buffer:
         if last and first:
             uri, start = self.position(first, len(self.lines[first - 1]))
             stop = self.position(end, len(self.lines[end - 1]))[1] if end > first else start
-            return uri, types.TextEdit(types.Range(start, stop), f"\n{text}" if lines else "")
+            return uri, types.TextEdit(types.Range(start, stop), f"{newline}{text}" if lines else "")
         uri, start = self.position(first + 1, 0)
         stop = self.position(end + 1, 0)[1] if end > first else start
-        return uri, types.TextEdit(types.Range(start, stop), f"{text}\n" if lines else "")
+        return uri, types.TextEdit(types.Range(start, stop), f"{text}{newline}" if lines else "")
 
 
 def replaced(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int, list[str]]]:

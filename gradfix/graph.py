@@ -230,7 +230,7 @@ class Graph(Index):
     def plain_gradients(self, *around: Backward | None) -> tuple[Site, ...]:
         """Where autograd.grad() was called without create_graph in the function in which it was called last before one
         of `around`, or as one of them."""
-        calls = [b for b in self.backwards if b.inputs and not b.accumulates and not b.create and b.stack]
+        calls = [c for c in self.plain_calls if c.stack]
         last = [next((c for c in reversed(calls) if c.time <= b.time), None) for b in around if b is not None]
         functions = {(c.stack[-1].file, c.stack[-1].function) for c in last if c is not None}
         return tuple(

@@ -47,6 +47,11 @@ class Index:
         return tuple(e for e in self.tape.events if isinstance(e, Backward))
 
     @cached_property
+    def plain_calls(self) -> tuple[Backward, ...]:
+        """The calls of autograd.grad() without create_graph, whose gradients have no graph; in order of time."""
+        return tuple(b for b in self.backwards if b.inputs and not b.accumulates and not b.create)
+
+    @cached_property
     def steps(self) -> tuple[Step, ...]:
         """Every optimizer step, in order of time."""
         return tuple(e for e in self.tape.events if isinstance(e, Step))

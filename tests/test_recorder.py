@@ -959,3 +959,10 @@ def test_a_function_that_returns_none_for_a_parameter(
     tape = record(LINEAR.format(given=given, after=after))
     assert found == [(c.kind, c.pattern, c.at.line) for c in detect(tape) if c.severity != "note"]
     assert all("`Linear.backward` returns None for `weight`" in c.message for c in detect(tape))
+
+
+def test_a_function_that_was_only_evaluated_first_is_told_of_where_it_trains(record: Recorded) -> None:
+    text = LINEAR.format(given="None", after="")
+    looked = "first = Linear.apply(torch.randn(4, 3), weight, bias)\n    first.detach().numpy()\n    for _ in"
+    tape = record(text.replace("for _ in", looked))
+    assert [(c.pattern, c.at.line) for c in detect(tape) if c.severity != "note"] == [("withheld", 20)]

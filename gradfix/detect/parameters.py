@@ -268,9 +268,8 @@ def second_order(graph: Graph) -> Found:
 
 def plain_terms(graph: Graph) -> Found:
     """A term of the loss is made of gradients that have no graph (a gradient penalty without create_graph=True)."""
-    calls = [b for b in graph.backwards if b.inputs and not b.accumulates and not b.create]
     for event in (e for e in graph.tape.events if isinstance(e, Added)):
-        call = next((c for c in reversed(calls) if c.time < event.time), None)
+        call = next((c for c in reversed(graph.plain_calls) if c.time < event.time), None)
         losses = (b for b in graph.backwards if b.time > event.time and b.accumulates)
         loss = next((b for b in losses if event.node in summed(graph, b.roots)), None)
         if call is None or loss is None:
@@ -321,8 +320,11 @@ def withheld(graph: Graph) -> Found:
             if own and ref.storage not in stepped and _met_empty(graph, ref.storage):
                 found.setdefault(ops.pop(), []).append(ref)
         for op, refs in found.items():
-            record = users[refs[0].storage][0]
-            backward = next(b for b in graph.backwards if record.node in graph.walk(b))
+            # (what the Function made first may have been evaluated only)
+            uses = (
+                (r, b) for b in graph.backwards for r in users[refs[0].storage] if r.node in graph.walk(b)
+            )
+            record, backward = next(uses)  # _met_empty: some backward went through it
             yield (
                 ("withheld", number, op),
                 backward,

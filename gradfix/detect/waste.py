@@ -126,15 +126,18 @@ def running_sums(graph: Graph) -> Found:
 
 def _summed_before(graph: Graph, record: Record) -> Record | None:
     """What the same addition made before a step, which `record` takes in: as it is, or scaled."""
-    steps = [s.time for s in graph.steps]
     for parent in (graph.records.get(p) for p in record.parents):
         if parent is None:
             continue
         for older in (parent, *(graph.records[p] for p in parent.parents if p in graph.records)):
             same = older.stack == record.stack and plain_op(older) == "add"
-            if same and bisect_left(steps, older.time) < bisect_left(steps, record.time):
+            if same and _steps_before(graph, older) < _steps_before(graph, record):
                 return parent
     return None
+
+
+def _steps_before(graph: Graph, record: Record) -> int:
+    return bisect_left(graph.steps, record.time, key=lambda step: step.time)
 
 
 def _freed_term(graph: Graph, record: Record, before: Record) -> Backward | None:

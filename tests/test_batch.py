@@ -222,6 +222,13 @@ def test_what_is_refused_leaves_no_patch_and_no_commit(tmp_path):
     assert call(*words, "--accept", group["fingerprint"], cwd=tmp_path).returncode == 0
     assert all(file.exists() for file in made)
     assert git(repo, "rev-list", "--count", "main..cured") == "1"
+    call(*words, "--refuse", group["fingerprint"], cwd=tmp_path)
+    done = call(*words, "--reconsider", group["fingerprint"], cwd=tmp_path)
+    assert "repo: 1 fault, 1 cured (1 untried)" in done.stderr
+    assert git(repo, "rev-list", "--count", "main..cured") == "1"
+    done = call(*words, "--reconsider", group["fingerprint"], cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"nothing was decided on {group['fingerprint']}" in done.stderr
 
 
 def test_the_pull_request_names_the_runs_of_its_cures(tmp_path):
@@ -419,7 +426,7 @@ def test_the_command_line(tmp_path):
     assert "--branch writes cures that hold" in done.stderr
     done = call("--from", "list", "--accept", "untried", "--branch", "cured", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, done.stderr)
-    assert done.stderr.startswith("[1/1] repo: 1 faults, 1 cured (1 untried), ")
+    assert done.stderr.startswith("[1/1] repo: 1 fault, 1 cured (1 untried), ")
     report = json.loads((tmp_path / "gradfix-migrate/report.json").read_text())
     assert report["totals"]["cured"] == 1
     assert report["repositories"][0]["effects"]["branch cured"]["result"] == "done"

@@ -3,6 +3,8 @@
 from repositories import faulty, git, plain, repository, sound, state
 from test_batch import call
 
+from gradfix.batch.values import RepoResult, Step, Written
+
 
 def test_a_codemod_is_taken_back(tmp_path):
     repo = repository(tmp_path / "repo", {"train.py": faulty(), "old.py": LEAF})
@@ -88,3 +90,16 @@ for step in range(3):
     w -= 0.1 * w.grad
     w.grad.zero_()
 """
+
+
+def test_a_second_writing_noted_twice_keeps_the_first_text():
+    """A kill between the note and the file: the same call notes it again."""
+    first, second = writing("old", "once"), writing("once", "twice")
+    noted = Written().then(first).then(second)
+    assert noted.changes == {"a.py": ("old", "twice")}
+    assert noted.then(second) == noted
+
+
+def writing(old: str, new: str) -> RepoResult:
+    step = Step("out-of-place", ("leaf-write",), ("0" * 12,), "", "", "untried", "", "a.py", {"a.py": new})
+    return RepoResult("x", "done", originals={"a.py": old}, steps=(step,))

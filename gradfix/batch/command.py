@@ -43,6 +43,7 @@ class Command:
     list_: Path | None = None
     accept: tuple[str, ...] = ()  # fingerprints
     refuse: tuple[str, ...] = ()
+    reconsider: tuple[str, ...] = ()
     revert: tuple[str, ...] = ()  # codemods
 
     def go(self, terminal: Terminal) -> Left:
@@ -58,6 +59,8 @@ class Command:
             )
         with self._opened(create=bool(new)) as state:
             state.add(new)
+            for name in self.reconsider:
+                state.undecide(name)
             for name in self.accept:
                 state.decide(name, "accept")
             for name in self.refuse:
@@ -85,7 +88,7 @@ class Command:
         return self._close(state, asked, terminal)
 
     def _checked(self) -> None:
-        for name in (*self.batch.options.only, *self.refuse):
+        for name in (*self.batch.options.only, *self.refuse, *self.reconsider):
             if not is_fingerprint(name):
                 raise CommandError(f"{name!r} is no fingerprint; the reports show them beside every fault")
         branch = self.batch.wish.branch

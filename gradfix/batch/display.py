@@ -17,6 +17,7 @@ from rich.text import Text
 
 from gradfix.batch.migrate import Progress
 from gradfix.batch.values import RepoResult
+from gradfix.batch.words import many
 from gradfix.report.layout import safe
 from gradfix.report.terminal import Terminal
 
@@ -46,8 +47,8 @@ def line(result: RepoResult) -> str:
     notes = len(result.faults) - len(found)
     verdicts = Counter(s.verdict for s in result.steps)
     how = f" ({', '.join(f'{n} {v}' for v, n in verdicts.items())})" if verdicts else ""
-    more = f", {notes} notes" if notes else ""
-    return f"{result.name}: {len(found)} faults{more}, {cured} cured{how}, {result.seconds:.1f} s"
+    more = f", {many(notes, 'note')}" if notes else ""
+    return f"{result.name}: {many(len(found), 'fault')}{more}, {cured} cured{how}, {result.seconds:.1f} s"
 
 
 def duration(seconds: float) -> str:

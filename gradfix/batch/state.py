@@ -257,6 +257,11 @@ class State:
                 raise StateError(f"no fault of this workspace has the fingerprint {fingerprint}")
         self._db.execute("INSERT OR REPLACE INTO decisions VALUES (?, ?)", (fingerprint, decision))
 
+    def undecide(self, fingerprint: str) -> None:
+        """Take back what was decided on a group: its repositories are looked at again."""
+        if not self._db.execute("DELETE FROM decisions WHERE fingerprint = ?", (fingerprint,)).rowcount:
+            raise StateError(f"nothing was decided on {fingerprint}")
+
     def decisions(self) -> dict[str, str]:
         """What was decided, by fingerprint."""
         return dict(self._db.execute("SELECT fingerprint, decision FROM decisions ORDER BY fingerprint"))

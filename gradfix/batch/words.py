@@ -10,21 +10,22 @@ def sentence(totals: Mapping[str, Any]) -> str:
     """The totals in words."""
     ended = totals["ended"]
     waiting = {"waiting": totals["waiting"]} if totals["waiting"] else {}
-    parts = [f"{_many(totals['repositories'], 'repository', 'repositories')}: {counts({**ended, **waiting})}"]
-    parts.append(f"{_many(totals['files'], 'file')}, {_many(totals['runs'], 'script')} run")
-    found = f"{_many(totals['faults'], 'fault')} and {_many(totals['notes'], 'note')} found"
+    parts = [f"{many(totals['repositories'], 'repository', 'repositories')}: {counts({**ended, **waiting})}"]
+    parts.append(f"{many(totals['files'], 'file')}, {many(totals['runs'], 'script')} run")
+    found = f"{many(totals['faults'], 'fault')} and {many(totals['notes'], 'note')} found"
     cured = f"{found}, {totals['cured']} of them cured"
     parts.append(cured + (f" ({counts(totals['verdicts'])})" if totals["verdicts"] else ""))
     if totals["crashes"]:
         parts.append(
-            f"{_many(totals['crashes'], 'file')} that gradfix could not follow, a fault of its own: see report.json"
+            f"{many(totals['crashes'], 'file')} that gradfix could not follow, a fault of its own: see report.json"
         )
     seconds = totals["seconds"]
     parts.append(f"a repository took {seconds['median']:.1f} s (median), {seconds['p95']:.1f} s (p95)")
     return "; ".join(parts) + "."
 
 
-def _many(count: int, one: str, more: str = "") -> str:
+def many(count: int, one: str, more: str = "") -> str:
+    """``1 fault``, ``2 faults``."""
     return f"{count} {one if count == 1 else more or f'{one}s'}"
 
 

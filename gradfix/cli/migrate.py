@@ -94,6 +94,10 @@ def migrate(
         list[str] | None,
         typer.Option("--refuse", metavar="GROUP", help="Leave the faults of this group alone."),
     ] = None,
+    reconsider: Annotated[
+        list[str] | None,
+        typer.Option("--reconsider", metavar="GROUP", help="Take back what was decided on this group."),
+    ] = None,
     revert: Annotated[
         list[str] | None,
         typer.Option(
@@ -189,7 +193,13 @@ def migrate(
         scheduler or "",
     )
     command = Command(
-        batch, tuple(repositories or ()), from_, tuple(accepted), tuple(refuse or ()), codemods(revert)
+        batch,
+        tuple(repositories or ()),
+        from_,
+        tuple(accepted),
+        tuple(refuse or ()),
+        tuple(reconsider or ()),
+        codemods(revert),
     )
     try:
         left = command.status(Terminal(quiet)) if status else command.go(Terminal(quiet))

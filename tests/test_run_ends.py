@@ -131,6 +131,34 @@ for i in range(9): late.step(); print(i)
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("for task in range(9): adapt(5)", "0.....0.."),  # the second round steps as often as is asked for
+        ("for task in range(9): adapt(2)", "0..0."),
+        (
+            "for seed in range(9): adapt(99)",
+            "0" + "." * 31,
+        ),  # one training after another is waited for so long only
+        ("for task in range(1): adapt(9)", "0........."),
+        ("adapt(99)", "0.."),
+        ("def train_it():\n  for task in range(9): adapt(5)\ntrain_it()", "0.....0.."),
+    ],
+)
+def test_a_loop_that_makes_its_optimizer_anew_goes_round_twice(
+    run: Callable[..., Outcome], text: str, said: str
+) -> None:
+    adapt = """
+import torch
+w = torch.ones(3, requires_grad=True)
+def adapt(times):
+  print(0, end='')
+  optimizer = torch.optim.SGD([w], lr=0.1)
+  for step in range(times): w.sum().backward(); optimizer.step(); print('.', end='')
+"""
+    assert run(adapt + text, steps=3).stdout == said
+
+
+@pytest.mark.parametrize(
     "text",
     ["x = []\nwhile True: x.append(torch.ones(1 << 20))", "torch.ones(1 << 32)", "b = bytearray(1 << 33)"],
 )

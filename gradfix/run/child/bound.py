@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import linecache
 import os
 import sys
 import weakref
@@ -10,13 +13,18 @@ from typing import Any
 
 from . import failure
 
+_PATIENCE = 32  # steps of one optimizer after which the loop that makes it anew is waited for no longer
+Line = tuple[str, int]  # file and line of the user's where optimizers are made
+
 
 class Bound:
     """Calls `done` when every optimizer that exists has stepped `steps` times.
 
     An optimizer that has not stepped yet keeps the run going: one real script fails at its 101st step, after
     a hundred of pre-training with another optimizer. One that is made anew in every iteration inherits the
-    count of the dead one that was made on the same line.
+    count of the dead one that was made on the same line. Where it is made in a loop, that loop has to go round
+    twice (Reptile's steps on one task, MAML's): the optimizer of the second round steps as often, or gives way
+    to a third.
     """
 
     def __init__(self, steps: int, done: Callable[[], None]) -> None:
@@ -24,8 +32,10 @@ class Bound:
         self.pid = os.getpid()
         self.counts: dict[int, int] = {}
         self.living: dict[int, Any] = {}
-        self.heirs: dict[Any, int] = {}  # line -> the youngest that was made there
-        self.inherited: dict[Any, int] = {}  # line -> steps of a dead one that has no heir yet
+        self.heirs: dict[Line, int] = {}  # line -> the youngest that was made there
+        self.inherited: dict[Line, int] = {}  # line -> steps of a dead one that has no heir yet
+        self.rounds: dict[Line, list[int]] = {}  # line in a loop -> steps of each optimizer made there
+        self.places: dict[int, tuple[list[int], int]] = {}  # optimizer -> where it is counted in `rounds`
 
     def install(self) -> None:
         from torch.optim import optimizer as module
@@ -34,24 +44,31 @@ class Bound:
 
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             make(self, *args, **kwargs)
-            bound.born(self, _caller())
+            bound.born(self, _user_frame())
 
         __init__.__wrapped__ = make  # type: ignore[attr-defined]
         module.Optimizer.__init__ = __init__  # type: ignore[method-assign]
         # Global post hooks run in the order of their registration: instruments see the last step first.
         module.register_optimizer_step_post_hook(self._stepped)
 
-    def born(self, optimizer: Any, line: Any) -> None:
+    def born(self, optimizer: Any, frame: Any) -> None:
         key = id(optimizer)
-        if key not in self.living:
-            self.living[key] = weakref.ref(optimizer, lambda _: self._died(key, line))
-            self.counts[key] = self.inherited.pop(line, 0)
-            self.heirs[line] = key
+        if key in self.living:
+            return
+        line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+        self.living[key] = weakref.ref(optimizer, lambda _: self._died(key, line))
+        self.counts[key] = self.inherited.pop(line, 0)
+        self.heirs[line] = key
+        if line in self.rounds or _in_loop(frame):
+            steps = self.rounds.setdefault(line, [])
+            self.places[key] = steps, len(steps)
+            steps.append(0)
 
-    def _died(self, key: int, line: Any) -> None:
+    def _died(self, key: int, line: Line) -> None:
         """Its successor is alive already (``optimizer = Adam(…)`` makes the new one first) or yet to come."""
         count, heir = self.counts.pop(key), self.heirs.get(line)
         del self.living[key]
+        self.places.pop(key, None)
         if heir in self.counts:
             self.counts[heir] += count
         else:
@@ -60,15 +77,46 @@ class Bound:
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.born(optimizer, None)  # one that was copied or unpickled was never made
         self.counts[id(optimizer)] += 1
-        if min(self.counts.values()) >= self.steps and os.getpid() == self.pid:
+        if id(optimizer) in self.places:
+            steps, number = self.places[id(optimizer)]
+            steps[number] += 1
+        enough = min(self.counts.values()) >= self.steps and all(map(self._went_round, self.rounds.values()))
+        if enough and os.getpid() == self.pid:
             self.done()
 
+    def _went_round(self, steps: list[int]) -> bool:
+        second = len(steps) == 2 and steps[1] >= min(self.steps, steps[0])
+        return second or len(steps) > 2 or sum(steps) >= max(self.steps, _PATIENCE)
 
-def _caller() -> Any:
-    """File and line of the nearest frame of the user's."""
+
+def _user_frame() -> Any:
+    """The nearest frame of the user's."""
     frame = sys._getframe(1)
     while frame is not None:
         if failure.is_user_file(frame.f_code.co_filename):
-            return frame.f_code.co_filename, frame.f_lineno
+            return frame
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def _in_loop(frame: Any) -> bool:
+    """Whether `frame` or one that it was called from stands in a loop of its own function's."""
+    while frame is not None:
+        code = frame.f_code
+        if failure.is_user_file(code.co_filename):
+            loops = _loops(code.co_filename)
+            if any(first <= frame.f_lineno <= last and first >= code.co_firstlineno for first, last in loops):
+                return True
+        frame = frame.f_back
+    return False
+
+
+@functools.cache
+def _loops(file: str) -> list[tuple[int, int]]:
+    """First and last line of every loop in `file`'s text."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):  # code that was made otherwise (a notebook's cell with a magic)
+        return []
+    loops = [n for n in ast.walk(tree) if isinstance(n, (ast.For, ast.AsyncFor, ast.While))]
+    return [(n.lineno, n.end_lineno or n.lineno) for n in loops]

@@ -13,14 +13,13 @@ from itertools import pairwise
 
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
+from gradfix.detect.derivatives import plain_terms, second_order
 from gradfix.detect.finding import Findings, Found, make, optimizer_words
 from gradfix.detect.legacy import outdated
 from gradfix.detect.parameters import (
     converted,
     dead_parameters,
-    plain_terms,
     rewrapped,
-    second_order,
     stray_optimizers,
     withheld,
 )

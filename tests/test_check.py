@@ -12,6 +12,8 @@ import pytest
 from test_report import SCHEMA
 
 from gradfix import cli, examine
+from gradfix.cli.check import check as call
+from gradfix.commands import check as commands
 from gradfix.detect import KINDS, Conflict, Label
 from gradfix.read import Problem, Reading
 from gradfix.tape import Backward, Site, Tape
@@ -238,6 +240,15 @@ def test_a_file_that_kills_its_process_is_one_problem(folder, check):
 
 def test_an_empty_folder_has_no_faults(folder, check):
     assert check() == (0, ["No faults found."], "")
+
+
+def test_asked_jobs_count_where_a_system_has_no_affinity(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(commands, "report", lambda asked, *_: seen.append(asked.jobs) or 0)
+    call([str(tmp_path)], jobs=3)
+    call([str(tmp_path)])
+    assert seen == [3, os.cpu_count()]
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +19,7 @@ from gradfix.cli.options import (
     ShowSettings,
     UpdateBaseline,
     Verbose,
+    cores,
     fail,
     kinds,
     known_faults,
@@ -111,7 +111,7 @@ def check(
         tuple(paths or ["."]),
         stdin_filename,
         force_exclude,
-        jobs or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        jobs or cores(),
         no_cache,
         cache_dir,
     )

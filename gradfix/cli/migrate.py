@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -18,6 +17,7 @@ from gradfix.cli.options import (
     Quiet,
     Seed,
     Select,
+    cores,
     fail,
     kinds,
 )
@@ -165,7 +165,6 @@ def migrate(
         fail("--branch needs a name")
     if (engine == "dask") != bool(scheduler):
         fail("--engine dask and --scheduler ADDRESS go together")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     options = Options(
         prove=prove,
         select=kinds(select),
@@ -189,7 +188,7 @@ def migrate(
         Wish(diff, write, branch or ""),
         tuple(only or ()),
         tuple(retry or ()),
-        jobs or cores,
+        jobs or cores(),
         scheduler or "",
     )
     command = Command(

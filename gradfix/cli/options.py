@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -131,6 +132,11 @@ def show_settings(config: Config) -> int:
     for line in config.show():
         print(line)
     return NOTHING
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def kinds(given: list[str] | None) -> tuple[str, ...]:

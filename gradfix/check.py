@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gradfix.read.kept import Kept
 
 SUFFIXES = (".py", ".ipynb")
-TIDIED, MANY = 500_000, 1_000_000  # objects: between two files, inside one
+TIDIED, MANY = 1_500_000, 3_000_000  # objects: between two files, inside one
 FEW = 4  # files that are read here: another process would take longer to start
 
 Wanted = tuple[Path, Settings]

@@ -147,12 +147,13 @@ def _rules(base: Path, file: Path) -> Iterator[_Rule]:
 def project_root(entry: Path) -> Path:
     """The nearest folder around `entry` that looks like a project's, else its own folder; never the home directory
     or the root of the file system."""
-    for folder in entry.parents:
-        if folder == Path.home() or folder == Path(folder.anchor):
-            break
-        if any((folder / mark).exists() for mark in PROJECT_MARKS):
-            return folder
-    return entry.parent
+    nearest = folder = os.path.dirname(entry)
+    home = os.path.expanduser("~")
+    while folder not in (home, os.path.dirname(folder)):
+        if any(os.path.exists(os.path.join(folder, mark)) for mark in PROJECT_MARKS):
+            return Path(folder)
+        folder = os.path.dirname(folder)
+    return Path(nearest)
 
 
 def _skipped(folder: Path) -> bool:

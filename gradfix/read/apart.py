@@ -10,14 +10,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Set
+from functools import cached_property
 
 from gradfix.read.gate import LIBRARIES
 from gradfix.read.project import Unit
 from gradfix.read.statements import registers
 
-_WORD = re.compile(r"[^\W\d]\w*")
-_GLOBAL = re.compile(r"^[ \t]*global[ \t]+([^\n#]*)", re.M)
-_TAMPERED = re.compile(r"(?<![\w.])([^\W\d]\w*)(?:\.\w+)+[ \t]*(?:[-+*/%@&|^<>]|//|\*\*|<<|>>)?=(?!=)")
+_WORD = re.compile(r"\w+")
+_GLOBAL = re.compile(r"\n[ \t]*global[ \t]+([^\n#]*)")
+_TAMPERED = re.compile(r"\.\w+[ \t]*(?:[-+*/%@&|^<>]|//|\*\*|<<|>>)?=(?!=)")
+_DOTTED = re.compile(r"(?<![\w.])\w[\w.]*\Z")
+LONGEST = 1000  # characters of a name with its attributes
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _EVERYTHING = frozenset(
@@ -33,17 +36,15 @@ class Margin:
     """
 
     def __init__(self, unit: Unit) -> None:
-        body = unit.tree.body
-        lines = unit.text.split("\n")
-        texts = ["\n".join(lines[first(s) - 1 : s.end_lineno]) for s in body]
-        self._words = [frozenset(_WORD.findall(text)) for text in texts]
+        self._unit = unit
+        self._lines = unit.text.split("\n")
         self._always: set[int] = set()  # imports: run for every entry
-        self._open = False  # a star brings names that nobody knows
         self._bound: dict[str, list[int]] = {}
         self._values: set[int] = set()
-        self.calls: list[ast.Expr] = []
         self._active: list[int] = []  # those that do more than bind
-        for n, statement in enumerate(body):
+        self._said: dict[int, frozenset[str]] = {}
+        self._linked: dict[int, frozenset[int]] = {}
+        for n, statement in enumerate(unit.tree.body):
             names = _names(statement)
             if isinstance(statement, _DEFINES) and any(map(registers, statement.decorator_list)):
                 self._active.append(n)
@@ -52,43 +53,52 @@ class Margin:
                     self._values.add(n)
             elif _brings(statement):
                 self._always.add(n)
-                self._open = self._open or _starred(statement)
             elif not isinstance(statement, _DEFINES) and not _inert(statement):
                 self._active.append(n)
             for name in names:
                 self._bound.setdefault(name, []).append(n)
-        self._links = [frozenset(self._leading(words)) for words in self._words]
-        tampered = {name for name in _TAMPERED.findall(unit.text) if name not in LIBRARIES}
-        declared = {name for several in _GLOBAL.findall(unit.text) for name in _WORD.findall(several)}
-        stored = {name for n in self._active for name in _stored(body[n])}
-        self._shared = _EVERYTHING | declared | stored | (tampered & self._bound.keys())
-        if len(self._active) == 1:
-            self.calls = self._apart(calls_only(body[self._active[0]]))
-        self._settle([] if self.calls else self._active, map(self.needed, self.calls))
+        called = calls_only(unit.tree.body[self._active[0]]) if len(self._active) == 1 else []
+        self.calls: list[ast.Expr] = self._apart(called) if called else []
+
+    @cached_property
+    def _open(self) -> bool:
+        """Whether a star brings names that nobody knows."""
+        return any(_starred(self._unit.tree.body[n]) for n in self._always)
+
+    @cached_property
+    def _shared(self) -> Set[str]:
+        """Names that more than the statements which say them may work with."""
+        text = self._unit.text
+        declared = {name for several in _GLOBAL.findall(text) for name in _WORD.findall(several)}
+        stored = {name for n in self._active for name in _stored(self._unit.tree.body[n])}
+        tampered = (_tampered(text) & self._bound.keys()) - LIBRARIES
+        return _EVERYTHING | declared | stored | tampered
+
+    @cached_property
+    def _main(self) -> frozenset[int]:
+        """What the main part can come to."""
+        return self._closure({*([] if self.calls else self._active), *self._values, *self._always})
+
+    @cached_property
+    def _odd(self) -> Set[str]:
+        """Names by which a way works with something that the main part, or one of `calls`, does."""
+        busy = self._closure([] if self.calls else self._active)
+        touched = self._values & busy.union(*map(self.needed, self.calls))
+        return self._shared | {name for name, several in self._bound.items() if touched & {*several}}
 
     def join(self) -> None:
         """Take the calls for what the main part does, which other ways depend on."""
         self.calls = []
-        self._settle(self._active, ())
-
-    def _settle(self, active: list[int], calls: Iterable[frozenset[int]]) -> None:
-        busy = self._closure(active)
-        self._main = self._closure({*active, *self._values, *self._always})  # what the main part can come to
-        touched = self._values & busy.union(*calls)
-        values = {name for name, several in self._bound.items() if touched & {*several}}
-        self._odd = frozenset(self._shared | values)
+        for told in ("_main", "_odd"):
+            self.__dict__.pop(told, None)
 
     def alone(self, root: str) -> frozenset[int] | None:
         """The statements that entering what is called `root` can come to; None where that is not known, or where what
         the margin does may count."""
         reached = self._closure(self._bound.get(root, ()))
-        if (
-            not reached
-            or not self._main.isdisjoint(self._bound[root])
-            or not self._by_itself(reached, self._odd)
-        ):
+        if not reached or self._open or not self._main.isdisjoint(self._bound[root]):
             return None
-        return reached | self._always
+        return reached | self._always if self._by_itself(reached, self._odd) else None
 
     def needed(self, call: ast.Expr) -> frozenset[int]:
         """The statements that one of `calls` can come to."""
@@ -104,7 +114,9 @@ class Margin:
         met: set[int] = set()
         for call in calls:
             reached = self.needed(call) - self._always
-            if not reached or met & reached & self._values or not self._by_itself(reached, self._shared):
+            if not reached or self._open or met & reached & self._values:
+                return []
+            if not self._by_itself(reached, self._shared):
                 return []
             met |= reached
         return calls
@@ -112,7 +124,7 @@ class Margin:
     def _by_itself(self, reached: frozenset[int], odd: Set[str]) -> bool:
         """Whether nothing else works with what these statements do: no name among them is `odd`, and no value is
         made of one of theirs."""
-        if self._open or any(not odd.isdisjoint(self._words[n]) for n in reached):
+        if any(not odd.isdisjoint(self._words(n)) for n in reached):
             return False
         mine = reached & self._values
         return not mine or mine.isdisjoint(self._closure(self._values - reached))
@@ -127,8 +139,34 @@ class Margin:
             n = todo.pop()
             if n not in seen:
                 seen.add(n)
-                todo += self._links[n] - seen
+                todo += self._links(n) - seen
         return frozenset(seen)
+
+    def _links(self, n: int) -> frozenset[int]:
+        """The statements that what statement `n` says leads to."""
+        found = self._linked.get(n)
+        if found is None:
+            found = self._linked[n] = frozenset(self._leading(self._words(n)))
+        return found
+
+    def _words(self, n: int) -> frozenset[str]:
+        found = self._said.get(n)
+        if found is None:
+            statement = self._unit.tree.body[n]
+            text = "\n".join(self._lines[first(statement) - 1 : statement.end_lineno])
+            found = self._said[n] = frozenset(_WORD.findall(text))
+        return found
+
+
+def _tampered(text: str) -> set[str]:
+    """The names with an attribute that is assigned to."""
+    out = set()
+    for found in _TAMPERED.finditer(text):
+        dot = found.start()
+        dotted = _DOTTED.search(text, max(text.rfind("\n", 0, dot) + 1, dot - LONGEST), dot)
+        if dotted is not None:
+            out.add(dotted[0].partition(".")[0])
+    return out
 
 
 def first(statement: ast.stmt) -> int:

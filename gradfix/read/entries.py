@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Unreadable", "Walk", "backward_sites", "parsed", "walk"]
 
 BACKWARDS = {"backward", "grad"}
-NEAR = r"backward|grad\s*\("
-CALLS = re.compile(r"(\w+)\s*\(")
+NEAR = (r"backward", r"grad\s*\(")
+CALLS = re.compile(r"\(\s*(\w+)")  # read backwards, where a parenthesis is what to look for
 CALLERS = 2  # levels of callers that are entered instead of a function itself
 Modes = tuple[bool, bool, bool]  # gradients on, inference, autocast
 PLAIN: Modes = (True, False, False)
@@ -85,7 +85,7 @@ def walk(
     keeper = _Keeper(unit, kept)
 
     key = (wanted.main, tuple(way.key for way in joined), bool(separate))
-    together = margin.together([way.root for way in joined])
+    together = margin.together([way.root for way in joined]) if kept is not None else frozenset()
     main = None
     for each in keeper.of(key, together, lambda: program.main(wanted, joined, bool(separate))):
         main = main or each
@@ -297,7 +297,7 @@ def _functions(body: list[ast.stmt], owner: str) -> Iterator[Found]:
 
 def _leading(unit: Unit, found: list[Found]) -> list[Found]:
     """Those that hold a backward, and those that call these, the outermost callers first."""
-    near = unit.lines_with(NEAR)
+    near = unit.lines_with(*NEAR)
     if not near:
         return []
     lines = unit.text.split("\n")
@@ -318,7 +318,8 @@ def _leading(unit: Unit, found: list[Found]) -> list[Found]:
 
 
 def _calls(lines: list[str], node: ast.FunctionDef) -> set[str]:
-    return set(CALLS.findall("\n".join(lines[node.lineno : node.end_lineno])))
+    text = "\n".join(lines[node.lineno : node.end_lineno])
+    return {name[::-1] for name in set(CALLS.findall(text[::-1]))}
 
 
 def _spans(node: ast.AST, lines: Sequence[int]) -> bool:

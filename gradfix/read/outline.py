@@ -11,18 +11,20 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 from gradfix.read import gate
 
-_STATEMENT = re.compile(rb"^[^\s#)\]}][^\n]*", re.M)
-_HEAD = re.compile(rb"(?:(?:async\s+)?def|class)\s+([^\s(:\[]+)")
+# these are looked for in texts that begin with a line's end: that is found far sooner than the beginning of one
+_STATEMENT = re.compile(rb"\n[^\s#)\]}][^\n]*")
+_HEAD = re.compile(rb"\n(?:(?:(?:async\s+)?def|class)\s+([^\s(:\[]+)|__all__)")
 _WORD = re.compile(rb"[A-Za-z_\x80-\xff][\w\x80-\xff]*")
 _IMPORT = re.compile(
-    rb"^[ \t]*(?:from\s+(\.*)\s*([\w.]*)\s+import\s+(?:\(([^)]*)\)|([^\n;#]*))|import\s+([^\n;#]*))", re.M
+    rb"\n[ \t]*(?:from\s+(\.*)\s*([\w.]*)\s+import\s+(?:\(([^)]*)\)|([^\n;#]*))|import\s+([^\n;#]*))"
 )
+_COMMENT = re.compile(rb"#[^\n]*")
 _ENTRY = re.compile(rb"^(?:if\s+__name__|(?:\w+\.)*(?:main|train|run|fit|learn)\w*\s*\()", re.M)
 _ACTS = re.compile(rb"^(?:(for|while|with|async)\b|([^\W\d]\w*)[\w.]*\s*\()", re.M)
 _BOUND = re.compile(rb"^([^\W\d]\w*)\s*(?::[^=\n]*)?=(?!=)", re.M)
@@ -70,64 +72,86 @@ class Chunk:
         return gate.leaves(self.raw)
 
 
-@dataclass(slots=True)
 class Outline:
     """One file: `rest` runs at its margin, `chunks` are defined there, `imports` are the names it brings in."""
 
-    path: str
-    rest: Chunk
-    chunks: dict[bytes, list[Chunk]]
-    imports: dict[bytes, list[Import]]
-    starred: list[Import]
-    backward: bool  # one of them calls a backward
-    touches: bool  # or touches gradients and optimizers
-    known: frozenset[bytes] = field(init=False)
+    def __init__(self, path: str, raw: bytes) -> None:
+        self.path, self._raw = path, raw
+        self.chunks: dict[bytes, list[Chunk]] = {}
+        self._rest: list[bytes] = []
+        begin, name = 0, b""
+        for found in _STATEMENT.finditer(raw):
+            head = _HEAD.match(found.group())
+            if head is None and not name:
+                continue  # goes on with the rest
+            self._cut(raw[begin : found.start()], name)
+            begin, name = found.start(), (head[1] or b"__all__") if head else b""
+        self._cut(raw[begin:], name)
 
-    def __post_init__(self) -> None:
-        self.known = frozenset(self.chunks) | frozenset(self.imports)
+    def _cut(self, raw: bytes, name: bytes) -> None:
+        if name:
+            self.chunks.setdefault(name, []).append(Chunk(raw))
+        else:
+            self._rest.append(raw)
+
+    @cached_property
+    def rest(self) -> Chunk:
+        return Chunk(_CODE.sub(rb"\1", _IMPORT.sub(b"", b"".join(self._rest))))
+
+    @cached_property
+    def backward(self) -> bool:
+        """Whether it calls a backward."""
+        return gate.differentiates(self._raw)
+
+    @cached_property
+    def touches(self) -> bool:
+        """Whether it touches gradients and optimizers."""
+        return gate.own(self._raw)
+
+    @cached_property
+    def module(self) -> bool:
+        """Whether it defines what a module does."""
+        return gate.is_module(self._raw)
+
+    @property
+    def imports(self) -> dict[bytes, list[Import]]:
+        return self._brought[0]
+
+    @property
+    def starred(self) -> list[Import]:
+        return self._brought[1]
+
+    @cached_property
+    def known(self) -> frozenset[bytes]:
+        return frozenset(self.chunks) | frozenset(self.imports)
+
+    @cached_property
+    def _brought(self) -> tuple[dict[bytes, list[Import]], list[Import]]:
+        imports: dict[bytes, list[Import]] = {}
+        starred: list[Import] = []
+        for dots, module, inside, line, plain in _IMPORT.findall(self._raw):
+            if plain:
+                for each in plain.split(b","):
+                    full, name = _named(each)
+                    if full:
+                        bound = name or full.partition(b".")[0]
+                        imports.setdefault(bound, []).append(Import(0, full.decode(errors="replace"), b""))
+                continue
+            where = (len(dots), module.decode(errors="replace"))
+            for each in _COMMENT.sub(b"", inside or line).replace(b"\\", b" ").split(b","):
+                full, name = _named(each)
+                if full == b"*":
+                    starred.append(Import(*where, b"*"))
+                elif full:
+                    imports.setdefault(name or full, []).append(Import(*where, full))
+        return imports, starred
 
 
 def outlined(path: str, raw: bytes) -> Outline:
     """The outline of the file at `path`."""
     if b"\r" in raw:
         raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    rest: list[bytes] = []
-    chunks: dict[bytes, list[Chunk]] = {}
-    begin, name = 0, b""
-    for found in _STATEMENT.finditer(raw):
-        line = found.group()
-        head = _HEAD.match(line)
-        if head is None and not name and not line.startswith(b"__all__"):
-            continue  # goes on with the rest
-        _cut(raw[begin : found.start()], name, rest, chunks)
-        begin, name = found.start(), head[1] if head else b"__all__" if line.startswith(b"__all__") else b""
-    _cut(raw[begin:], name, rest, chunks)
-    imports: dict[bytes, list[Import]] = {}
-    starred: list[Import] = []
-    for dots, module, inside, line, plain in _IMPORT.findall(raw):
-        if plain:
-            for each in plain.split(b","):
-                full, name = _named(each)
-                if full:
-                    bound = name or full.partition(b".")[0]
-                    imports.setdefault(bound, []).append(Import(0, full.decode(errors="replace"), b""))
-            continue
-        where = (len(dots), module.decode(errors="replace"))
-        for each in re.sub(rb"#[^\n]*", b"", inside or line).replace(b"\\", b" ").split(b","):
-            full, name = _named(each)
-            if full == b"*":
-                starred.append(Import(*where, b"*"))
-            elif full:
-                imports.setdefault(name or full, []).append(Import(*where, full))
-    margin = _CODE.sub(rb"\1", _IMPORT.sub(b"", b"\n".join(rest)))
-    return Outline(path, Chunk(margin), chunks, imports, starred, gate.differentiates(raw), gate.own(raw))
-
-
-def _cut(raw: bytes, name: bytes, rest: list[bytes], chunks: dict[bytes, list[Chunk]]) -> None:
-    if name:
-        chunks.setdefault(name, []).append(Chunk(raw))
-    else:
-        rest.append(raw)
+    return Outline(path, b"\n" + raw)
 
 
 def _named(each: bytes) -> tuple[bytes, bytes]:
@@ -183,7 +207,9 @@ def wanted(path: str, text: str, files: Files) -> Wanted:
     """What of the file is worth interpreting."""
     own = outlined(path, text.encode("utf-8", "replace"))
     main = _main(own, files)
-    modules = [name for name, chunks in own.chunks.items() if any(gate.is_module(c.raw) for c in chunks)]
+    modules = []
+    if own.module:
+        modules = [name for name, chunks in own.chunks.items() if any(gate.is_module(c.raw) for c in chunks)]
     harmless = {n for n in modules if not any(c.writes or c.backward for c in _inside(own, [n]))}
     some = bool(main) or own.backward or len(harmless) < len(modules) or gate.is_module(own.rest.raw)
     return Wanted(main, some, frozenset(name.decode("utf-8", "replace") for name in harmless))

@@ -34,8 +34,9 @@ class Unit:
         self.names: dict[str, Value] = {}
         self.entered = False
         self._lines: list[str] | None = None
+        self._digest = ""
         self._sites: dict[tuple[int, str], Site] = {}
-        self._places: dict[str, list[int]] = {}
+        self._places: dict[tuple[str, ...], list[int]] = {}
 
     def again(self) -> Unit:
         """The same file in a program in which nothing has run."""
@@ -70,21 +71,25 @@ class Unit:
             return column
         return len(text.encode("utf-8", "surrogatepass")[:column].decode("utf-8", "replace"))
 
-    def lines_with(self, pattern: str) -> list[int]:
+    def lines_with(self, *patterns: str) -> list[int]:
         """The numbers of the lines that match, in order: where to look for a node, without looking at all of them."""
-        found = self._places.get(pattern)
+        found = self._places.get(patterns)
         if found is None:
             found, line, at = [], 1, 0
-            for each in re.finditer(pattern, self.text):
-                line += self.text.count("\n", at, each.start())
-                at = each.start()
+            # one by one: a pattern that begins with a word is found many times as fast as one of two
+            places = sorted(each.start() for p in patterns for each in re.finditer(p, self.text))
+            for place in places:
+                line += self.text.count("\n", at, place)
+                at = place
                 if not found or found[-1] != line:
                     found.append(line)
-            self._places[pattern] = found
+            self._places[patterns] = found
         return found
 
     def digest(self) -> str:
-        return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
+        if not self._digest:
+            self._digest = hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
+        return self._digest
 
 
 class Unreadable(Exception):

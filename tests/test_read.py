@@ -23,13 +23,14 @@ def readings(tmp_path: Path, text: str, **siblings: str) -> tuple[Reading, ...]:
 
 
 def found(tmp_path: Path, text: str, **siblings: str) -> list[tuple[str, str, int]]:
-    """(entry, kind, line of the text) of everything above a note."""
-    return [
+    """(entry, kind, line of the text) of everything above a note, however often an entry is read."""
+    found = [
         (reading.entry, c.kind, c.at.line - 2)
         for reading in readings(tmp_path, text, **siblings)
         for c in detect(reading.tape)
         if c.severity != "note"
     ]
+    return list(dict.fromkeys(found))
 
 
 def test_a_function_that_nothing_calls_is_entered(tmp_path):

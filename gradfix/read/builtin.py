@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
+import re
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, iteration, objects, python, tensors
+from gradfix.read import calls, iteration, layers, objects, python, tensors
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.truth import truth
 from gradfix.read.values import (
@@ -23,6 +25,8 @@ from gradfix.read.values import (
     Unknown,
     Value,
 )
+
+_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
 def call(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -200,12 +204,24 @@ def _is_a(m: Machine, value: Value, wanted: Value) -> bool | None:
 
 
 def _getattr(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) > 1 and isinstance(args[1], Unknown) and args[1].like and isinstance(args[0], Lib):
+        found = layers.whichever(args[0].path, args[1].like)
+        return objects.attribute(m, args[0], found) if found else m.unknown("getattr")
     if len(args) < 2 or not isinstance(args[1], str):
         return m.unknown("getattr")
     if len(args) > 2 and isinstance(args[0], Instance):
         value = objects.attribute(m, args[0], args[1])
         return args[2] if isinstance(value, Unknown) and args[1] not in args[0].attrs else value
     return objects.attribute(m, args[0], args[1])
+
+
+def _eval(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``eval("Encoder" + name)``: a name, or an attribute of one."""
+    from gradfix.read.expressions import evaluate
+
+    if len(args) != 1 or not isinstance(args[0], str) or not _DOTTED.fullmatch(args[0]):
+        return m.unknown("eval")
+    return evaluate(m, ast.parse(args[0], mode="eval").body)
 
 
 def _hasattr(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -232,7 +248,9 @@ def _type(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     value = args[0] if args else None
     if len(args) == 1 and isinstance(value, Instance):
         return value.cls or Lib(value.kind)
-    if isinstance(value, int | float | str | list | tuple | dict | bool):
+    if isinstance(value, str):
+        return Lib("builtins.str")
+    if isinstance(value, int | float | list | tuple | dict | bool):
         return Lib("builtins." + type(value).__name__)
     return Lib("torch.Tensor") if isinstance(value, Tensor) else m.unknown("type")
 
@@ -296,6 +314,7 @@ TABLE: dict[str, Callable[..., Value]] = {
     "isinstance": _isinstance,
     "getattr": _getattr,
     "hasattr": _hasattr,
+    "eval": _eval,
     "setattr": _setattr,
     "type": _type,
     "callable": _callable,

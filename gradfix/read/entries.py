@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradfix.read import calls, objects, ops, tensors
+from gradfix.read import arguments, calls, objects, ops
 from gradfix.read.apart import Margin, calls_only
 from gradfix.read.expressions import settled
 from gradfix.read.frames import Frame, Machine, Raised
@@ -23,6 +23,7 @@ from gradfix.read.project import Project, Unit, Unreadable, parsed
 from gradfix.read.statements import block, later
 from gradfix.read.trace import Exhausted
 from gradfix.read.values import Bound, Class, Function, Generator, Instance, Tensor, Value
+from gradfix.read.variants import MOST, Variant
 from gradfix.tape import End, Site, Tape
 
 if TYPE_CHECKING:
@@ -144,6 +145,8 @@ class _Program:
         if wanted.main != "far":
             m.limit = self.budget.entry
         yield self._walked(m, "__main__", frame, lambda: block(m, _body(m, frame, wanted, rest)), 0)
+        if wanted.main == "far":
+            yield from self._otherwise(m, lambda m, frame: _body(m, frame, wanted, rest))
         left = self.budget.entries
         for way in joined:
             if id(way.node) in m.entered:
@@ -151,9 +154,7 @@ class _Program:
             left -= 1
             if left < 0 or m.steps >= self.budget.steps:
                 return
-            m.begin()
-            before = m.steps
-            yield self._walked(m, way.name, frame, partial(way.run, m, self.unit), before)
+            yield from self._all(m, frame, way, self.unit)
 
     def called(
         self, call: ast.Expr, needed: frozenset[int], modes: Modes, wanted: Wanted, spent: int
@@ -164,19 +165,43 @@ class _Program:
         m.grad, m.inference, m.autocast = modes
         m.limit = self.budget.steps - spent if wanted.main == "far" else self.budget.entry
         yield self._walked(m, "__main__", frame, lambda: block(m, [*_needed(m, frame, needed), call]), 0)
+        if wanted.main == "far":
+            yield from self._otherwise(m, lambda m, frame: [*_needed(m, frame, needed), call])
         project.release()
 
     def alone(self, way: _Way, needed: frozenset[int]) -> Iterator[Walk]:
         unit, project = self.unit.again(), self.project.again()
         m, frame = self._machine(unit, project)
-
-        def run() -> None:
-            block(m, _needed(m, frame, needed))
-            m.limit = m.steps + self.budget.entry
-            way.run(m, unit)
-
-        yield self._walked(m, way.name, frame, run, 0)
+        _guarded(m, frame, lambda: block(m, _needed(m, frame, needed)))
+        yield from self._all(m, frame, way, unit)
         project.release()
+
+    def _all(self, m: Machine, frame: Frame, way: _Way, unit: Unit) -> Iterator[Walk]:
+        """The readings of a way: as it is, and otherwise."""
+        variants: list[Variant | None] = [None]
+        for variant in variants:
+            m.begin(variant)
+            before = m.steps
+            yield self._walked(m, way.name, frame, partial(way.run, m, unit), before)
+            if variant is None:
+                variants += m.open.variants()
+
+    def _otherwise(self, first: Machine, body: Callable[[Machine, Frame], list[ast.stmt]]) -> Iterator[Walk]:
+        """The main part as it is where somebody asks for something else, if that may come to a backward that was not
+        reached."""
+        if first.variant is not None or not _missed(first):
+            return
+        spent = first.steps
+        variants = list(first.open.variants())
+        for variant in variants:
+            unit, project = self.unit.again(), self.project.again()
+            m, frame = self._machine(unit, project)
+            m.variant = variant
+            m.limit = self.budget.steps - spent
+            yield self._walked(m, "__main__", frame, partial(_run, m, frame, body), 0)
+            spent += m.steps
+            variants += [v for v in m.open.variants() if v not in variants][: MOST - len(variants)]
+            project.release()
 
     def _machine(self, unit: Unit, project: Project) -> tuple[Machine, Frame]:
         project.units[str(self.path)] = unit
@@ -202,6 +227,20 @@ class _Program:
             self.nodes & m.entered,
             (m.grad, m.inference, m.autocast),
         )
+
+
+def _run(m: Machine, frame: Frame, body: Callable[[Machine, Frame], list[ast.stmt]]) -> None:
+    block(m, body(m, frame))
+
+
+def _missed(m: Machine) -> bool:
+    """Whether a function of the program that holds a backward was not entered."""
+    for unit in m.project.units.values():
+        near = unit.lines_with(*NEAR) if unit.entered else []
+        for _, node, _ in _functions(unit.tree.body, "") if near else ():
+            if id(node) not in m.entered and _spans(node, near):
+                return True
+    return False
 
 
 def _body(m: Machine, frame: Frame, wanted: Wanted, rest: bool) -> list[ast.stmt]:
@@ -342,19 +381,20 @@ def _finish(m: Machine, value: Value) -> None:
 
 def _unknowns(m: Machine, function: Function, given: int) -> list[Value]:
     """Values that are not known for the arguments without a default."""
-    arguments = function.node.args
-    count = len(arguments.posonlyargs) + len(arguments.args) - len(function.defaults) - given
+    declared = function.node.args
+    count = len(declared.posonlyargs) + len(declared.args) - len(function.defaults) - given
     return [m.unknown("argument of " + function.qualname) for _ in range(max(count, 0))]
 
 
 def _made(m: Machine, cls: Class) -> Value:
     """An object of `cls`, made with arguments that are not known."""
+    switched = {m.variant.name: m.variant.value} if m.variant and m.variant.kind == "switch" else {}
     known = next((v for v in cls.unit.names.values() if isinstance(v, Instance) and v.cls is cls), None)
-    if known is not None:
+    if known is not None and not switched:
         return known
     init = objects.lookup(cls, "__init__")
-    arguments = _unknowns(m, init, 1) if isinstance(init, Function) else []
-    return calls.call(m, cls, arguments, {})
+    given = _unknowns(m, init, 1) if isinstance(init, Function) else []
+    return calls.call(m, cls, given, switched)
 
 
 def _enter_method(m: Machine, cls: Value, name: str) -> None:
@@ -378,10 +418,10 @@ def _enter_forward(m: Machine, cls: Value) -> None:
     forward, module = objects.lookup(cls, "forward"), _made(m, cls)
     if not isinstance(forward, Function) or not isinstance(module, Instance):
         return
-    inputs = [tensors.fresh(m, None) for _ in _unknowns(m, forward, 1)]
-    for each in inputs:
-        each.requires = None
-    result = calls.call(m, module, list(inputs), {})
+    result = calls.call(m, module, arguments.of_forward(m, forward), {})
+    if m.variant is None:
+        for variant in arguments.otherwise(objects.lookup(cls, "__init__"), forward):
+            m.open.add(variant)
     roots = [ops.edge(m, t) for t in _tensors(result, 3) if ops.requires(m, t)]
     if roots:
         m.frame.node = None

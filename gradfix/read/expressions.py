@@ -10,7 +10,7 @@ from gradfix.read import calls, iteration, objects, ops, python, tensors
 from gradfix.read.frames import Frame, Machine
 from gradfix.read.operators import binary, compared, in_place
 from gradfix.read.truth import truth
-from gradfix.read.values import Instance, Later, Lib, Tensor, Unknown, Value
+from gradfix.read.values import HOLE, Instance, Later, Lib, Tensor, Unknown, Value
 
 
 def evaluate(m: Machine, node: ast.expr) -> Value:
@@ -210,9 +210,10 @@ def _joined(m: Machine, node: ast.JoinedStr) -> Value:
             value = evaluate(m, each.value)
             if each.format_spec is not None or not isinstance(value, str | int | bool):
                 known = False
+                parts.append(HOLE)
             else:
                 parts.append(str(value))
-    return "".join(parts) if known else m.unknown("f-string")
+    return "".join(parts) if known else m.unknown("f-string", "".join(parts))
 
 
 def _lambda(m: Machine, node: ast.Lambda) -> Value:
@@ -349,7 +350,7 @@ def assign(m: Machine, target: ast.expr, value: Value, statement: ast.AST) -> No
 def _unpack(m: Machine, targets: list[ast.expr], value: Value, statement: ast.AST) -> None:
     items = iteration.listed(m, value, 64)
     star = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
-    if isinstance(value, Tensor) and value.shape is None:
+    if isinstance(value, Tensor) and value.shape is None and not value.guessed:
         items = tensors.rows(m, value, len(targets))
     if items is None or (star is None and len(items) != len(targets)) or len(items) < len(targets) - 1:
         origin = value.origin if isinstance(value, Unknown) else "unpacked"

@@ -58,11 +58,27 @@ def call(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Valu
     if module.kind == "torch.nn.Sequential" and isinstance(items, list):
         value = args[0] if args else m.unknown("input")
         for each in items:
-            value = calls.call(m, each, [value], {})
+            if isinstance(each, Unknown) and isinstance(value, Tensor) and value.requires:
+                value = _somehow(m, value)
+            else:
+                value = calls.call(m, each, [value], {})
         return value
     if name == "Identity":
         return args[0] if args else m.unknown("input")
     return _builtin(m, name, module, args, kwargs)
+
+
+def _somehow(m: Machine, value: Tensor) -> Value:
+    """What a layer that is not known makes of a tensor that requires grad: in all likelihood another."""
+    m.doubts += 1
+    try:
+        known, node, _ = ops.graph(m, "aten.alias", "AliasBackward0", [value])
+        made = ops.new(m, None, value.dtype, known, node)
+        if node is not None:
+            node.output, node.vague = made, True
+        return made
+    finally:
+        m.doubts -= 1
 
 
 def _builtin(m: Machine, name: str, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -72,7 +88,7 @@ def _builtin(m: Machine, name: str, module: Instance, args: list[Value], kwargs:
         args = [kwargs["input"]]
     made, given = module.extra.get("args", []), module.extra.get("kwargs", {})
     if name in LOSSES:
-        options = {k: v for k, v in given.items() if k == "reduction"}
+        options = {k: v for k, v in given.items() if k in ("reduction", "size_average", "reduce")}
         return functional(m, LOSSES[name], args, options)
     if name in ACTIVATIONS:
         return _activation(m, name, module, args, made, given)

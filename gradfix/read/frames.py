@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gradfix.read.project import Project, Unit
 from gradfix.read.trace import Exhausted, Trace
 from gradfix.read.values import Class, Instance, Unknown, Value
+from gradfix.read.variants import Open, Variant
 from gradfix.tape import Failure, Site, Stack
 
 if TYPE_CHECKING:
@@ -78,7 +79,9 @@ class Machine:
         self.plain = False  # autograd.grad has given gradients without a graph
         self.blurs = 0  # backwards that may have filled any gradient
         self.doubts = 0  # unknown tests that stand around what runs
-        self.trace = Trace(self.stack, lambda: self.doubts == 0, budget.events)
+        self.variant: Variant | None = None  # what is taken otherwise than in the first reading of this entry
+        self.open = Open()  # what could be
+        self.trace = Trace(self.stack, self.sure, budget.events)
         self.decisions: dict[str, bool] = {}
         self.tests: dict[int, str] = {}  # their text, by id of the node
         self.optimizers: list[Instance] = []
@@ -88,12 +91,18 @@ class Machine:
         self.called: dict[int, Any] = {}
         self.interned: dict[Stack, Stack] = {}
 
-    def begin(self) -> None:
+    def sure(self) -> bool:
+        """Whether what happens now does so whenever the program comes here."""
+        return self.doubts == 0 and (self.variant is None or self.variant.sure)
+
+    def begin(self, variant: Variant | None = None) -> None:
         """Another entry: a tape of its own, with the optimizers that are there already, and nobody's gradient."""
         self.trace = self.trace.following()
         self.blurs, self.loops = 0, 0
         self.limit = min(self.steps + self.budget.entry, self.budget.steps)
         self.doubts, self.grad, self.inference, self.autocast = 0, True, False, False
+        self.variant = variant
+        self.open = Open()
         self.decisions.clear()
         self.reached.clear()
         self.asked.clear()
@@ -118,10 +127,10 @@ class Machine:
         if self.steps > self.limit:
             raise Exhausted
 
-    def unknown(self, origin: str) -> Unknown:
+    def unknown(self, origin: str, like: str = "") -> Unknown:
         """A value that isn't known, because of `origin`."""
         self.asked[origin] = self.asked.get(origin, 0) + 1
-        return Unknown(origin)
+        return Unknown(origin, like)
 
     @contextmanager
     def inside(self, frame: Frame) -> Iterator[None]:

@@ -129,7 +129,7 @@ def listed(m: Machine, source: Value, count: int = LONG) -> list[Value] | None:
     if isinstance(source, Lazy):
         return source.items(min(count, LONG if source.length is not None else m.budget.passes))
     if isinstance(source, Tensor):
-        return tensors.rows(m, source, count)
+        return None if source.guessed else tensors.rows(m, source, count)
     if isinstance(source, Generator):
         found: list[Value] = []
         each_kept(m, source, found, count)

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from gradfix.read import calls, iteration, recurrent, tensors
 from gradfix.read.frames import Machine
-from gradfix.read.values import Instance, Shape, Tensor, Unknown, Value
+from gradfix.read.values import HOLE, Instance, Shape, Tensor, Unknown, Value
 
 LISTS = {"torch.nn.ModuleList", "torch.nn.Sequential", "torch.nn.ParameterList"}
 DICTS = {"torch.nn.ModuleDict", "torch.nn.ParameterDict"}
+
+
+# what there is of these for one, two and three dimensions does the same to the graph
+_ALIKE = (
+    "Conv", "ConvTranspose", "LazyConv", "BatchNorm", "InstanceNorm", "MaxPool", "AvgPool", "AdaptiveAvgPool",
+    "AdaptiveMaxPool", "Dropout", "ReflectionPad", "ReplicationPad", "ConstantPad",
+)  # fmt: skip
+_FUNCTIONS = (
+    "conv",
+    "conv_transpose",
+    "max_pool",
+    "avg_pool",
+    "adaptive_avg_pool",
+    "adaptive_max_pool",
+    "dropout",
+)
+
+
+def whichever(path: str, like: str) -> str:
+    """The name below `path` that `like` may stand for, if all those do the same to the graph; else ""."""
+    names = {"torch.nn": _ALIKE, "torch.nn.functional": _FUNCTIONS}.get(path, ())
+    wanted = re.compile("[123]".join(map(re.escape, like.split(HOLE))))
+    found = {name for name in names for n in "123" if wanted.fullmatch(f"{name}{n}d")}
+    return f"{found.pop()}2d" if len(found) == 1 else ""
 
 
 def prepare(instance: Instance) -> None:

@@ -102,8 +102,8 @@ def method(m: Machine, value: Instance, name: str) -> Value:
 def _of_instance(m: Machine, value: Instance, name: str) -> Value:
     if name in value.attrs:
         return value.attrs[name]
-    if name == "__class__" and value.cls is not None:
-        return value.cls
+    if name == "__class__" and (value.cls is not None or value.kind):
+        return value.cls or Lib(value.kind)
     if name == "__dict__":
         return value.attrs
     if value.cls is not None:

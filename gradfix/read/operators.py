@@ -102,5 +102,6 @@ def compared(m: Machine, op: ast.cmpop, left: Value, right: Value) -> Value:
         tensor = left if isinstance(left, Tensor) else right
         return tensors.fresh(m, tensor.shape, "bool")
     if isinstance(left, Unknown) or isinstance(right, Unknown):
+        m.open.met(left, right)
         return m.unknown("compare")
     return python.compared(m, name, concrete, left, right)

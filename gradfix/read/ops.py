@@ -33,6 +33,7 @@ SYNONYMS = {
     "min_val": "min",
     "max_val": "max",
 }
+REDUCTIONS = ("mean", "sum", "none", "batchmean")  # whole numbers below torch.nn.functional
 INTEGERS = {"int64", "int32", "int16", "int8", "uint8", "bool"}
 WHOLE = {"argmax", "argmin", "argsort", "nonzero", "bincount", "searchsorted", "bucketize", "multinomial"}
 # ops whose saved parts the table can't name: each tensor of the list is kept for the others
@@ -179,7 +180,7 @@ def _fits(kind: str, optional: bool, value: Value, numbers: bool) -> bool:
     if kind == "S":
         return isinstance(value, int | float | complex) or (isinstance(value, Tensor) and numbers)
     if kind == "I":
-        return isinstance(value, int)
+        return isinstance(value, int) or value in REDUCTIONS
     if kind == "J":
         return isinstance(value, int | list | tuple) and not (
             isinstance(value, list | tuple) and any(isinstance(v, Tensor | list | tuple | str) for v in value)

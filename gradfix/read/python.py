@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import builtins
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from gradfix.read import iteration
 from gradfix.read.frames import Machine
-from gradfix.read.values import Bound, Class, Function, Instance, Lib, Tensor, Unknown, Value
+from gradfix.read.values import HOLE, Bound, Class, Function, Instance, Lib, Tensor, Unknown, Value
+from gradfix.read.variants import Asked, Option
 
 BUILTINS = frozenset(dir(builtins))
 FAILS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError)
@@ -83,6 +85,7 @@ def _sequence(value: Value) -> bool:
 
 def compared(m: Machine, name: str, concrete: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
     """A comparison of values that are no tensors."""
+    m.open.met(left, right)
     if name in ("eq", "ne") and _OLD_TYPE in (left, right) and Lib("torch.Tensor") in (left, right):
         m.trace.compared()
         return name == "ne"
@@ -110,6 +113,8 @@ def _vague(value: Value) -> bool:
 
 def contains(m: Machine, container: Value, value: Value) -> Value:
     """Whether `container` holds `value`."""
+    if isinstance(container, list | tuple) and isinstance(value, Option | Asked):
+        m.open.met(value, *container)
     if _vague(value) and not isinstance(value, Lib):
         return m.unknown("in")
     if isinstance(container, str):
@@ -145,6 +150,8 @@ def attribute(m: Machine, value: Value, name: str) -> Value:
 def item(m: Machine, owner: Value, index: Value) -> Value:
     """``owner[index]`` of a value of Python's own."""
     if isinstance(owner, dict):
+        if isinstance(index, Option | Asked):
+            m.open.met(index, *owner)
         if not hashable(index) or isinstance(index, Unknown):
             return m.unknown("key")
         return owner[index] if index in owner or type(owner) is not dict else m.unknown("missing key")
@@ -182,6 +189,7 @@ def delete_item(owner: Value, index: Value) -> None:
         pass
 
 
+_FIELD = re.compile(r"\{(\d?)\}")
 MUTATORS = {"append", "add", "insert", "appendleft", "extend", "update", "setdefault"}
 _STRINGS = {
     "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isdigit", "join", "lower",
@@ -193,6 +201,8 @@ _STRINGS = {
 def call_method(m: Machine, method: Method, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A method of a string, a list, a dictionary, ..."""
     owner, name = method.owner, method.name
+    if isinstance(owner, str) and name == "format" and not kwargs:
+        return _formatted(m, owner, args)
     if isinstance(owner, str | bytes) and (name not in _STRINGS or any(_vague(a) for a in args)):
         return m.unknown("string")
     if isinstance(owner, dict):
@@ -219,6 +229,18 @@ def call_method(m: Machine, method: Method, args: list[Value], kwargs: dict[str,
         return bounded(m, getattr(owner, name)(*plain, **kwargs))
     except FAILS:
         return m.unknown(f"{type(owner).__name__}.{name}")
+
+
+def _formatted(m: Machine, owner: str, args: list[Value]) -> Value:
+    """``"Conv{}d".format(dimensions)``, without the finer points of formatting."""
+    pieces = _FIELD.split(owner)
+    places = [int(each) if each else n for n, each in enumerate(_FIELD.findall(owner))]
+    if any("{" in piece or "}" in piece for piece in pieces[::2]) or max(places, default=-1) >= len(args):
+        return m.unknown("string")
+    given = [args[n] for n in places]
+    parts = [str(v) if isinstance(v, str | int) else HOLE for v in given]
+    text = "".join(a + b for a, b in zip(pieces[::2], [*parts, ""], strict=True))
+    return bounded(m, text) if HOLE not in parts else m.unknown("string", text)
 
 
 def _of_dict(

@@ -9,6 +9,7 @@ from typing import Any
 from gradfix.read import calls, iteration
 from gradfix.read.frames import Machine
 from gradfix.read.values import Class, Function, Instance, Lazy, Lib, Native, Storage, Tensor, Unknown, Value
+from gradfix.read.variants import Asked, Option
 
 HARMLESS = {
     "argparse", "collections", "copy", "csv", "datetime", "functools", "glob", "io", "itertools", "json",
@@ -196,15 +197,25 @@ def _argument(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str,
         default = kwargs.get("default", True)
     elif kwargs.get("required") is True:
         default = m.unknown("command line")
-    if (
-        isinstance(default, str)
-        and isinstance(kind := kwargs.get("type"), Lib)
-        and kind.path in ("builtins.int", "builtins.float")
-    ):
-        default = calls.call(m, kind, [default], {})
     if isinstance(dest, str):
-        _options(parser)[dest] = default
+        _options(parser)[dest] = _given(m, dest, default, kwargs)
     return None
+
+
+def _given(m: Machine, name: str, default: Value, kwargs: dict[str, Value]) -> Value:
+    """What an option has: what this reading is about, its default, or one of its choices where it has to be given."""
+    if m.variant is not None and (m.variant.kind, m.variant.name) == ("option", name):
+        return Option(m.variant.value, name)
+    kind, choices = kwargs.get("type"), kwargs.get("choices")
+    if isinstance(default, str) and isinstance(kind, Lib) and kind.path in ("builtins.int", "builtins.float"):
+        return calls.call(m, kind, [default], {})
+    if isinstance(default, Unknown) and isinstance(choices, list | tuple) and choices:
+        default = choices[0]
+    if isinstance(default, str):
+        return Option(default, name)
+    if isinstance(default, Unknown) and (kind is None or kind == Lib("builtins.str")):
+        return Asked(default.origin, name)
+    return default
 
 
 def _options(parser: Instance) -> dict[str, Value]:

@@ -112,8 +112,19 @@ def functional(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value
     if special is not None:
         return special(m, args, kwargs)
     if effects.overloads("nn." + name):
-        return ops.apply(m, "nn." + name, args, kwargs)
+        return ops.apply(m, "nn." + name, args, _reduced(kwargs))
     return m.unknown("functional " + name)
+
+
+def _reduced(kwargs: dict[str, Value]) -> dict[str, Value]:
+    """Arguments with `reduction` for what said it before 0.4.1."""
+    if "size_average" not in kwargs and "reduce" not in kwargs:
+        return kwargs
+    rest = {k: v for k, v in kwargs.items() if k not in ("size_average", "reduce")}
+    how = (
+        "none" if kwargs.get("reduce") is False else "sum" if kwargs.get("size_average") is False else "mean"
+    )
+    return {"reduction": how, **rest}
 
 
 def _foreach(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -396,6 +407,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "torch.is_grad_enabled": _is("is_grad_enabled"),
     "torch.compile": _compile,
     "torch.jit.script": _compile,
+    "torch.jit._unwrap_optional": lambda m, args, kwargs: args[0] if args else m.unknown("optional"),
     "torch.utils.data.DataLoader": _loader,
     "torch.utils.data.TensorDataset": _dataset,
     "torch.amp.GradScaler": lambda m, args, kwargs: Instance(None, kind="torch.amp.GradScaler"),

@@ -16,6 +16,8 @@ from gradfix.tape import Stack
 if TYPE_CHECKING:
     from gradfix.read.frames import Frame, Unit
 
+HOLE = "\0"
+GUESSED = "argument"  # the origin of an argument that was taken for a tensor, and may be a list of them
 Value = Any  # Python's own values, or one of the classes below
 Shape = tuple[int | None, ...] | None  # None: not known at all
 Truth = bool | None  # None: not known
@@ -23,9 +25,11 @@ Truth = bool | None  # None: not known
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unknown:
-    """A value of which nothing is known. `origin` says where that began, for `gradfix.read.origins`."""
+    """A value of which nothing is known. `origin` says where that began, for `gradfix.read.origins`. Of a string, some
+    may be: `like` is it, with HOLE where it is not."""
 
     origin: str
+    like: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +106,11 @@ class Tensor:
     @property
     def leaf(self) -> bool:
         return self.node is None
+
+    @property
+    def guessed(self) -> bool:
+        """Whether it may be a list of tensors."""
+        return self.origin == GUESSED
 
 
 @dataclass(slots=True, eq=False)

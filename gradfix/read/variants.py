@@ -1,0 +1,78 @@
+"""What one reading of an entry takes one way, and could take another: whoever runs the program decides it.
+
+A reading follows one path. Where the program itself says what else there is (the values that an option of the command
+line is compared with, a switch of a layer's constructor, a remainder that comes up every so many passes), the entry is
+read again, with one such thing taken otherwise.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gradfix.read.values import Unknown
+
+MOST = 4  # readings of one entry beside the first
+
+Kind = Literal["option", "switch", "activations", "turns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One thing taken otherwise. It is `sure` where the program offers it, and what happens then happens for certain
+    when that is asked for."""
+
+    kind: Kind
+    name: str = ""
+    value: Any = None
+    sure: bool = False
+
+
+@dataclass(slots=True)
+class Open:
+    """What could have been otherwise in a reading, as it was met."""
+
+    options: dict[str, dict[Any, None]] = field(
+        default_factory=dict
+    )  # values that an option is compared with
+    others: dict[Variant, None] = field(default_factory=dict)
+
+    def met(self, *values: Any) -> None:
+        """These were compared with each other."""
+        for option in values:
+            if isinstance(option, Option | Asked):
+                for value in values:
+                    if isinstance(value, str) and value is not option and value != option:
+                        self.options.setdefault(option.name, {})[str(value)] = None
+
+    def add(self, variant: Variant) -> None:
+        self.others[variant] = None
+
+    def variants(self) -> list[Variant]:
+        """Each of them, as many as are read."""
+        found = [Variant("option", name, v, True) for name, values in self.options.items() for v in values]
+        return [*self.others, *found][:MOST]
+
+
+class Option(str):
+    """A string from the command line."""
+
+    name: str
+
+    def __new__(cls, value: str, name: str) -> Option:
+        made = super().__new__(cls, value)
+        made.name = name
+        return made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked(Unknown):
+    """What has to be given on the command line."""
+
+    name: str = ""
+
+
+def turns(test: ast.expr) -> bool:
+    """Whether a test hangs on a remainder: ``(step + 1) % every == 0``."""
+    return any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) for node in ast.walk(test))

@@ -1,0 +1,238 @@
+"""The symbolic run where the program leaves something to whoever runs it, and names that are put together."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from gradfix.detect import detect
+from gradfix.read import read
+
+
+def found(tmp_path: Path, text: str) -> set[tuple[str, str]]:
+    """(evidence, kind) of everything above a note, each as sure as it is anywhere."""
+    path = tmp_path / "train.py"
+    head = "import argparse\nimport torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
+    all_ = {
+        (reading.evidence(conflict), conflict.kind)
+        for reading in read(path, head + textwrap.dedent(text))
+        for conflict in detect(reading.tape)
+        if conflict.severity != "note"
+    }
+    return {each for each in all_ if each[0] == "certain" or ("certain", each[1]) not in all_}
+
+
+FACTOR = """\
+net, critic = nn.Linear(2, 2), nn.Linear(2, 1)
+ours, theirs = torch.optim.SGD(net.parameters(), 0.1), torch.optim.SGD(critic.parameters(), 0.1)
+
+def plain(x):
+    ours.zero_grad()
+    net(x).sum().backward()
+    ours.step()
+
+def both(x):
+    z = net(x)
+    ours.zero_grad()
+    z.sum().backward(retain_graph=True)
+    ours.step()
+    theirs.zero_grad()
+    critic(torch.relu(nn.Linear(2, 2)(z))).sum().backward()
+    theirs.step()
+
+"""
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "'--loss', default='plain'",
+        "'--loss', required=True, choices=['plain', 'both']",
+        "'--loss', default=input(), choices=['plain', 'both']",
+        "'loss', choices=('plain', 'both')",
+    ],
+)
+def test_an_option_of_the_command_line_is_read_with_what_it_is_compared_with(tmp_path, option):
+    text = f"""\
+    parser = argparse.ArgumentParser()
+    parser.add_argument({option})
+    args = parser.parse_args()
+    for x in torch.ones(4, 3, 2):
+        if args.loss == "both":
+            both(x)
+        else:
+            plain(x)
+    """
+    expected = {("certain", "stale-saved-tensor")}
+    text = FACTOR.replace("net(x)\n    ours", "net(net(x))\n    ours") + textwrap.dedent(text)
+    assert found(tmp_path, text) == expected
+
+
+def test_an_option_that_looks_something_up(tmp_path):
+    text = """\
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--loss", default="plain")
+    train = {"plain": plain, "both": both}[parser.parse_args().loss]
+    for x in torch.ones(4, 3, 2):
+        train(x)
+    """
+    text = FACTOR.replace("net(x)\n    ours", "net(net(x))\n    ours") + textwrap.dedent(text)
+    assert found(tmp_path, text) == {("certain", "stale-saved-tensor")}
+
+
+BLOCK = """\
+class Block(nn.Module):
+    def __init__(self, width, residual=False):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(width, width), nn.ReLU())
+        self.residual = residual
+
+    def forward(self, x):
+        y = self.layer(x)
+        if self.residual:
+            y += {}
+        return y
+"""
+
+
+@pytest.mark.parametrize(("term", "expected"), [("x", {("likely", "stale-saved-tensor")}), ("0 * x", set())])
+def test_a_switch_of_a_constructor_is_read_both_ways(tmp_path, term, expected):
+    text = BLOCK.format(term)
+    if not expected:
+        text = text.replace("y +=", "y = y +")
+    assert found(tmp_path, text) == expected
+
+
+def test_what_flows_through_a_network_requires_grad(tmp_path):
+    text = """\
+    class Scale(nn.Module):
+        def forward(self, x):
+            y = x.exp()
+            y *= 2
+            return y
+    """
+    assert found(tmp_path, text) == {("likely", "stale-saved-tensor")}
+
+
+def test_masks_and_labels_do_not(tmp_path):
+    text = """\
+    class Masked(nn.Module):
+        def forward(self, mask, target):
+            y = (mask * target).exp()
+            y *= 2
+            return y
+    """
+    assert found(tmp_path, text) == set()
+
+
+@pytest.mark.parametrize(
+    "annotation", ["list[torch.Tensor]", "List[Tensor]", "'Sequence[Tensor]'", "np.ndarray", "Batch", "int"]
+)
+def test_an_argument_of_another_type_is_no_tensor(tmp_path, annotation):
+    text = f"""\
+    class Fuse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(2, 2, 1)
+
+        def forward(self, features: {annotation}):
+            first = self.conv(features[0])
+            features[0] = first
+            features += 1
+            return first
+    """
+    assert found(tmp_path, text) == set()
+
+
+@pytest.mark.parametrize(
+    "annotation", ["Tensor", "Optional[torch.Tensor]", "'torch.Tensor | None'", 'Float[Tensor, "b c"]']
+)
+def test_an_argument_that_is_said_to_be_a_tensor_is_one(tmp_path, annotation):
+    text = f"""\
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(2, 2, 1)
+
+        def forward(self, x: {annotation}):
+            y = self.conv(x)
+            x[0] = 1
+            return y
+    """
+    assert found(tmp_path, text) == {("certain", "stale-saved-tensor")}
+
+
+def test_an_argument_without_a_type_may_be_a_list(tmp_path):
+    text = """\
+    class Fuse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(2, 2, 1)
+
+        def forward(self, features):
+            made = [self.conv(f) for f in features]
+            one, two = features
+            one.add_(two)
+            features[1] = self.conv(features[0])
+            return made
+    """
+    assert found(tmp_path, text) == set()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        'getattr(nn, "Conv{}d".format(dims))',
+        'getattr(nn, f"Conv{dims}d")',
+        'getattr(nn, "Conv{}d".format(2))',
+        'eval("nn." + "Conv2d")',
+        'eval("nn.Conv{}d".format(2))',
+    ],
+)
+def test_a_class_by_a_name_that_is_put_together(tmp_path, made):
+    text = f"""\
+    def build(dims):
+        conv = {made}(2, 2, 1)
+        y = conv(torch.ones(1, 2, 3, 3)).exp()
+        y += 1
+        y.sum().backward()
+    """
+    assert found(tmp_path, text) == {("certain", "stale-saved-tensor")}
+
+
+@pytest.mark.parametrize("made", ['getattr(nn, "{}Norm2d".format(kind))', "getattr(nn, kind)", "eval(kind)"])
+def test_a_class_that_may_be_several_is_not_known(tmp_path, made):
+    text = f"""\
+    def build(kind):
+        y = {made}(2)(nn.Conv2d(2, 2, 1)(torch.ones(1, 2, 3, 3)))
+        y.add_(1)
+        y.sum().backward()
+    """
+    assert found(tmp_path, text) == set()
+
+
+@pytest.mark.parametrize(
+    "how", ['reduction="sum"', 'reduction="none"', "size_average=False", "reduce=False", ""]
+)
+@pytest.mark.parametrize("loss", ["mse_loss", "binary_cross_entropy", "smooth_l1_loss"])
+def test_a_loss_is_known_however_it_is_reduced(tmp_path, loss, how):
+    text = f"""\
+    out = nn.Linear(2, 2)(torch.ones(3, 2)).exp()
+    loss = F.{loss}(out, torch.ones(3, 2), {how})
+    out += 1
+    loss.sum().backward()
+    """
+    assert found(tmp_path, text) == {("certain", "stale-saved-tensor")}
+
+
+def test_the_name_of_a_layers_class(tmp_path):
+    text = """\
+    def init(layer):
+        if layer.__class__.__name__.find("Linear") != -1:
+            layer.weight += 1
+
+    nn.Sequential(nn.Linear(2, 2), nn.ReLU()).apply(init)
+    """
+    assert found(tmp_path, text) == {("certain", "leaf-write")}

@@ -11,7 +11,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Project, View
 from gradfix.rewrite.boundary import frame, gather, meeting
 from gradfix.rewrite.carried import cleared_names, entries, stored_elements
-from gradfix.rewrite.rerun import views
+from gradfix.rewrite.drawn import views
 from gradfix.rewrite.statements import Unit, body_of, common_block, dotted, put_after, unit_in, units, walk
 from gradfix.tape import Backward, Step
 from gradfix.verdict import Effect

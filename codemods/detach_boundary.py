@@ -170,8 +170,9 @@ def _proposals(
     cuts = [(f.view, [_cut(f, project), *without(f.view, f.value, dotted(f.value))]) for f in found]
     drops = _idle(project, backward, edges)
     if drops:
-        yield Proposal(f"{summary}; drop the idle retain_graph", effect, gather(*cuts, *drops), int(once))
-    yield Proposal(summary, effect, gather(*cuts), int(once) + bool(drops))
+        dropped = f"{summary}; drop the idle retain_graph"
+        yield Proposal(dropped, effect, gather(*cuts, *drops), int(once), idea=summary)
+    yield Proposal(summary, effect, gather(*cuts), int(once) + bool(drops), idea=summary)
 
 
 def _idle(project: Project, backward: Backward, edges: Sequence[Crossing]) -> list[tuple[View, list[Edit]]]:

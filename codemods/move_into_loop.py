@@ -14,7 +14,7 @@ from gradfix.rewrite.cached import cached
 from gradfix.rewrite.calls import drop_carried_retain
 from gradfix.rewrite.carried import entered, entries, made_outside
 from gradfix.rewrite.closures import into_closure
-from gradfix.rewrite.rerun import called_names, draws, views
+from gradfix.rewrite.drawn import called_names, draws, views
 from gradfix.rewrite.statements import (
     Block,
     Unit,

@@ -14,7 +14,9 @@ from gradfix.rewrite.boundary import frame, gather, meeting
 from gradfix.rewrite.cached import cached
 from gradfix.rewrite.calls import backward_call, drop_retain
 from gradfix.rewrite.carried import entries, made_outside
-from gradfix.rewrite.rerun import DRAW, LATER, ONCE, Plan, draws, plan, shared_losses, stale
+from gradfix.rewrite.drawn import draws
+from gradfix.rewrite.handed import named
+from gradfix.rewrite.rerun import DRAW, LATER, ONCE, Plan, plan, shared_losses, stale
 from gradfix.rewrite.statements import (
     Unit,
     block_of,
@@ -98,7 +100,7 @@ for _ in range(2):
             for proposal in _behind(found):
                 by_hand = conflict.pattern == "write" and proposal.effect == LATER
                 effect = ASCENDED if by_hand else proposal.effect
-                yield replace(proposal, effect=effect, rank=proposal.rank + later)
+                yield replace(proposal, effect=effect, rank=proposal.rank + later, idea="behind the step")
         yield from _cached(conflict, project)
         yield from _handed_on(conflict.backward, project)
 
@@ -116,22 +118,31 @@ def _behind(found: Plan) -> Iterator[Proposal]:
         if drops:
             yield Proposal(summary, effect, gather((found.view, found.edits())), 1)
         return
-    cuts = [(v, [e]) for v, e in found.cuts()]
+    once = replace(found, named=named(found))
     for inline in (True, False) if found.can_inline() else (False,):
-        edits = (found.view, found.edits(inline))
-        summary = f"compute {_said(found)} again after `{step}`"
-        if inline:
-            name, call = found.inlined()
-            moved = _bound(found.moved)
-            besides = f", and move {moved} there" if moved else ""
-            summary = f"put `{call}` where `{name}` is read after `{step}`{besides}"
         rank = 0 if inline or not found.can_inline() else 3
+        cuts = [(v, [e]) for v, e in once.cuts()]
         if cuts:
-            said = f"{summary}, and detach what the earlier loss takes{idle if drops else ''}"
-            yield Proposal(said, effect, gather(edits, *cuts, *drops), rank)
+            said = (
+                f"{_again(once, inline, step)}, and detach what the earlier loss takes{idle if drops else ''}"
+            )
+            drawn = DRAW if once.draws() else LATER
+            yield Proposal(said, drawn, gather((once.view, once.edits(inline)), *cuts, *drops), rank)
+        edits, summary = (found.view, found.edits(inline)), _again(found, inline, step)
         if drops:
             yield Proposal(f"{summary}{idle}", effect, gather(edits, *drops), rank + 1)
         yield Proposal(summary, effect, gather(edits), rank + 2)
+
+
+def _again(found: Plan, inline: bool, step: str) -> str:
+    """What is done, in words."""
+    made = "".join(f"make `{name}` once; " for name in found.named.values())
+    if not inline:
+        return f"{made}compute {_said(found)} again after `{step}`"
+    name, call = found.inlined()
+    moved = _bound(found.moved)
+    besides = f", and move {moved} there" if moved else ""
+    return f"{made}put `{call}` where `{name}` is read after `{step}`{besides}"
 
 
 def _bound(some: Iterable[Unit]) -> str:
@@ -158,8 +169,8 @@ def _cached(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     for rank, (said, edits) in enumerate(w for w in ways if w[1]):
         if earlier and drop_retain(earlier[1]):
             dropped = f"{said}; drop the idle retain_graph"
-            yield Proposal(dropped, LATER, gather((place.view, edits), drop), 2 * rank)
-        yield Proposal(said, LATER, gather((place.view, edits)), 2 * rank + 1)
+            yield Proposal(dropped, LATER, gather((place.view, edits), drop), 2 * rank, idea=place.name)
+        yield Proposal(said, LATER, gather((place.view, edits)), 2 * rank + 1, idea=place.name)
 
 
 def _handed_on(backward: Backward, project: Project) -> Iterator[Proposal]:

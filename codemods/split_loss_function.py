@@ -13,7 +13,8 @@ from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.rewrite.boundary import crossings, detached, feeds, gather, returns
-from gradfix.rewrite.rerun import DRAW, LATER, Plan, plan, shared_losses, views
+from gradfix.rewrite.drawn import views
+from gradfix.rewrite.rerun import DRAW, LATER, Plan, plan, shared_losses
 from gradfix.rewrite.statements import (
     Unit,
     dotted,
@@ -119,16 +120,16 @@ for z in torch.randn(2, 4, 2):
         split = _split(project, found, function)
         if split is not None:
             summary = f"split `{function.name.value}` into {' and '.join(f'`{n}`' for n in split.names)}"
-            yield Proposal(summary, effect, gather(*split.edits, *drops), 0)
+            yield Proposal(summary, effect, gather(*split.edits, *drops), 0, idea="split")
             if drops:
-                yield Proposal(summary, effect, gather(*split.edits), 1)
+                yield Proposal(summary, effect, gather(*split.edits), 1, idea="split")
         summary = f"call `{function.name.value}` again for the later loss"
         if cuts:
             whole = gather((found.view, found.edits()), *cuts, *drops)
-            yield Proposal(f"{summary}, and detach what the earlier takes", effect, whole, 1)
-        yield Proposal(summary, effect, gather((found.view, found.edits()), *drops), 1)
+            yield Proposal(f"{summary}, and detach what the earlier takes", effect, whole, 1, idea="again")
+        yield Proposal(summary, effect, gather((found.view, found.edits()), *drops), 2, idea="again")
         if drops:
-            yield Proposal(summary, effect, gather((found.view, found.edits())), 2)
+            yield Proposal(summary, effect, gather((found.view, found.edits())), 3, idea="again")
 
 
 @dataclass(frozen=True, slots=True)

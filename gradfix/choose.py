@@ -29,7 +29,14 @@ MISGUESSED = (
     "UnboundLocalError",
 )  # how a proposal fails that does not fit
 SLOW = 20.0  # seconds of a run from which on alternatives are not worth their proof
-_SPOTLESS = (False, False, False, 0, 0)  # the beginning of the merit of what cures all, and nothing else
+_SPOTLESS = (
+    False,
+    False,
+    False,
+    False,
+    0,
+    0,
+)  # the beginning of the merit of what cures all, and nothing else
 _ANY = (False, 0, 0, "")
 ORDER: tuple[Status, ...] = ("proved", "preserved", "intended", "untried", "rejected")
 
@@ -133,14 +140,23 @@ def try_all(
     hint = wanted.hinted(conflict, files)
     slow = baseline.outcome.seconds > SLOW
     best: list[tuple[bool, int, int, str]] = []
+    carried_out: dict[tuple[str, str], int] = {}  # ideas, by the rank of what holds without a blemish
 
     def one(candidate: Candidate) -> Tried | None:
+        idea = _idea(candidate)
         if wanted.late() or (best and min(best) < _promise(candidate)):
+            return None
+        if idea is not None and carried_out.get(idea, candidate.proposal.rank) < candidate.proposal.rank:
             return None
         after = dict(files) | dict(candidate.texts)
         tried = Tried(candidate, prover.prove(baseline, after, candidate.proposal.effect, conflict))
-        if slow and _merit(tried)[:5] == _SPOTLESS and tried.verdict.status == ORDER[0]:
-            best.append(_promise(candidate))
+        if _merit(tried)[:6] == _SPOTLESS:
+            if slow and tried.verdict.status == ORDER[0]:
+                best.append(_promise(candidate))
+            if idea is not None:
+                carried_out[idea] = min(
+                    candidate.proposal.rank, carried_out.get(idea, candidate.proposal.rank)
+                )
         return tried
 
     def rank(n: int) -> tuple[bool, tuple[bool, int, int, str]]:
@@ -150,12 +166,19 @@ def try_all(
     with ThreadPoolExecutor(2) as pool:
         proved = dict(zip(turn, pool.map(one, [found[n] for n in turn]), strict=True))
     tried = [t for n in range(len(found)) if (t := proved[n]) is not None]
-    # two that read alike and measured alike are one to the person; a guess at what a name holds that was wrong is none
-    alike: dict[tuple[str, str, str, str], Tried] = {}
+    # two ways to do one thing, and two that read alike and measured alike, are one to the person; a guess at what a
+    # name holds that was wrong is none
+    alike: dict[tuple[str, ...], Tried] = {}
     for t in sorted((t for t in tried if t.verdict.measured.get("failed") not in MISGUESSED), key=_merit):
         proposal, verdict = t.candidate.proposal, t.verdict
-        alike.setdefault((proposal.codemod, proposal.summary, verdict.status, verdict.reason), t)
+        read = (proposal.codemod, proposal.summary, verdict.status, verdict.reason)
+        alike.setdefault(_idea(t.candidate) or read, t)
     return tuple(alike.values())
+
+
+def _idea(candidate: Candidate) -> tuple[str, str] | None:
+    """What a candidate is one of several ways to do."""
+    return (candidate.proposal.codemod, candidate.proposal.idea) if candidate.proposal.idea else None
 
 
 def rounds(
@@ -207,20 +230,20 @@ def identity(conflict: Conflict, project: Project) -> tuple[str, str]:
     return conflict.kind, text
 
 
-def _merit(tried: Tried) -> tuple[bool, bool, bool, int, int, bool, int, int, int, str]:
-    """What cures before what does not, all of a chain of faults before one of them, what cuts off old gradients alone
-    before what cuts off fresh ones, and what leaves fewer warnings before what leaves more. A loss whose parts cancel
-    (both sides of a ratio made anew) may give the exact gradient, zero, of what was written: then what trains more of
-    the model goes first."""
+def _merit(tried: Tried) -> tuple[bool, bool, bool, bool, int, int, int, int, int, str]:
+    """What cures before what does not, a last resort behind all else that does, all of a chain of faults before one of
+    them, what cuts off old gradients alone before what cuts off fresh ones, and what leaves fewer warnings before what
+    leaves more. A loss whose parts cancel (both sides of a ratio made anew) may give the exact gradient, zero, of what
+    was written: then what trains more of the model goes first."""
     proposal, verdict = tried.candidate.proposal, tried.verdict
     zero, warnings = verdict.measured.get("zero", 0), verdict.measured.get("warnings", 0)
     return (
         verdict.status not in HELD,
+        proposal.last_resort,
         bool(verdict.measured.get("remaining")),
         bool(verdict.measured.get("fresh")),
         zero if isinstance(zero, int) else 0,
         warnings if isinstance(warnings, int) else 0,
-        proposal.last_resort,
         ORDER.index(verdict.status),
         *_promise(tried.candidate)[1:],
     )

@@ -34,7 +34,8 @@ class Proposal:
     """One way to cure one conflict: edits per file, the effect they mean to have, one line of what they do.
 
     `rank` orders proposals that measured alike: 0 is the field's idiom, larger is less idiomatic. A `last_resort`
-    goes behind all others that hold, however well it measures.
+    goes behind all others that hold, however well it measures. Of a codemod's proposals with the same `idea` the later
+    ones are for where the earlier ones do not hold: one of them is all that a person is shown.
     """
 
     summary: str
@@ -43,6 +44,7 @@ class Proposal:
     rank: int = 0
     codemod: str = ""  # filled in by Codemod.cures
     last_resort: bool = False
+    idea: str = ""
 
 
 @dataclass(frozen=True, slots=True)

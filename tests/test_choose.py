@@ -143,6 +143,29 @@ def test_a_whole_cure_goes_before_one_of_a_chain():
     assert _merit(tried("intended", 5)) < _merit(tried("proved", 0, remaining=1))
 
 
+def test_a_last_resort_goes_behind_one_of_a_chain():
+    resort = Tried(Candidate(Proposal("", NONE, {}, last_resort=True), {}, 1), Verdict("proved", ""))
+    assert _merit(tried("proved", 1, remaining=1)) < _merit(resort)
+    assert _merit(resort) < _merit(tried("rejected"))
+
+
+def test_of_several_ways_to_do_one_thing_the_first_that_holds_is_shown():
+    verdicts = {"whole": "rejected", "next": "intended", "last": "intended", "other": "proved"}
+    ideas = {"whole": "again", "next": "again", "last": "again", "other": ""}
+
+    class Proofs:
+        def prove(self, baseline, after, effect, conflict):
+            return Verdict(verdicts[after["x.py"]], "the same")
+
+    found = [
+        Candidate(Proposal(name, NONE, {}, rank, "mod", idea=ideas[name]), {"x.py": name}, 1)
+        for rank, name in enumerate(verdicts)
+    ]
+    baseline = SimpleNamespace(outcome=SimpleNamespace(seconds=1.0))
+    shown = try_all(found, baseline, None, Proofs(), {}, Wanted(lambda *_: True, []))
+    assert [t.candidate.texts["x.py"] for t in shown] == ["other", "next"]
+
+
 def test_what_trains_goes_before_what_cancels():
     assert _merit(tried("intended", 5)) < _merit(tried("proved", 0, zero=4))
     assert _merit(tried("proved", 0, zero=4)) < _merit(tried("rejected"))

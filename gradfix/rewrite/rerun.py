@@ -5,15 +5,26 @@ be run once more."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import libcst as cst
 
 from gradfix.edit import Edit, Project, Replace, View
-from gradfix.rewrite.boundary import crossings, detach, feeds, frame, functions, meeting, same_place
+from gradfix.rewrite.boundary import (
+    Feed,
+    crossings,
+    detach,
+    detached,
+    feeds,
+    frame,
+    functions,
+    meeting,
+    same_place,
+)
 from gradfix.rewrite.calls import backward_call, drop_retain
+from gradfix.rewrite.drawn import draws, views
 from gradfix.rewrite.statements import (
     Unit,
     common_block,
@@ -22,6 +33,8 @@ from gradfix.rewrite.statements import (
     line_of,
     names,
     put_after,
+    put_before,
+    renamed,
     stored,
     take_away,
     touches,
@@ -35,11 +48,7 @@ LATER = Effect("later-parameters", "the later loss is computed with the paramete
 DRAW = Effect(
     "new-draw", "the later loss is computed with the stepped parameters and random numbers of its own"
 )
-DRAWS = re.compile(
-    r"(rand[\w.]*|normal_?|uniform_?|bernoulli_?|multinomial|[dD]ropout\w*|sample|exponential_?)\s*\("
-)
 ONCE = re.compile(r"\b(next|input|print|open)\(|\.(pop|popleft|append|next_batch|get_batch|write|log)\(")
-DRAWN = re.compile(r"dropout|bernoulli|rrelu_with_noise", re.IGNORECASE)
 
 
 def stale(project: Project, backward: Backward) -> tuple[tuple[Record, ...], Stack]:
@@ -88,6 +97,9 @@ class Plan:
     kept: tuple[Unit, ...]
     around: cst.With | None
     event: Backward
+    named: Mapping[cst.CSTNode, str] = field(
+        default_factory=dict
+    )  # in `kept`: made once, under this name, before them
 
     @property
     def moved(self) -> tuple[Unit, ...]:
@@ -110,12 +122,19 @@ class Plan:
         """Put what must be made again after the step. `inline` puts the one kept expression where it is
         read."""
         moved = [e for unit in self.moved for e in take_away(unit, self.view)]
+        moved += self._made_once()
         if self.around and all(u in self.moved for u in units(self.around.body)):
             moved = list(take_away(Unit(self.around, self.around, names(self.around)), self.view))
         if inline:
             return (*moved, *self._inlined())
         lines = [lifted(u) if u in self.moved else self._once_more(u) for u in self.again]
         return (*moved, *self._placed(lines))
+
+    def _made_once(self) -> Iterator[Edit]:
+        for unit in self.kept:
+            values = [v for v in self.named if inside(self.view, v, unit.node)]
+            if values:
+                yield put_before(unit, *(line_of(_bind(self.named[v], v)) for v in values))
 
     def _placed(self, lines: Sequence[cst.BaseStatement]) -> tuple[Edit, ...]:
         if not lines:
@@ -135,7 +154,7 @@ class Plan:
 
     def _quiet(self, unit: Unit) -> cst.CSTNode:
         """The statement to run again, with targets that nobody reads afterwards as ``_``."""
-        node = unit.node
+        node = renamed(unit.node, self.named)
         if not isinstance(node, cst.Assign) or len(node.targets) != 1:
             return node
         target = node.targets[0].target
@@ -166,7 +185,7 @@ class Plan:
     def inlined(self) -> tuple[str, str]:
         """The name that the one kept statement binds, and what it binds it to."""
         node = cst.ensure_type(self.kept[0].node, cst.Assign)
-        return dotted(node.targets[0].target) or "", self.view.code(node.value)
+        return dotted(node.targets[0].target) or "", self.view.code(renamed(node.value, self.named))
 
     def later(self) -> tuple[Unit, ...]:
         """What runs behind the step until the backward, the moved statements first."""
@@ -179,7 +198,7 @@ class Plan:
     def _inlined(self) -> tuple[Edit, ...]:
         node = self.kept[0].node
         assert isinstance(node, cst.Assign)
-        value, name = node.value, dotted(node.targets[0].target)
+        value, name = renamed(node.value, self.named), dotted(node.targets[0].target)
         assert name is not None
         ((unit, read),) = self._reads_of(name)
         lines = []
@@ -199,14 +218,23 @@ class Plan:
     def cuts(self) -> tuple[tuple[View, Edit], ...]:
         """Detach the kept calls at the boundary: once the later backward has a graph of its own, the
         earlier one need not reach what its loss is not meant to train."""
-        found: dict[tuple[str, int, int, int], tuple[View, Edit]] = {}
+        return tuple((f.view, self._cut(f.value)) for f in self.boundary())
+
+    def _cut(self, value: cst.BaseExpression) -> Edit:
+        if value in self.named:
+            return Replace(value, lambda _: detached(cst.Name(self.named[value])))
+        return detach(value)
+
+    def boundary(self) -> tuple[Feed, ...]:
+        """Where other models' values enter the kept calls, as far as earlier losses reach through them."""
+        found: dict[tuple[str, int, int, int], Feed] = {}
         for earlier in self.earlier():
             for crossing in crossings(self.project.graph, earlier):
                 for feed in feeds(self.project, crossing):
                     if feed.view is self.view and any(
-                        _inside(self.view, feed.value, u.node) for u in self.kept
+                        inside(self.view, feed.value, u.node) for u in self.kept
                     ):
-                        found[feed.key] = (feed.view, detach(feed.value))
+                        found[feed.key] = feed
         return tuple(found.values())
 
     def drops(self) -> tuple[tuple[View, Edit], ...]:
@@ -232,7 +260,12 @@ class Plan:
 
     def draws(self) -> bool:
         """Whether what is run once more draws random numbers."""
-        return any(draws(self.project, self.view, u.node) for u in self.kept)
+        return any(draws(self.project, self.view, u.node, self.named) for u in self.kept)
+
+
+def _bind(name: str, value: cst.CSTNode) -> cst.Assign:
+    assert isinstance(value, cst.BaseExpression)
+    return cst.Assign([cst.AssignTarget(cst.Name(name))], value.deep_clone())
 
 
 class _Needed(cst.CSTTransformer):
@@ -282,7 +315,7 @@ def plan(project: Project, backward: Backward) -> Plan | None:
     if i is None or j is None or not i < j:
         return None
     loop = flat[i]
-    if isinstance(loop.node, (cst.For, cst.While)) and any(_inside(view, m, loop.node) for m in made):
+    if isinstance(loop.node, (cst.For, cst.While)) and any(inside(view, m, loop.node) for m in made):
         # made and stepped in each pass of an inner loop: what its last pass leaves is made again behind it
         around, inner = _flat(view, loop.node.body, made, (stepped[1],))
         flat, i, j = (*inner, *flat[i + 1 : j + 1]), len(inner) - 1, len(inner) + j - i - 1
@@ -298,8 +331,8 @@ def plan(project: Project, backward: Backward) -> Plan | None:
     at = _find(view, flat, stepped[1])
     if at is None:
         return None
-    inside = flat[i] is not loop
-    written = i if inside else _last_written(project, view, flat, records, depth, backward, (i, j))
+    looped = flat[i] is not loop
+    written = i if looped else _last_written(project, view, flat, records, depth, backward, (i, j))
     moved = {w for n in again if n not in kept for w in flat[n].writes}
     while written > i and any(touches(flat[m].reads, moved) for m in range(i + 1, written + 1)):
         written -= 1
@@ -309,7 +342,7 @@ def plan(project: Project, backward: Backward) -> Plan | None:
         flat,
         flat[at],
         flat[i],
-        loop if inside else flat[written],
+        loop if looped else flat[written],
         flat[j],
         tuple(flat[n] for n in again),
         tuple(flat[n] for n in kept),
@@ -395,8 +428,8 @@ def _flat(
     flat: list[Unit] = []
     around = None
     for unit in units(block):
-        holds = any(_inside(view, n, unit.node) for n in made)
-        if isinstance(unit.node, cst.With) and holds and not any(_inside(view, n, unit.node) for n in ends):
+        holds = any(inside(view, n, unit.node) for n in made)
+        if isinstance(unit.node, cst.With) and holds and not any(inside(view, n, unit.node) for n in ends):
             around = unit.node
             flat += units(unit.node.body)
         else:
@@ -405,10 +438,11 @@ def _flat(
 
 
 def _find(view: View, flat: Sequence[Unit], node: cst.CSTNode) -> int | None:
-    return next((n for n, u in enumerate(flat) if _inside(view, node, u.node)), None)
+    return next((n for n, u in enumerate(flat) if inside(view, node, u.node)), None)
 
 
-def _inside(view: View, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
+def inside(view: View, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
+    """Whether `node` is `outer` or lies in it."""
     return node is outer or any(x is outer for x in view.ancestors(node))
 
 
@@ -425,41 +459,6 @@ def reads_of(node: cst.CSTNode, name: str) -> list[cst.BaseExpression]:
         return reads_of(node.value, name)
     children = [node.value] if isinstance(node, cst.Arg) else node.children
     return [x for child in children for x in reads_of(child, name)]
-
-
-def draws(project: Project, view: View, node: cst.CSTNode, depth: int = 3) -> bool:
-    """Whether running `node` draws random numbers, as far as the text and the tape show."""
-    if DRAWS.search(view.code(node)):
-        return True
-    span = view.span(node)
-    for record in project.graph.records.values():
-        for site in record.stack:
-            if (
-                site.file == view.path
-                and span.start.line <= site.line <= span.end.line
-                and DRAWN.search(record.op)
-            ):
-                return True
-    if depth:
-        for called in called_names(node):
-            for function in (f for v in views(project) for f in functions(v, called)):
-                if DRAWS.search(cst.Module([]).code_for_node(function.body)):
-                    return True
-    return False
-
-
-def called_names(node: cst.CSTNode) -> set[str]:
-    """The last names of what is called below `node`."""
-    found = {(dotted(node.func) or "").rpartition(".")[2]} if isinstance(node, cst.Call) else set()
-    return found.union(*(called_names(c) for c in node.children)) - {""}
-
-
-def views(project: Project) -> Iterator[View]:
-    """Every file of the project."""
-    for path in project.files:
-        view = project.view(path)
-        if view is not None:
-            yield view
 
 
 def shared_losses(project: Project, node: cst.CSTNode) -> cst.FunctionDef | None:

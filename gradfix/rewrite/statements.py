@@ -7,7 +7,7 @@ says them (``self.fake``, ``opt``): writing ``self.fake`` touches a read of ``se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -248,6 +248,15 @@ def _declared(body: cst.CSTNode) -> frozenset[str]:
     if isinstance(body, cst.BaseExpression | cst.FunctionDef | cst.ClassDef):
         return frozenset()
     return frozenset[str]().union(*map(_declared, body.children))
+
+
+def renamed(node: cst.CSTNode, named: Mapping[cst.CSTNode, str]) -> cst.CSTNode:
+    """`node` with a name in the place of each of the expressions in it."""
+    for value, name in named.items():
+        changed = node.deep_replace(value, cst.Name(name))
+        assert isinstance(changed, cst.CSTNode)
+        node = changed
+    return node
 
 
 def parameters(function: cst.FunctionDef) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View, exchange
 from gradfix.rewrite.blocks import assignment, copy, line, method
-from gradfix.rewrite.liveness import dotted, reads, scope_of, shared_with, sharing
+from gradfix.rewrite.liveness import dotted, parameters, reads, scope_of, shared_with, sharing
 from gradfix.rewrite.passed import Passed, passed
 from gradfix.rewrite.spelling import descendants, function_of, peeled, undone_data
 from gradfix.rewrite.tensors import detached_alias, element_of, is_leaf, of_container
@@ -33,7 +33,8 @@ class CloneBeforeWrite(Codemod):
     own; autograd follows the clone and the write. Where a buffer is filled step by step (`states[t + 1] =
     cell(x, states[t])`), what was saved is the view that was read: `states[t].clone()`. A detached alias (`c
     = out.detach()`) shares its memory: `c = out.detach().clone()`. So do
-    an array (`out.detach().numpy()`) and the tensor that torch.from_numpy makes of one.
+    an array (`out.detach().numpy()`) and the tensor that torch.from_numpy makes of one. The
+    gradient that a custom Function's backward is given belongs to other branches, too: `grad_output.clone()`.
 
     When not: where a whole tensor is overwritten (out of place says it shorter), where a name that is read
     later is meant to see the write, and for a parameter: its clone is not what the optimizer steps.
@@ -65,9 +66,11 @@ h.sum().backward()
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        write = write_of(conflict, project)
+        if conflict.pattern == "grad-output" and write is not None:
+            yield from _own_gradient(conflict, project, write)
         if conflict.write is None or conflict.write.optimizer is not None:
             return
-        write = write_of(conflict, project)
         if conflict.write.how == "numpy":
             yield from _arrays(conflict, project, write)
             return
@@ -108,6 +111,27 @@ h.sum().backward()
             yield Proposal("clone before the view of it is taken", NONE, {write.view.path: edits}, 1)
         if saved:
             yield _saved_copies(write.view, saved, 0 if buffer else 2)
+
+
+def _own_gradient(conflict: Conflict, project: Project, write: Write) -> Iterator[Proposal]:
+    """A gradient of its own for the backward of a custom Function that writes into the one it was given."""
+    function, small = scope_of(write.view, write.node), write.small
+    given = set(parameters(function)) if isinstance(function, cst.FunctionDef) else set()
+    for each in descendants(function):
+        if not isinstance(each, cst.Assign) or dotted(each.value) not in given or write.name in given:
+            continue
+        if any(dotted(t.target) == write.name for t in each.targets):
+            edit = Replace(each.value, lambda now: method(cast(cst.BaseExpression, now), "clone"))
+            said = f"a gradient of its own: `{dotted(each.value)}.clone()`"
+            yield Proposal(said, NONE, {write.view.path: (edit,)})
+            return
+    if small is None or not write.name or "." in write.name or write.form == "data":
+        return
+    if may_rebind(write.view, write.node, write.name, conflict.labels[conflict.primary].stack, project):
+        clone = assignment(cst.Name(write.name), method(cst.Name(write.name), "clone"))
+        edits = (*_insert(write.view, small, clone), *_undone(write))
+        said = f"a gradient of its own: `{write.name}.clone()`"
+        yield Proposal(said, NONE, {write.view.path: edits}, 0 if not write.whole else 1)
 
 
 def _at_caller(one: Passed, project: Project) -> Iterator[Proposal]:

@@ -69,7 +69,8 @@ class Record(Event):
     Nodes are numbered from 0; a leaf's gradient accumulator is ``~storage`` (negative) of that leaf and has
     no Record of its own. `parents` are the nodes whose outputs this one consumed (``next_functions``), leaves
     among them. `op` is the ATen name (``aten.addmm``) or the autograd.Function's class name. `name` is
-    PyTorch's node name (``AddmmBackward0``). `output` is the result's storage where the emitter knows it.
+    PyTorch's node name (``AddmmBackward0``). `output` is the result's storage where the emitter knows it. `held` are
+    tensors that a custom Function keeps as attributes of its ctx, where autograd checks no version.
     """
 
     node: int
@@ -78,6 +79,7 @@ class Record(Event):
     parents: tuple[int, ...] = ()
     saves: tuple[Ref, ...] = ()
     output: Ref | None = None
+    held: tuple[Ref, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,21 @@ class Added(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Custom(Event):
+    """The custom Function of `node` made a gradient wrong without a word.
+
+    `what`: ``unmarked``, its forward wrote into the input `ref` and returned it (`alias` is the node of that output)
+    without ctx.mark_dirty, and the input is read again; ``grad_output``, its backward wrote into the gradient `ref`
+    that it was given, which belongs to others, too. How wrong is in the `blame` of Backward, by this event's time.
+    """
+
+    node: int
+    what: str
+    ref: Ref
+    alias: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GradRead(Event):
     """``.grad`` of a non-leaf that does not retain it was read: PyTorch warns and gives None."""
 
@@ -290,6 +307,7 @@ AnyEvent = (
     | GradWrite
     | Cut
     | Added
+    | Custom
     | GradRead
     | Legacy
     | Kept
@@ -310,6 +328,7 @@ EVENTS: dict[str, type[Event]] = {
         GradWrite,
         Cut,
         Added,
+        Custom,
         GradRead,
         Legacy,
         Kept,

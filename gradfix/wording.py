@@ -6,6 +6,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterable, Mapping
+from math import isinf
 
 from gradfix.tape import Ref, Site, Stack
 
@@ -144,3 +145,12 @@ def nearest(given: str, among: Iterable[str]) -> str:
 
     close = get_close_matches(given.lower().replace("_", "-"), list(among), 1, 0.5)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def off(ratio: float) -> str:
+    """How wrong a gradient is whose relative difference to the exact one is `ratio` (infinite: nobody ran it)."""
+    if isinf(ratio):
+        return "wrong"
+    if ratio >= 10:
+        return f"{ratio:.2g} times off"
+    return f"{100 * ratio:.0f} % off" if ratio >= 0.1 else f"{100 * ratio:.2g} % off"

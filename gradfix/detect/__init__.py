@@ -6,7 +6,7 @@ kinds; each takes the graph and yields (time, conflict).
 
 from __future__ import annotations
 
-from gradfix.detect import freed, overwritten, refused, targets, training
+from gradfix.detect import custom, freed, overwritten, refused, targets, training
 from gradfix.detect.conflict import KINDS, PATTERNS, Conflict, Label, Severity
 from gradfix.graph import Graph
 from gradfix.tape import Tape
@@ -21,6 +21,7 @@ def detect(tape: Tape) -> tuple[Conflict, ...]:
     torn = freed.freed_graphs(graph)
     found = [
         *overwritten.overwrites(graph, writes, torn),  # first: it folds consequences into the other two
+        *custom.custom_functions(graph),
         *writes.conflicts(),
         *torn.findings.conflicts(),
         *refused.refusals(graph),

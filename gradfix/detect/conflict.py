@@ -99,6 +99,9 @@ PATTERNS = {
         "fused-step": "a fused optimizer's step, which moves no version counter",
         "set_data": "x.data = y",
         "write": "any other write the version counter does not see",
+        "ctx-attribute": "a tensor kept as an attribute of a custom Function's ctx, where no version is checked",
+        "unmarked-input": "a custom Function's forward wrote into its input and did not mark it dirty",
+        "grad-output": "a custom Function's backward wrote into the gradient it was given",
     },
     "leaf-write": {"leaf": "an in-place op on a leaf that requires grad", "view": "... on a view of one"},
     "forbidden-view-write": {

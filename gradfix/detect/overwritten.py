@@ -29,13 +29,14 @@ Labels = Sequence[tuple[str, Stack, str]]
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """`record` saved `ref`; `write` is the first write after that (of the kind looked for); `backward` needed
-    it."""
+    """`record` saved `ref`, or keeps it `held` as an attribute of ctx; `write` is the first write after that (of the
+    kind looked for); `backward` needed it."""
 
     record: Record
     ref: Ref
     write: Mutate | Step
     backward: Backward
+    held: bool = False
 
 
 def overwrites(graph: Graph, refusals: Findings, torn: Torn) -> Iterable[tuple[int, Conflict]]:
@@ -78,8 +79,8 @@ def _add_silent(
     stale = {(h.record.node, h.ref.storage) for h in _hits(graph, backward, counted)}
     shares = _shares(graph, backward)
     first: Hashable = None
-    for hit in _hits(graph, backward, hidden):
-        if hit.record.node in spoilt or (hit.record.node, hit.ref.storage) in stale:
+    for hit in (*_hits(graph, backward, hidden), *_hits(graph, backward, graph.writes, held=True)):
+        if hit.record.node in spoilt or (not hit.held and (hit.record.node, hit.ref.storage) in stale):
             continue
         key = _fault(graph, hit)
         wrong = shares.get(graph.stack_number(hit.write.stack), 0.0) if shares else backward.wrong
@@ -87,7 +88,7 @@ def _add_silent(
             continue
         first = first or key
         known = shares or isinf(wrong) or key in found
-        found.add(key if known else first, backward.time, _silent(hit, wrong))
+        found.add(key if known else first, backward.time, _silent(graph, hit, wrong))
 
 
 def _shares(graph: Graph, backward: Backward) -> dict[int, float]:
@@ -96,7 +97,10 @@ def _shares(graph: Graph, backward: Backward) -> dict[int, float]:
     times = dict(backward.blame)
     shares: dict[int, float] = {}
     for storage in {
-        ref.storage for n in graph.walk(backward) if n in graph.records for ref in graph.records[n].saves
+        ref.storage
+        for n in graph.walk(backward)
+        if n in graph.records
+        for ref in graph.records[n].saves + graph.records[n].held
     }:
         for write in graph.writes.get(storage, ()):
             if write.time in times:
@@ -110,11 +114,11 @@ def _places(graph: Graph, hit: Hit) -> Hashable:
     return (hit.ref.name, graph.earlier_pass(hit.record, hit.backward), *map(graph.stack_number, stacks))
 
 
-def _hits(graph: Graph, backward: Backward, writes: Writes) -> Iterator[Hit]:
+def _hits(graph: Graph, backward: Backward, writes: Writes, held: bool = False) -> Iterator[Hit]:
     """In the engine's order: the node made last comes first."""
     for node in sorted(graph.walk(backward), reverse=True):
         record = graph.records.get(node)
-        for ref in record.saves if record else ():
+        for ref in (record.held if held else record.saves) if record else ():
             after = writes.get(ref.storage)
             if not after:
                 continue
@@ -123,7 +127,7 @@ def _hits(graph: Graph, backward: Backward, writes: Writes) -> Iterator[Hit]:
             while at < len(after) and after[at].time < record.time:
                 at += 1  # what was written before the op can't have spoilt what it saved
             if at < len(after) and after[at].time < backward.time:
-                yield Hit(record, ref, after[at], backward)
+                yield Hit(record, ref, after[at], backward, held)
 
 
 def _version(write: Mutate | Step, storage: int) -> int:
@@ -185,7 +189,9 @@ def _stale(graph: Graph, hit: Hit, carried: Labels = ()) -> Conflict | None:
     )
 
 
-def _silent(hit: Hit, wrong: float) -> Conflict | None:
+def _silent(graph: Graph, hit: Hit, wrong: float) -> Conflict | None:
+    if hit.held:
+        return _kept(graph, hit, wrong)
     write, ref = hit.write, hit.ref
     assert isinstance(write, Mutate)
     pattern = "fused-step" if write.optimizer is not None else write.how
@@ -204,7 +210,7 @@ def _silent(hit: Hit, wrong: float) -> Conflict | None:
         "silent-overwrite",
         pattern,
         f"{name} is overwritten {route} before {wording.at('needed', hit.backward.stack)} needs it: no "
-        f"error, and the gradient is {_percent(wrong)}",
+        f"error, and the gradient is {wording.off(wrong)}",
         (
             ("saved", hit.record.stack, f"{wording.shaped(ref)} saved here, version {ref.version}"),
             ("overwritten", write.stack, f"overwritten here {route}, version {write.ref.version}"),
@@ -215,6 +221,31 @@ def _silent(hit: Hit, wrong: float) -> Conflict | None:
         record=hit.record,
         write=write,
         backward=hit.backward,
+    )
+
+
+def _kept(graph: Graph, hit: Hit, wrong: float) -> Conflict | None:
+    """What a custom Function keeps without ``save_for_backward``."""
+    write, ref, function = hit.write, hit.ref, hit.record.op
+    name = wording.name(ref, f"a tensor on the ctx of `{function}`")
+    before, after = _versions(hit)
+    return make(
+        "silent-overwrite",
+        "ctx-attribute",
+        f"`{function}` keeps {name} as an attribute of ctx, where autograd checks nothing, and "
+        f"{_writer(graph, write, _pattern(hit) == 'optimizer-step')} overwrites it before "
+        f"{wording.at('needed', hit.backward.stack)} needs it: no error, and the gradient is {wording.off(wrong)}",
+        (
+            ("saved", hit.record.stack, f"{wording.shaped(ref)} kept on ctx here, version {before}"),
+            ("overwritten", write.stack, f"overwritten here, version {after}"),
+            ("needed", hit.backward.stack, "needed here: wrong gradient, no error"),
+        ),
+        "overwritten",
+        ref=ref,
+        record=hit.record,
+        write=write if isinstance(write, Mutate) else None,
+        backward=hit.backward,
+        event=_step(graph, write),
     )
 
 
@@ -284,11 +315,3 @@ def _writer(graph: Graph, write: Mutate | Step, by_step: bool) -> str:
 
 def _unnamed(hit: Hit) -> str:
     return f"a tensor that {wording.at('saved', hit.record.stack)} saved"
-
-
-def _percent(ratio: float) -> str:
-    if isinf(ratio):
-        return "wrong"  # nobody ran it
-    if ratio >= 10:
-        return f"{ratio:.2g} times off"
-    return f"{100 * ratio:.0f} % off" if ratio >= 0.1 else f"{100 * ratio:.2g} % off"

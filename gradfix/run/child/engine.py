@@ -61,6 +61,7 @@ class Engine:
         self._depth = 0
         self._inner: Walk | None = None
         self.second_order = False  # a backward has made graphs of gradients
+        self.watched = False  # the backward at work is the program's own, not one that measures
         self._freed: set[int] = set()  # nodes whose saved tensors were freed, used or not
         self._freed_numbers: set[int] = set()  # those of them that saved numbers only: these pass no hook
         self._passes: dict[Any, list[Any]] = {}
@@ -113,6 +114,7 @@ class Engine:
         used: list[Entry] = []
         self._inner = inner = Walk(())
         try:
+            self.watched = True
             with r.watching():
                 result = self._engine(used, outputs, grads, True, create, inputs, more, kwargs)
         except BaseException as problem:
@@ -121,7 +123,7 @@ class Engine:
                     self._emit(stack, time, walk, inner, (retain, create, inputs), str(problem), 0.0, frame)
             raise
         finally:
-            self._inner = None
+            self._inner, self.watched = None, False
             r.gradients.moved()
         with torch._C.DisableTorchFunction():
             refused, wrong, new = "", 0.0, len(used) not in seen[2]
@@ -130,8 +132,11 @@ class Engine:
             refused = self._refusal(used)
             if not refused and not self._freed_numbers.isdisjoint(walk.parents):
                 refused = FREED
-            if self._overwritten_unseen(used, unseen):
-                wrong, blame = self._difference(used, outputs, grads, inputs, more, kwargs, walk)
+            held, suspects = r.custom.held(walk.parents), r.custom.suspects(walk.parents)
+            used = [*used, *held]
+            if self._overwritten_unseen(used, unseen) or suspects:
+                wrong, blame = self._difference(used, outputs, grads, inputs, more, kwargs, walk, suspects)
+                r.custom.tell(blame)
             dull = seen[0] > _FULL and not (refused or wrong or new)
             if dull:
                 r.flood()
@@ -306,10 +311,12 @@ class Engine:
         return found
 
     def _difference(
-        self, used: list[Entry], outputs: Any, grads: Any, inputs: Any, more: Any, kwargs: Any, walk: Walk
-    ) -> tuple[float, list[list[Any]]]:
+        self, used: list[Entry], outputs: Any, grads: Any, inputs: Any, more: Any, kwargs: Any, walk: Walk,
+        suspects: dict[Any, int],
+    ) -> tuple[float, list[list[Any]]]:  # fmt: skip
         """The relative difference between the gradients from values as saved and as plain PyTorch would use them;
-        where several places wrote, the same for each alone: [the time of a write there, difference]."""
+        where several places wrote, or custom Functions did what only this shows (`suspects`: place -> time), the same
+        for each alone: [the time of a write there, difference]."""
         leaves = tuple([x for x in inputs if isinstance(x, torch.Tensor)] or walk.accumulated)
         if not leaves:
             return 0.0, []
@@ -317,8 +324,11 @@ class Engine:
 
         def off(right: Any, place: Any) -> float:
             self.saves.as_plain = place
+            own = tuple(
+                [g.clone() if isinstance(g, torch.Tensor) else g for g in grads]
+            )  # a backward may write into it
             try:
-                return _relative(right, self._engine(None, outputs, grads, True, False, leaves, (), options))
+                return _relative(right, self._engine(None, outputs, own, True, False, leaves, (), options))
             except RuntimeError:
                 return 1.0  # the overwritten values do not even fit
             finally:
@@ -332,8 +342,8 @@ class Engine:
         fates = [
             e.fate for e in used if e.fate is not None and e.fate.time is not None and not e.fate.counted
         ]
-        places = {f.place: f.time for f in fates}
-        if not wrong or not 1 < len(places) <= _CULPRITS:
+        places = {f.place: f.time for f in fates} | suspects
+        if not wrong or not (len(places) > 1 or suspects) or len(places) > _CULPRITS:
             return wrong, []
         return wrong, [[time, off(right, place)] for place, time in places.items()]
 

@@ -67,6 +67,10 @@ class MultiViews:
             return tuple(self._own(t, n) for n, t in enumerate(outputs))
         return self._own(outputs, 0)
 
+    def returned(self, tensor: Any, number: int, node: str) -> None:
+        """`tensor` is an input that a custom Function gave back, as its output of that number."""
+        self._remember(tensor, _HOOKED.format(number, _function(node)))
+
     def _own(self, tensor: Any, number: int) -> Any:
         made = tensor.grad_fn if isinstance(tensor, torch.Tensor) else None
         if made is None or not tensor._is_view():

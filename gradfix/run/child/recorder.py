@@ -23,6 +23,7 @@ import torch
 
 from . import failure
 from .aliases import Aliases
+from .custom import Custom
 from .elsewhere import Processes, Threads
 from .engine import FREED, Engine, Walk
 from .gradients import FULL, Gradients
@@ -110,6 +111,7 @@ class Recorder:
         self.regions = Regions(self)
         self.legacy = Legacy(self)
         self.kept = Kept(self)
+        self.custom = Custom(self)
         self._leaves: dict[int, weakref.ref[Any]] = {}
         self._known_leaves: dict[
             int, tuple[Any, ...]
@@ -118,6 +120,7 @@ class Recorder:
     def install(self) -> None:
         self.tape.header(str(self._request.get("script", "")))
         self.regions.install()
+        self.custom.install()
         self.aliases.install()
         self.optimizers.install()
         self.engine.install()
@@ -256,7 +259,13 @@ class Recorder:
                 self.bare.add(number)
             call = call_of(number)
             stack, time = (call[2], call[3] + number) if call is not None else ((), self.clock.tick())
-            records.append((time, stack, number, node.name(), parents[number], saved))
+            known = self.custom.nodes.get(number)
+            held = (
+                [(storage_of(t), e.time, t.shape, t.dtype) for e in known.held if (t := e.tensor) is not GONE]
+                if known
+                else ()
+            )
+            records.append((time, stack, number, node.name(), parents[number], saved, held))
         for root in walk.tensors:
             if root.grad_fn is not None:
                 made = (self.storages.of(root), self.clock.now, root.shape, root.dtype)

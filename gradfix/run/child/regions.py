@@ -1,5 +1,5 @@
-"""What can't be watched, or must not be: torch.func, compiled code, processes forked by the user, custom
-Functions."""
+"""What can't be watched, or must not be: torch.func, compiled code, processes forked by the user, what module hooks
+make."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-_sequence = torch._C._autograd._get_sequence_nr
-
 
 class Regions:
     """Patches the entries to such regions; each is noted on the tape."""
@@ -21,28 +19,11 @@ class Regions:
         self.r = recorder
 
     def install(self) -> None:
-        self._functions()
         self._hooks()
         self._functorch()
         self._compile()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
-
-    def _functions(self) -> None:
-        """torch.autograd.Function.apply is no torch function: note the nodes it makes."""
-        r = self.r
-        plain = torch.autograd.Function.__dict__["apply"].__func__
-
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            before = _sequence()
-            result = plain(cls, *args, **kwargs)
-            after = _sequence()
-            if after != before and not r.off():
-                r.calls.add(before, after, cls, r.sites.stack(sys._getframe(1)))
-            return result
-
-        apply.__doc__ = plain.__doc__
-        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
 
     def _hooks(self) -> None:
         """What a module with a full backward hook returns is a view that a custom Function made."""

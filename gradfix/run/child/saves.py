@@ -8,7 +8,7 @@ PyTorch's own saved variable would, for the node holds it and the files hold it 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -118,6 +118,12 @@ class Saves:
         if entry.tensor is GONE:
             self.lost()
         return entry.tensor
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """File what was kept otherwise than by a pack hook: by address, for it is nothing that its node saved."""
+        for entry in entries:
+            if address := address_of(entry.tensor):
+                self._by_address.setdefault(address, []).append(weakref.ref(entry))
 
     def at(self, address: int) -> list[Entry]:
         """The living entries whose tensor lies in the storage at `address`."""

@@ -87,8 +87,8 @@ class TapeWriter:
         self._hold(self._line("End", at, (), fields))
 
     def records(self, records: list[Any], outputs: dict[int, Any], dull: bool = False) -> None:
-        """Record events, each (time, stack, node, name, parents, saves) with saves and the `outputs` of nodes
-        as (storage, time, shape, dtype)."""
+        """Record events, each (time, stack, node, name, parents, saves, held) with saves, what is held and the
+        `outputs` of nodes as (storage, time, shape, dtype)."""
         if not records:
             return
         if dull:
@@ -141,11 +141,13 @@ class TapeWriter:
             self.flush()
 
     def _record(self, record: Any, output: Any) -> dict[str, Any]:
-        at, stack, node, name, parents, saves = record
+        at, stack, node, name, parents, saves, held = record
         line = {"e": "Record", "t": at, "s": self.stack(stack), "node": node, "op": _op(name), "name": name}
         line["parents"] = parents
         if saves:
             line["saves"] = [self._saved(*each) for each in saves]
+        if held:
+            line["held"] = [self._saved(*each) for each in held]
         if output is not None:
             line["output"] = self._saved(*output)
         return line

@@ -129,6 +129,8 @@ class Watch(TorchFunctionMode):
         refused = next((said for t in targets if (said := self.views.refusal(t))), "")
         if refused and not watched:
             watched = [(t, address_of(t), [], r.counter(None, t)) for t in targets]
+        if r.custom.running:
+            r.custom.writing(targets, _getframe(2))
         r.saves.writing = watched[0][1] if watched else (address_of(targets[0]) if targets else None)
         try:
             result = func(*args, **kwargs)
@@ -211,7 +213,7 @@ class Watch(TorchFunctionMode):
         living = r.saves.at(address) if address else []
         time = r.clock.tick()
         known = {id(e) for e in entries}
-        counted, threatens, seen = counter(), False, False
+        counted, threatens, checked, seen = counter(), False, False, False
         for entry in living:
             if entry.tensor is GONE:
                 continue
@@ -225,8 +227,9 @@ class Watch(TorchFunctionMode):
             elif moved:
                 fate.counted = True
             if fate.freed is None:
-                threatens, seen = True, seen or moved
-        if threatens:
+                threatens, checked = True, checked or type(entry) is Entry
+                seen = seen or moved
+        if checked:
             counted = seen
         r.mutated(
             time,

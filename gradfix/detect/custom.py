@@ -1,0 +1,81 @@
+"""silent-overwrite by custom autograd Functions: an input they changed without saying so, a gradient that was not
+theirs to write into. Both are faults only where the recorder measured that the gradient differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gradfix import wording
+from gradfix.detect.conflict import Conflict
+from gradfix.detect.finding import Findings, make
+from gradfix.detect.overwritten import WRONG
+from gradfix.graph import Graph
+from gradfix.tape import Backward, Custom, Mutate, Record, Stack
+
+
+def custom_functions(graph: Graph) -> Iterable[tuple[int, Conflict]]:
+    """One conflict a statement that wrote."""
+    found = Findings()
+    events = {e.time: e for e in graph.tape.events if isinstance(e, Custom) and e.stack}
+    for backward in graph.backwards if events else ():
+        for time, wrong in backward.blame:
+            event = events.get(time)
+            record = graph.records.get(event.node) if event is not None else None
+            if event is not None and record is not None and wrong > WRONG and not _refused(graph, event):
+                tell = _unmarked if event.what == "unmarked" else _grad_output
+                found.add(
+                    (event.what, event.stack[-1]), backward.time, tell(graph, event, record, backward, wrong)
+                )
+    return found.conflicts()
+
+
+def _refused(graph: Graph, event: Custom) -> bool:
+    """Whether PyTorch refuses what becomes of the tensor later: that is the fault, and what follows was let through."""
+    return any(isinstance(w, Mutate) and w.refused for w in graph.writes.get(event.ref.storage, ()))
+
+
+def _unmarked(
+    graph: Graph, event: Custom, record: Record, backward: Backward, wrong: float
+) -> Conflict | None:
+    name = wording.name(event.ref, "its input")
+    labels: list[tuple[str, Stack, str]] = [
+        ("overwritten", event.stack, f"`{record.op}` writes into its input here, unmarked")
+    ]
+    readers = (graph.records[n] for n in sorted(graph.walk(backward)) if n in graph.records)
+    reader = next((r for r in readers if event.node in r.parents and r.node != event.alias), None)
+    if reader is not None:
+        labels.append(("used", reader.stack, "reads the changed value; its gradient goes past the Function"))
+    labels.append(("needed", backward.stack, "wrong gradient, no error"))
+    return make(
+        "silent-overwrite",
+        "unmarked-input",
+        f"`{record.op}` changes {name} in place and does not mark it dirty: autograd takes {name} for what it was "
+        f"before, and the gradient is {wording.off(wrong)}",
+        labels,
+        "overwritten",
+        ref=event.ref,
+        record=record,
+        backward=backward,
+        event=event,
+    )
+
+
+def _grad_output(
+    graph: Graph, event: Custom, record: Record, backward: Backward, wrong: float
+) -> Conflict | None:
+    return make(
+        "silent-overwrite",
+        "grad-output",
+        f"`{record.op}.backward` writes into the gradient that it was given, which other parts of the graph are given, "
+        f"too: no error, and the gradient is {wording.off(wrong)}",
+        [
+            ("made", record.stack, "the Function is part of the graph here"),
+            ("needed", backward.stack, "its backward runs here"),
+            ("overwritten", event.stack, "writes into the gradient of others"),
+        ],
+        "overwritten",
+        ref=event.ref,
+        record=record,
+        backward=backward,
+        event=event,
+    )

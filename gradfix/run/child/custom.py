@@ -1,0 +1,376 @@
+"""Custom autograd Functions: what they do behind the back of autograd, which checks nothing of theirs but what
+``save_for_backward`` was given.
+
+Three things make their gradients wrong without a word: a tensor kept as an attribute of ctx is overwritten before
+the backward; the backward writes into the gradient it was given, which another branch of the graph is given, too; an
+input that the forward wrote into and returned was not marked dirty, and is read again as if it were what it was
+before. The recorded run does what was meant (the value as it was kept, a gradient of its own, the mark), so that its
+gradients are exact; the engine measures how far off plain PyTorch is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from .saves import EVERYWHERE, Entry
+from .sites import Key
+from .storages import address_of
+
+_sequence = torch._C._autograd._get_sequence_nr
+_KEPT = "gradfix kept"
+_MARKED = "_gradfix_marked"
+UNMARKED, GRADIENT = "unmarked", "grad_output"
+
+
+class Held(Entry):
+    """A tensor that is an attribute of ctx: nobody checks its version."""
+
+    __slots__ = ()
+
+    def moved(self) -> bool:
+        return False
+
+
+class _Node:
+    """What is known of the node of a custom Function; it lives as long as the node. `unmarked`: (number of the input,
+    number of the output that it is, node of the output)."""
+
+    __slots__ = ("__weakref__", "held", "own", "place", "ref", "stack", "time", "unmarked")
+
+    def __init__(self) -> None:
+        self.held: list[Held] = []
+        self.unmarked: tuple[int, int, int] | None = None
+        self.own: tuple[int, ...] = ()  # gradients that its backward wrote into, by number
+        self.place: Any = None  # the statement that wrote
+        self.stack: Key = ()
+        self.time = 0
+        self.ref: Any = None
+
+
+class _Forward:
+    """A running forward: the inputs with a graph, as (number, tensor, version); what wrote into them."""
+
+    __slots__ = ("inputs", "stacks", "unmarked")
+
+    def __init__(self, inputs: list[tuple[int, Any, int]]) -> None:
+        self.inputs = inputs
+        self.stacks: dict[int, Key] = {}
+        self.unmarked: list[tuple[int, Any]] = []
+
+
+class _Backward:
+    """A running backward: the gradients it was given; of those that it has written into, an alias and what was in
+    their memory (which may be that of one number, expanded)."""
+
+    __slots__ = ("before", "grads", "stack")
+
+    def __init__(self, grads: tuple[Any, ...]) -> None:
+        self.grads = grads
+        self.before: dict[int, tuple[Any, Any]] = {}
+        self.stack: Key = ()
+
+
+class Custom:
+    """Wraps Function.apply and the backwards of the user's own Functions. `r` is the recorder."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.r = recorder
+        self.running: list[Any] = []  # the forwards and backwards at work, innermost last
+        self.nodes: weakref.WeakValueDictionary[int, _Node] = weakref.WeakValueDictionary()
+        self._alone: dict[int, Any] = {}  # node -> the gradient of its unmarked output alone
+
+    def install(self) -> None:
+        """torch.autograd.Function.apply is no torch function: note the nodes it makes."""
+        r, custom = self.r, self
+        plain = torch.autograd.Function.__dict__["apply"].__func__
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if r.off() or r.quiet or not custom._is_users(cls):
+                before = _sequence()
+                result = plain(cls, *args, **kwargs)
+                after = _sequence()
+                if after != before and not r.off():
+                    r.calls.add(before, after, cls, r.sites.stack(sys._getframe(1)))
+                return result
+            return custom._apply(plain, cls, args, kwargs, sys._getframe(1))
+
+        apply.__doc__ = plain.__doc__
+        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+        walked: Any = BackwardCFunction.apply
+
+        def apply_backward(node: Any, *grads: Any) -> Any:
+            if r.forked() or not custom._is_users(node._forward_cls):
+                return walked(node, *grads)
+            return custom._backward(walked, node, grads)
+
+        BackwardCFunction.apply = apply_backward  # type: ignore[method-assign]
+
+    def _is_users(self, cls: Any) -> bool:
+        code = getattr(getattr(cls, "forward", None), "__code__", None)
+        if code is None:
+            return False
+        return hasattr(cls.forward, _MARKED) or bool(self.r.sites.is_user(code))
+
+    # ---- forward
+
+    def _apply(self, plain: Any, cls: Any, args: Any, kwargs: Any, frame: Any) -> Any:
+        r = self.r
+        self._mark(cls)
+        graphs = torch.is_grad_enabled()
+        inputs = [
+            (n, a, a._version)
+            for n, a in enumerate(args)
+            if graphs and isinstance(a, torch.Tensor) and a.requires_grad and not a.is_leaf
+        ]
+        forward = _Forward(inputs)
+        self.running.append(forward)
+        before = _sequence()
+        try:
+            result = plain(cls, *args, **kwargs)
+        finally:
+            self.running.remove(forward)
+        stack = r.sites.stack(frame)
+        outputs = result if isinstance(result, tuple) else (result,)
+        node = next((o.grad_fn for o in outputs if isinstance(o, torch.Tensor) and _made_by(o, cls)), None)
+        if node is not None:
+            with torch._C.DisableTorchFunction():
+                made = _Node()
+                made.held = self._hold(node)
+                if forward.unmarked:
+                    result = self._apart(made, node, forward, outputs, result, stack)
+                if made.held or made.unmarked:
+                    self._known(node, made)
+        if (after := _sequence()) != before:
+            r.calls.add(before, after, cls, stack)
+        return result
+
+    def _known(self, node: Any, known: _Node) -> _Node:
+        node.metadata[_KEPT] = self.nodes[node._sequence_nr()] = known
+        return known
+
+    def _mark(self, cls: Any) -> None:
+        """Let its forward (or what sets up the ctx behind it) mark what it has written into, as it should itself."""
+        name = "forward"
+        if cls.setup_context is not torch.autograd.Function.setup_context:
+            name = "setup_context"
+        plain = getattr(cls, name)
+        if hasattr(plain, _MARKED):
+            return
+
+        @functools.wraps(plain)
+        def marking(ctx: Any, *args: Any) -> Any:
+            result = plain(ctx, *args)
+            if self.running and isinstance(self.running[-1], _Forward):
+                self._written_unmarked(self.running[-1], ctx, args[1] if name == "setup_context" else result)
+            return result
+
+        setattr(marking, _MARKED, True)
+        setattr(cls, name, staticmethod(marking))
+
+    def _written_unmarked(self, forward: _Forward, ctx: Any, result: Any) -> None:
+        outputs = result if isinstance(result, tuple) else (result,)
+        marked = tuple(ctx.dirty_tensors or ())
+        for number, tensor, version in forward.inputs:
+            if tensor._version == version or any(tensor is m for m in marked):
+                continue
+            if not any(tensor is o for o in outputs) or self.r.watch.views.refusal(tensor):
+                continue
+            if not tensor._is_view() or len(outputs) == 1:
+                forward.unmarked.append((number, tensor))
+        if forward.unmarked:
+            ctx.mark_dirty(*marked, *(t for _, t in forward.unmarked[:1]))
+
+    def _hold(self, node: Any) -> list[Held]:
+        held = []
+        for value in vars(node).values():
+            for tensor in _tensors(value):
+                entry = Held()
+                entry.node, entry.version, entry.fate = node._sequence_nr(), tensor._version, None
+                entry.output = tensor.grad_fn is node
+                entry.tensor = tensor.detach() if entry.output else tensor
+                entry.time = self.r.clock.now
+                held.append(entry)
+        self.r.saves.add(held)
+        return held
+
+    def _apart(self, made: _Node, node: Any, forward: _Forward, outputs: Any, result: Any, stack: Key) -> Any:
+        """The output that is an unmarked input, as the view that plain PyTorch makes of it: what reads the input from
+        now on is told from what reads the output."""
+        number, tensor = forward.unmarked[0]
+        at = next(n for n, o in enumerate(outputs) if o is tensor)
+        alias = tensor.view_as(tensor)
+        seq = node._sequence_nr()
+        made.unmarked = (number, at, alias.grad_fn._sequence_nr())
+        made.stack = forward.stacks.get(address_of(tensor), stack)
+        made.place = (UNMARKED, *made.stack[:2])
+        made.time, made.ref = self.r.clock.tick(), self.r.tape.ref(self.r.storages.of(tensor), tensor)
+        alias.grad_fn.register_prehook(lambda grads: self._alone.update({seq: grads[0]}))
+        self.r.watch.views.returned(alias, at, node.name())
+        if not isinstance(result, tuple):
+            return alias
+        return tuple(alias if n == at else o for n, o in enumerate(result))
+
+    # ---- writes, as the watch sees them
+
+    def writing(self, targets: list[Any], frame: Any) -> None:
+        """`targets` are about to be written while a forward or a backward runs."""
+        running = self.running[-1]
+        addresses = {address_of(t) for t in targets if isinstance(t, torch.Tensor)} - {0}
+        if isinstance(running, _Forward):
+            for _, tensor, _ in running.inputs:
+                if address_of(tensor) in addresses:
+                    running.stacks.setdefault(address_of(tensor), self.r.sites.stack(frame))
+            return
+        for n, grad in enumerate(running.grads):
+            if isinstance(grad, torch.Tensor) and address_of(grad) in addresses and n not in running.before:
+                running.stack = running.stack or self.r.sites.stack(frame)
+                with torch._C.DisableTorchFunction(), torch.no_grad():
+                    memory: Any = grad.untyped_storage()
+                    running.before[n] = grad.detach(), memory.clone()
+                    if any(t is grad for t in targets) and _overlaps(grad):
+                        grad.data = grad.detach().clone()
+
+    # ---- backward
+
+    def _backward(self, plain: Any, node: Any, grads: tuple[Any, ...]) -> Any:
+        number = node._sequence_nr()
+        known = self.nodes.get(number)
+        alone = self._alone.pop(number, None)
+        place = self.r.saves.as_plain
+        watched = self.r.engine.watched
+        passed = None
+        handed = {}
+        if known is not None:
+            handed = self._hand_out(node, known, place)
+            if known.unmarked is not None and place in (EVERYWHERE, known.place):
+                passed, grads = _bypassing(known.unmarked, alone, grads)
+            if known.own and not watched and place not in (EVERYWHERE, known.place):
+                grads = tuple(g.clone() if n in known.own else g for n, g in enumerate(grads))
+        running = _Backward(grads)
+        self.running.append(running)
+        try:
+            result = plain(node, *grads)
+        finally:
+            self.running.remove(running)
+            for name, (own, value) in handed.items():
+                if getattr(node, name, None) is value:
+                    setattr(node, name, own)
+        if running.before:
+            result = self._given_back(node, known, running, result)
+        if passed is not None:
+            result = _added(result, passed)
+        return result
+
+    def _hand_out(self, node: Any, known: _Node, place: Any) -> dict[str, tuple[Any, Any]]:
+        """Put what was kept on ctx as it was kept; attribute -> (its own value, the one it has now)."""
+        values = {}
+        for entry in known.held:
+            fate = entry.fate
+            if fate is not None and fate.value is not None and place not in (EVERYWHERE, fate.place):
+                values[address_of(entry.tensor)] = entry
+        handed = {}
+        for name, own in list(vars(node).items()) if values else ():
+            if (value := _replaced(own, values)) is not own:
+                setattr(node, name, value)
+                handed[name] = (own, value)
+        return handed
+
+    def _given_back(self, node: Any, known: _Node | None, running: _Backward, result: Any) -> Any:
+        """What the backward made, and what it was given as it was."""
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            addresses = {address_of(running.grads[n]) for n in running.before}
+            several = isinstance(result, tuple)
+            made = [
+                t.clone() if isinstance(t, torch.Tensor) and address_of(t) in addresses else t
+                for t in (result if several else (result,))
+            ]
+            for n, (alias, content) in running.before.items():
+                alias.untyped_storage().copy_(content)
+                if address_of(running.grads[n]) != address_of(alias):
+                    running.grads[n].data = alias  # the write was let through into memory of its own
+            if known is None:
+                known = self._known(node, _Node())
+            if not known.place:
+                grad = running.grads[min(running.before)]
+                known.own, known.stack = tuple(running.before), running.stack
+                known.place = (GRADIENT, *running.stack[:2])
+                known.time = self.r.clock.tick()
+                known.ref = self.r.tape.ref(self.r.storages.of(grad), grad)
+        return tuple(made) if several else made[0]
+
+    # ---- for the engine
+
+    def held(self, walked: Any) -> list[Held]:
+        """What the ctx of the nodes walked keep."""
+        return [e for n, node in list(self.nodes.items()) if n in walked for e in node.held]
+
+    def suspects(self, walked: Any) -> dict[Any, int]:
+        """place -> time of what may have made the gradients of the nodes walked wrong, beside overwritten values."""
+        found: dict[Any, int] = {}
+        for n, node in sorted(self.nodes.items()):
+            if node.place and n in walked:
+                found.setdefault(node.place, node.time)
+        return found
+
+    def tell(self, blame: list[list[Any]]) -> None:
+        """Write the events of those that have."""
+        times = {time for time, wrong in blame if wrong}
+        for n, node in sorted(self.nodes.items()):
+            if node.time in times:
+                fields: dict[str, Any] = {"node": n, "what": node.place[0], "ref": node.ref}
+                if node.unmarked is not None:
+                    fields["alias"] = node.unmarked[2]
+                self.r.tape.event("Custom", node.time, node.stack, **fields)
+
+
+def _overlaps(tensor: Any) -> bool:
+    """Whether it is one number expanded, so that a write to one element is a write to all."""
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride()))  # noqa: B905
+
+
+def _made_by(output: Any, cls: Any) -> bool:
+    return getattr(output.grad_fn, "_forward_cls", None) is cls
+
+
+def _tensors(value: Any) -> list[Any]:
+    """The tensors of an attribute: itself, or those of a list, a tuple or a dictionary."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    values = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def _replaced(value: Any, entries: dict[int, Held]) -> Any:
+    """`value` with the tensors of `entries` as they were; itself where it has none."""
+    if isinstance(value, torch.Tensor):
+        entry = entries.get(address_of(value))
+        if entry is None or entry.fate is None or entry.tensor.shape != value.shape:
+            return value
+        return entry.fate.value
+    if not any(address_of(t) in entries for t in _tensors(value)):
+        return value
+    if type(value) is dict:
+        return {k: _replaced(v, entries) for k, v in value.items()}
+    return type(value)(_replaced(v, entries) for v in value)
+
+
+def _bypassing(unmarked: tuple[int, int, int], alone: Any, grads: tuple[Any, ...]) -> Any:
+    """((number of the input, what reaches it past the Function), the gradients the Function is given) where nobody
+    told autograd that the input is another."""
+    number, at, _ = unmarked
+    whole = grads[at]
+    own = torch.zeros_like(whole) if alone is None else alone
+    return (number, whole - own), tuple(own if n == at else g for n, g in enumerate(grads))
+
+
+def _added(result: Any, passed: tuple[int, Any]) -> Any:
+    number, more = passed
+    made = list(result) if isinstance(result, tuple) else [result]
+    made[number] = more if made[number] is None else made[number] + more
+    return tuple(made) if isinstance(result, tuple) else made[0]

@@ -152,3 +152,32 @@ def test_a_class_whose_forward_writes_nothing_is_left_out(tmp_path):
     text = "class A(nn.Module):\n    def forward(self, x):\n        return helper(x)\nclass B(nn.Module):\n"
     text += "    def forward(self, x):\n        return x\ndef helper(x):\n    return x.exp_()\n"
     assert outline.wanted(str(tmp_path / "m.py"), text, here(tmp_path)).harmless == {"B"}
+
+
+@pytest.mark.parametrize(
+    ("head", "read_"),
+    [
+        ("class A(nn.Module):", True),
+        ("from lib import Base\nclass A(Base):", True),
+        ("class B(nn.Module): pass\nclass A(B):", True),
+        ("class B(make()): pass\nclass A(B):", True),
+        ("class A(Generic[T]):", True),
+        ("from lib import Module as object\nclass A(object):", True),
+        ("from lib import torch\nclass A(torch.autograd.Function):", True),
+        ("@registered\nclass A:", True),
+        ("class A(metaclass=M):", True),
+        ("class A[T](Base):", True),
+        ("class A:", False),
+        ("class A(object):", False),
+        ("class A(torch.autograd.Function):", False),
+        ("from torch import autograd\nclass A(autograd.Function):", False),
+        ("import torch.autograd as ag\nclass A(ag.Function):", False),
+        ("from torch.autograd import Function\nclass B(Function): pass\nclass A(\n    B,\n):", False),
+        ("class B(C): pass\nclass C(B): pass\nclass A(B):", False),
+        ("def make():\n  class A(nn.Module):", False),
+    ],
+)
+def test_a_forward_counts_in_what_may_be_a_module(tmp_path, head, read_):
+    text = f"import torch\nfrom torch import nn\n{head}\n"
+    text += "     def forward(self, x):\n        return x.exp_()\n"
+    assert outline.wanted(str(tmp_path / "m.py"), text, here(tmp_path)).any == read_

@@ -36,8 +36,7 @@ TRANSPARENT = ("functools.wraps", "functools.lru_cache", "functools.cache", "tor
 
 def store(m: Machine, name: str, value: Value) -> None:
     """Bind a name in the running function."""
-    frame: Frame | None = m.frame
-    declared = m.frame.declared.get(name)
+    declared = m.frame.declared.get(name) if m.frame.declared else None
     if declared == "global":
         m.frame.unit.names[name] = value
         return

@@ -446,7 +446,7 @@ def backward_sites(unit: Unit) -> frozenset[Site]:
         todo: list[ast.AST] = list(body)
         while todo:
             node = todo.pop()
-            if isinstance(node, ast.stmt) and not _spans(node, near):
+            if isinstance(node, ast.stmt | ast.expr) and not _spans(node, near):
                 continue
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 name = node.name

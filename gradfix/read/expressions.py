@@ -15,21 +15,20 @@ from gradfix.read.values import HOLE, Instance, Later, Lib, Tensor, Unknown, Val
 
 def evaluate(m: Machine, node: ast.expr) -> Value:
     """The value of an expression."""
-    run = EVALUATE.get(type(node))
+    kind = type(node)
+    if kind is ast.Constant:
+        return node.value  # type: ignore[attr-defined]
+    run = EVALUATE.get(kind)
     if run is None:
-        return m.unknown(type(node).__name__)
+        return m.unknown(kind.__name__)
     return run(m, node)
-
-
-def _constant(m: Machine, node: ast.Constant) -> Value:
-    return node.value
 
 
 def _name(m: Machine, node: ast.Name) -> Value:
     name = node.id
     frame: Frame | None = m.frame
     while frame is not None:
-        if name in frame.names and frame.declared.get(name) is None:
+        if name in frame.names and name not in frame.declared:
             return settled(frame.names, name)
         frame = frame.parent
     names = m.frame.unit.names
@@ -294,7 +293,6 @@ def _await(m: Machine, node: ast.Await) -> Value:
 
 
 EVALUATE: dict[type, Callable[..., Value]] = {
-    ast.Constant: _constant,
     ast.Name: _name,
     ast.Attribute: _attribute,
     ast.Call: _call,

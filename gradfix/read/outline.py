@@ -18,17 +18,21 @@ from typing import Protocol
 from gradfix.read import gate
 
 # these are looked for in texts that begin with a line's end: that is found far sooner than the beginning of one
-_STATEMENT = re.compile(rb"\n[^\s#)\]}][^\n]*")
+_STATEMENT = re.compile(rb"\n[^\s#)\]}]")
 _HEAD = re.compile(rb"\n(?:(?:(?:async\s+)?def|class)\s+([^\s(:\[]+)|__all__)")
 _WORD = re.compile(rb"[A-Za-z_\x80-\xff][\w\x80-\xff]*")
 _IMPORT = re.compile(
     rb"\n[ \t]*(?:from\s+(\.*)\s*([\w.]*)\s+import\s+(?:\(([^)]*)\)|([^\n;#]*))|import\s+([^\n;#]*))"
 )
 _COMMENT = re.compile(rb"#[^\n]*")
+_CLASS = re.compile(rb"\nclass\s+[^\s(:\[]+\s*(?:\(([^()\[\]=]*)\)\s*)?:")
+_NO_MODULE = frozenset(
+    [b"object", b"abc.ABC", b"torch.autograd.Function", b"torch.autograd.function.Function"]
+)
 _ENTRY = re.compile(rb"^(?:if\s+__name__|(?:\w+\.)*(?:main|train|run|fit|learn)\w*\s*\()", re.M)
 _ACTS = re.compile(rb"^(?:(for|while|with|async)\b|([^\W\d]\w*)[\w.]*\s*\()", re.M)
 _BOUND = re.compile(rb"^([^\W\d]\w*)\s*(?::[^=\n]*)?=(?!=)", re.M)
-# comments go, of strings only the quotes stay
+# between these is code; of comments nothing stays, of strings only the quotes
 _CODE = re.compile(rb"#[^\n]*|(\"\"\"|''')(?:[^\\]|\\.)*?\1|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'", re.S)
 _AS = re.compile(rb"\s+as\s+")
 
@@ -78,14 +82,18 @@ class Outline:
     def __init__(self, path: str, raw: bytes) -> None:
         self.path, self._raw = path, raw
         self.chunks: dict[bytes, list[Chunk]] = {}
+        self.decorated: set[bytes] = set()
         self._rest: list[bytes] = []
         begin, name = 0, b""
-        for found in _STATEMENT.finditer(raw):
-            head = _HEAD.match(found.group())
-            if head is None and not name:
-                continue  # goes on with the rest
+        # a definition ends with the next statement, the rest goes on up to the next definition
+        while found := (_STATEMENT if name else _HEAD).search(raw, begin + bool(name)):
             self._cut(raw[begin : found.start()], name)
-            begin, name = found.start(), (head[1] or b"__all__") if head else b""
+            before, begin = begin, found.start()
+            head = _HEAD.match(raw, begin)
+            decorated = not name and b"\n@" in raw[before:begin]
+            name = (head[1] or b"__all__") if head else b""
+            if name and decorated:
+                self.decorated.add(name)
         self._cut(raw[begin:], name)
 
     def _cut(self, raw: bytes, name: bytes) -> None:
@@ -96,7 +104,7 @@ class Outline:
 
     @cached_property
     def rest(self) -> Chunk:
-        return Chunk(_CODE.sub(rb"\1", _IMPORT.sub(b"", b"".join(self._rest))))
+        return Chunk(b"".join(filter(None, _CODE.split(_IMPORT.sub(b"", b"".join(self._rest))))))
 
     @cached_property
     def backward(self) -> bool:
@@ -138,7 +146,8 @@ class Outline:
                         imports.setdefault(bound, []).append(Import(0, full.decode(errors="replace"), b""))
                 continue
             where = (len(dots), module.decode(errors="replace"))
-            for each in _COMMENT.sub(b"", inside or line).replace(b"\\", b" ").split(b","):
+            names = _COMMENT.sub(b"", inside) if b"#" in inside else inside or line
+            for each in names.replace(b"\\", b" ").split(b","):
                 full, name = _named(each)
                 if full == b"*":
                     starred.append(Import(*where, b"*"))
@@ -209,10 +218,56 @@ def wanted(path: str, text: str, files: Files) -> Wanted:
     main = _main(own, files)
     modules = []
     if own.module:
-        modules = [name for name, chunks in own.chunks.items() if any(gate.is_module(c.raw) for c in chunks)]
-    harmless = {n for n in modules if not any(c.writes or c.backward for c in _inside(own, [n]))}
+        modules = [n for n, several in own.chunks.items() if any(_forwards(chunk.raw) for chunk in several)]
+    harmless = {
+        name
+        for name in modules
+        if not any(c.writes or c.backward for c in _inside(own, [name])) or not _derives(own, name)
+    }
     some = bool(main) or own.backward or len(harmless) < len(modules) or gate.is_module(own.rest.raw)
     return Wanted(main, some, frozenset(name.decode("utf-8", "replace") for name in harmless))
+
+
+def _forwards(raw: bytes) -> bool:
+    """Whether `raw` is a class with a forward: one inside a function is nobody's way into a program."""
+    return raw.startswith(b"\nclass") and gate.is_module(raw)
+
+
+def _derives(own: Outline, name: bytes) -> bool:
+    """Whether the class called `name` may be a torch.nn.Module: not where all that it derives from is known."""
+    seen, todo = {name}, [name]
+    while todo:
+        name = todo.pop()
+        if name in own.decorated or name in own.imports:
+            return True
+        for chunk in own.chunks[name]:
+            head = _CLASS.match(chunk.raw)
+            if head is None:
+                return True
+            for base in filter(None, map(bytes.strip, (head[1] or b"").split(b","))):
+                if base in own.chunks:
+                    todo += {base} - seen
+                    seen.add(base)
+                elif _full(own, base) not in _NO_MODULE:
+                    return True
+    return False
+
+
+def _full(own: Outline, dotted: bytes) -> bytes:
+    """What `dotted` is called where it comes from; "" where that is not certain."""
+    first, dot, rest = dotted.partition(b".")
+    brought = own.imports.get(first, [])
+    if len(brought) != 1:
+        return b"" if brought else dotted
+    (each,) = brought
+    module = each.module.encode()
+    if each.level:
+        return b""
+    if each.name:
+        module += b"." + each.name
+    elif module.partition(b".")[0] == first:  # import a.b
+        module = first
+    return module + dot + rest
 
 
 def _main(own: Outline, files: Files) -> str:

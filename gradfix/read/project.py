@@ -158,6 +158,7 @@ class Project:
         self.frames: list[Frame] = []  # of functions with others inside
         self.classes: list[Class] = []
         self.looked: set[str] = set()
+        self._located: dict[tuple[str, int, str], str | None] = {}
         self._places: dict[tuple[str, str], str | None] = {}
         self._unread: set[str] = set()
         self._packages: dict[str, bool] = {}
@@ -188,6 +189,12 @@ class Project:
 
     def locate(self, importer: str, level: int, name: str) -> str | None:
         """The file of that module."""
+        key = (importer if level else "", level, name)
+        if key not in self._located:
+            self._located[key] = self._locate(*key)
+        return self._located[key]
+
+    def _locate(self, importer: str, level: int, name: str) -> str | None:
         if level:
             folder = os.path.dirname(importer)
             for _ in range(level - 1):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -93,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     cut = given.index("--") if scripted else len(given)
     ours, theirs = given[:cut], tuple(given[cut + 1 :])
     _refuse_files(ours)
+    atexit.register(gc.freeze)  # Python would go through every object once more before it ends
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # let `with` end the children
     try:
         code = _plainly(ours, theirs)

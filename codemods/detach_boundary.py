@@ -175,17 +175,19 @@ def _proposals(
     yield Proposal(summary, effect, gather(*cuts), int(once) + bool(drops), idea=summary)
 
 
-def _idle(project: Project, backward: Backward, edges: Sequence[Crossing]) -> list[tuple[View, list[Edit]]]:
+def _idle(
+    project: Project, backward: Backward, edges: Sequence[Crossing]
+) -> list[tuple[View, tuple[Edit, ...]]]:
     """Drop retain_graph from the backward, and from those before it that kept the producers' graph for it."""
     walked = {c.producer.node for c in edges}
     since = max((b.time for b in same_place(project.graph, backward) if b.time < backward.time), default=-1)
-    found: dict[int, tuple[View, list[Edit]]] = {}
+    found: dict[int, tuple[View, tuple[Edit, ...]]] = {}
     for b in backwards(project.graph):
         if since < b.time <= backward.time and walked & set(b.nodes):
             place = backward_call(project, b)
-            edit = drop_retain(place[1]) if place else None
-            if place and edit:
-                found[id(place[1])] = (place[0], [edit])
+            edits = drop_retain(*place) if place else ()
+            if place and edits:
+                found[id(place[1])] = (place[0], edits)
     return list(found.values())
 
 
@@ -234,15 +236,15 @@ def _separated(project: Project, backward: Backward, edges: Sequence[Crossing]) 
             others = [
                 b for b in shared(project.graph, backward, edge.consumer.node) if b.time < backward.time
             ]
-            drops: list[tuple[View, list[Edit | None]]] = []
+            drops: list[tuple[View, tuple[Edit, ...]]] = []
             for other in others[-1:]:
                 place = backward_call(project, other)
                 if place:
-                    drops.append((place[0], [drop_retain(place[1])]))
+                    drops.append((place[0], drop_retain(*place)))
             with_drop = gather((feed.view, edits), *drops)
             yield Proposal(summary, NONE, with_drop, 1)
             yield Proposal(summary, OWN, with_drop, 2)
-            if any(e for _, some in drops for e in some):
+            if any(some for _, some in drops):
                 yield Proposal(summary, NONE, gather((feed.view, edits)), 3)
 
 

@@ -60,4 +60,4 @@ for x in torch.randn(3, 4, 3):
         if found is None:
             return
         view, call = found
-        yield Proposal("drop the idle retain_graph", NONE, gather((view, [drop_retain(call)])))
+        yield Proposal("drop the idle retain_graph", NONE, gather((view, drop_retain(view, call))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
 
@@ -36,7 +36,7 @@ from gradfix.verdict import NONE, Effect
 LATER = Effect("later-parameters", "each pass computes the value with the parameters as they are then")
 DRAW = Effect("new-draw", "each pass computes the value anew, with random numbers of its own")
 ROUND = Effect("cut-round", "the passes take the value as a constant: no gradient flows into its making")
-Part = tuple[View, list[Edit | None]]
+Part = tuple[View, Iterable[Edit | None]]
 
 
 class MoveIntoLoop(Codemod):
@@ -89,7 +89,7 @@ for x in torch.randn(3, 4, 3):
         if backward is None:
             return
         early = _early(project, backward)
-        drop: list[Part] = drop_carried_retain(project, backward)
+        drop: Sequence[Part] = drop_carried_retain(project, backward)
         for summary, part in into_closure(project, backward):
             yield Proposal(summary, LATER, gather(part, *drop), 1 if early else 0)
         if not early:
@@ -127,7 +127,7 @@ def _early(project: Project, backward: Backward) -> list[Record]:
 
 
 def _detached(
-    project: Project, early: list[Record], backward: Backward, drop: list[Part]
+    project: Project, early: list[Record], backward: Backward, drop: Sequence[Part]
 ) -> Iterator[Proposal]:
     """The value as a constant, at the outermost frame first."""
     seen: set[int] = set()
@@ -143,7 +143,7 @@ def _detached(
             yield Proposal("detach what no optimizer trains", NONE, gather(*parts, *drop), extra)
 
 
-def _as_constant(project: Project, backward: Backward, drop: list[Part]) -> Iterator[Proposal]:
+def _as_constant(project: Project, backward: Backward, drop: Sequence[Part]) -> Iterator[Proposal]:
     """The value that the passes compare with (an old log-probability, a reference output), without its graph:
     the first thing to try where each pass computes a live one of its own by the same call."""
     edges = [e for e in entries(project, backward) if made_outside(project, e.producer, backward)]
@@ -197,7 +197,7 @@ def _called(node: cst.CSTNode) -> set[str]:
 
 
 def _moved(
-    project: Project, early: list[Record], backward: Backward, drop: list[Part], trains: bool
+    project: Project, early: list[Record], backward: Backward, drop: Sequence[Part], trains: bool
 ) -> Iterator[Proposal]:
     depth = meeting(early[0].stack, backward.stack)
     early = [r for r in early if meeting(r.stack, backward.stack) == depth]

@@ -108,7 +108,7 @@ for _ in range(2):
 def _behind(found: Plan) -> Iterator[Proposal]:
     effect = DRAW if found.draws() else LATER
     step = shown(found.view, found.behind.node)
-    drops = [(v, [e]) for v, e in found.drops()]
+    drops = found.drops()
     idle = "; drop the idle retain_graph"
     if not found.kept:
         summary = f"move {_said(found)} behind `{step}`"
@@ -165,9 +165,9 @@ def _cached(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     summary = f"compute `{place.name}` again where the later loss reads it"
     ways = ((summary, place.inline()), (f"compute `{place.name}` again before the later loss", place.again()))
     earlier = backward_call(project, conflict.earlier) if conflict.earlier else None
-    drop = (earlier[0], [drop_retain(earlier[1])]) if earlier else (place.view, [])
+    drop = (earlier[0], drop_retain(*earlier)) if earlier else (place.view, ())
     for rank, (said, edits) in enumerate(w for w in ways if w[1]):
-        if earlier and drop_retain(earlier[1]):
+        if drop[1]:
             dropped = f"{said}; drop the idle retain_graph"
             yield Proposal(dropped, LATER, gather((place.view, edits), drop), 2 * rank, idea=place.name)
         yield Proposal(said, LATER, gather((place.view, edits)), 2 * rank + 1, idea=place.name)

@@ -115,7 +115,7 @@ for z in torch.randn(2, 4, 2):
         if function is None:
             return
         effect = DRAW if found.draws() else LATER
-        drops = [(v, [e]) for v, e in found.drops()]
+        drops = found.drops()
         cuts = [(v, [e]) for v, e in found.cuts()]
         split = _split(project, found, function)
         if split is not None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradfix import choose, ending, suppress, unproved, wording
 from gradfix.asked import asked
 from gradfix.codemod import codemods
+from gradfix.detect import Conflict
 from gradfix.discover import project_root
 from gradfix.edit import Project
 from gradfix.fingerprint import fingerprint
@@ -50,7 +52,7 @@ def repair(
     texts = readable(baseline.tape.sources, root, {**ran, str(entry): script})
     files = {path: text for path, text in texts.items() if settings.edits(path)}
     if not settings.repair:
-        return _result(entry, settings, baseline, texts, (), _Kept((baseline, texts)), started)
+        return _result(entry, settings, [(baseline, texts)], (), _Kept((baseline, texts)), started)
     project = Project(baseline.tape, files)
     wanted = choose.Wanted(
         asked=lambda c, now: (
@@ -72,7 +74,7 @@ def repair(
         done.append(round_)
         states.append((last, now.files))
     kept = _kept(prover, done, states, wanted)
-    result = _result(entry, settings, baseline, texts, done, kept, started)
+    result = _result(entry, settings, [(baseline, texts), *states[1:]], done, kept, started)
     if result.problem is None or result.diagnoses:
         return result
     return _read_instead(result, settings, script)
@@ -146,16 +148,19 @@ def _kept(
 def _result(
     entry: Path,
     settings: Settings,
-    first: Baseline,
-    files: Mapping[str, str],
+    states: Sequence[_State],
     rounds: Sequence[choose.Round],
     kept: _Kept,
     started: float,
 ) -> Result:
-    last, final = kept.state
+    (first, files), (last, final) = states[0], kept.state
     changed = {path: (files[path], text) for path, text in final.items() if text != files[path]}
     withdrawn = [r for r in rounds if _comes_to_nothing(r)]
-    diagnoses = [_diagnosis(r, n < kept.rounds, files) for n, r in enumerate(rounds) if r not in withdrawn]
+    diagnoses = [
+        replace(_diagnosis(r, n < kept.rounds, files), along=tuple(_along(states[n : n + 2], r, settings)))
+        for n, r in enumerate(rounds)
+        if r not in withdrawn
+    ]
     tried = {r.identity for r in rounds}
     now = Project(last.tape, final)
     for conflict in last.conflicts:
@@ -188,6 +193,22 @@ def _result(
         output=first.outcome.stdout + first.outcome.stderr,
         torch=first.tape.torch,
     )
+
+
+def _along(states: Sequence[_State], done: choose.Round, settings: Settings) -> Iterator[Conflict]:
+    """The other notes that the cure of a note took away. `states` are those before and after it."""
+    if not done.applied or done.conflict.severity != "note":
+        return
+    (before, old), (after, new) = states
+    was, now = Project(before.tape, old), Project(after.tape, new)
+    left = Counter(choose.identity(c, now) for c in after.conflicts)
+    left[done.identity] += 1
+    for conflict in before.conflicts:
+        identity = choose.identity(conflict, was)
+        if left[identity]:
+            left[identity] -= 1
+        elif conflict.severity == "note" and asked(conflict, settings, {**old, **new}):
+            yield conflict
 
 
 def _comes_to_nothing(done: choose.Round) -> bool:

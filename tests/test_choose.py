@@ -456,3 +456,29 @@ def test_a_restricted_backward_still_runs_once_its_model_is_frozen(tmp_path, zyg
     assert "inputs=" in new
     script.write_text(new, encoding="utf-8")
     subprocess.run([sys.executable, script], check=True, capture_output=True)
+
+
+OLD_STYLE = """\
+import torch
+from torch.autograd import Variable
+
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    x = Variable(torch.randn(4, 3))
+    y = Variable(torch.randn(4, 1))
+    loss = (model(x) - y).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm(model.parameters(), 1.0)
+    optimizer.step()
+"""
+
+
+def test_as_many_notes_are_shown_as_were_promised(tmp_path, zygote):
+    """One cure takes both Variables away: two notes all the same."""
+    script = tmp_path / "train.py"
+    script.write_text(OLD_STYLE, encoding="utf-8")
+    hidden = [d.conflict for d in testing.one(script, zygote, Settings()).diagnoses if d.status == "note"]
+    shown = testing.one(script, zygote, Settings(notes=True)).diagnoses
+    assert len(hidden) == sum(1 + len(d.along) for d in shown if d.status == "cured") == 3

@@ -84,18 +84,21 @@ def closing(results: Iterable[Result], view: View) -> str:
             return ""
         return f"No faults found{_extent(results)}.{more}"
     counts = [_count(len(found), "fault")] if found else []
-    counts += [_count(len(asked), "note")] if asked else []
+    counts += [_count(len(asked) + sum(len(d.along) for d in asked), "note")] if asked else []
     sentence = f"Found {' and '.join(counts)}"
     if view.action == "run":
         names = shlex.join(view.paths.show(str(r.entry)) for r in results if r.diagnoses)
         return f"{sentence}.{more} To look for cures: gradfix fix {names}"
     cured = [d for d in found + asked if d.status == "cured"]
     left = len(found) + len(asked) - len(cured)
+    along = sum(len(d.along) for d in cured)
     parts = []
     if cured:
-        verdicts = Counter(d.cures[0].verdict.status for d in cured if d.cures)
+        verdicts = Counter(d.cures[0].verdict.status for d in cured if d.cures for _ in (d, *d.along))
         how = ", ".join(s if len(verdicts) == 1 else f"{n} {s}" for s, n in verdicts.items())
-        parts.append(f"{len(cured)} cured ({how})" + (" and written" if view.action == "write" else ""))
+        parts.append(
+            f"{len(cured) + along} cured ({how})" + (" and written" if view.action == "write" else "")
+        )
     if left:
         parts.append(f"{left} left")
     held = [_held_back(r, bool(view.verbose)) for r in results if r.held_back and not r.files]
@@ -242,6 +245,10 @@ def _sentences(
         if names:
             text = ", ".join(names[:PLACES]) + more
             yield from _hanging(f"{lead}follows from it: ", text, view, "bold")
+    if diagnosis.along:
+        others = [place(c.at, replace(diagnosis, conflict=c), result) for c in diagnosis.along]
+        text = ", ".join(dict.fromkeys(written(p, result, view.paths).rsplit(":", 1)[0] for p in others))
+        yield from _hanging(f"{lead}the same in: ", text, view, "bold")
     yield from _cures(diagnosis, view, lead)
 
 

@@ -18,6 +18,7 @@ NOTHING: Mapping[str, cst.BaseExpression] = MappingProxyType({})
 _FREEZE = re.compile(
     r"\brequires_grad_\(\s*(?!True\b|\))|\.requires_grad\s*=\s*(?!True\b)|[\"']requires_grad[\"']\s*,"
 )
+_KEEPS = re.compile(r"retain|\b(keep|keeps|keeping|kept)\b.*\bgraph\b", re.IGNORECASE)
 POSITIONS = ("gradient", "retain_graph", "create_graph", "inputs")  # Tensor.backward
 GRAD_POSITIONS = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph")  # torch.autograd.grad
 
@@ -117,28 +118,50 @@ def _name(call: cst.Call, index: int, arg: cst.Arg) -> str:
     return positions[index] if not arg.star and index < len(positions) else ""
 
 
-def drop_retain(call: cst.Call) -> Edit | None:
-    """Edit: the call without its ``retain_graph=True``; None where it says no such thing (a variable is for
-    other calls too), or where a later positional argument stands behind it."""
+def drop_retain(view: View, call: cst.Call) -> tuple[Edit, ...]:
+    """Edits: the call without its ``retain_graph=True``, and without a comment that only explains it; none where it
+    says no such thing (a variable is for other calls too), or where a later positional argument stands behind it."""
     arg = argument(call, "retain_graph")
     if (
         arg is None
         or dotted(arg.value) != "True"
         or (arg.keyword is None and any(a.keyword is None for a in call.args[2:]))
     ):
-        return None
+        return ()
     first = argument(call, "gradient")
     lone = arg.keyword is None and first is not None and dotted(first.value) == "None"
-    return with_arguments(call, drop=("retain_graph", "gradient") if lone else ("retain_graph",))
+    line = view.statement(call)
+    plain = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
+    return (
+        with_arguments(call, drop=("retain_graph", "gradient") if lone else ("retain_graph",)),
+        *((Replace(line, _unexplained),) if line is not None and plain else ()),
+    )
 
 
-def drop_carried_retain(project: Project, backward: Backward) -> list[tuple[View, list[Edit | None]]]:
+def explains_retain(comment: str) -> bool:
+    """Whether a comment says why a graph is kept, and nothing else."""
+    return _KEEPS.search(comment) is not None and not re.search(r"[.;] \S|\d\)", comment)
+
+
+def _unexplained(node: cst.CSTNode) -> cst.CSTNode:
+    assert isinstance(node, cst.SimpleStatementLine)
+    behind, above = node.trailing_whitespace, node.leading_lines
+    if behind.comment is not None and explains_retain(behind.comment.value):
+        bare = behind.with_changes(comment=None, whitespace=cst.SimpleWhitespace(""))
+        node = node.with_changes(trailing_whitespace=bare)
+    said = [x for x in above if x.comment is not None]
+    if len(said) == 1 and said[0].comment is not None and explains_retain(said[0].comment.value):
+        node = node.with_changes(leading_lines=[x for x in above if x is not said[0]])
+    return node
+
+
+def drop_carried_retain(project: Project, backward: Backward) -> list[tuple[View, tuple[Edit, ...]]]:
     """The edit, as gather() takes it, that drops a ``retain_graph=True`` which only what an earlier pass made had
     asked for; none where a second loss of the pass needs it."""
     call = backward_call(project, backward)
     if call is None or project.graph.shared_later(backward):
         return []
-    return [(call[0], [drop_retain(call[1])])]
+    return [(call[0], drop_retain(*call))]
 
 
 def retain(call: cst.Call) -> Edit | None:

@@ -237,14 +237,14 @@ class Plan:
                         found[feed.key] = feed
         return tuple(found.values())
 
-    def drops(self) -> tuple[tuple[View, Edit], ...]:
+    def drops(self) -> tuple[tuple[View, tuple[Edit, ...]], ...]:
         """Drop retain_graph from the earlier backwards."""
-        found: dict[int, tuple[View, Edit]] = {}
+        found: dict[int, tuple[View, tuple[Edit, ...]]] = {}
         for earlier in self.earlier():
             place = backward_call(self.project, earlier)
-            edit = drop_retain(place[1]) if place else None
-            if place and edit:
-                found[id(place[1])] = (place[0], edit)
+            edits = drop_retain(*place) if place else ()
+            if place and edits:
+                found[id(place[1])] = (place[0], edits)
         return tuple(found.values())
 
     def earlier(self) -> Iterator[Backward]:

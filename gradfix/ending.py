@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from gradfix import wording
 from gradfix.messages import recognise
 from gradfix.prove import Baseline
 from gradfix.result import Problem, Settings
+from gradfix.run import Outcome
 from gradfix.source import split_lines
 from gradfix.tape import Backward, Failure, Note, Optimizer, Site, Step, Tape
 
@@ -19,6 +21,7 @@ UNWATCHED = (
 )  # words of the recorder's notes on code that it does not see at all
 ELSEWHERE = ("the others train", "in processes")  # of those, on training that is not this run's
 PERHAPS = "might train"  # ... on what is known of only where a run came to no backward
+LESS = "less work (the script's own arguments go after --)"
 QUOTED = 300  # characters of an error's message inside a sentence
 
 
@@ -26,7 +29,8 @@ def problem(entry: Path, first: Baseline, faults: bool) -> Problem | None:
     """Why there is nothing to say of the script at `entry`, or None. `faults`: some were found and asked for."""
     outcome, failure = first.outcome, first.failure
     if outcome.ended in ("tampered", "killed", "memory"):
-        return Problem(_with(f"{entry}: {outcome.detail}", outcome.missed), _last(outcome.stderr))
+        said = f"{entry}: {outcome.detail.rstrip('.')}{_smaller(outcome)}"
+        return Problem(_with(said, outcome.missed), _last(outcome.stderr))
     if faults:
         return None
     if failure is not None and failure.autograd:
@@ -38,15 +42,21 @@ def problem(entry: Path, first: Baseline, faults: bool) -> Problem | None:
         advice = "; call the training itself, in one process and one thread, to have it checked"
         return Problem(f"{entry}: no backward() was reached. {missed[0].rstrip('.')}{advice}.")
     if outcome.ended in ("timeout", "exit") and not reached_backward(first.tape):
-        advice = (
-            "; a longer --timeout may get it there, or less work (the script's own arguments go after --)"
-        )
+        advice = f"; a longer --timeout may get it there, or {LESS}"
         usage = " (the script's own arguments go after --)" if "usage:" in outcome.stderr else ""
         more = advice if outcome.ended == "timeout" else usage
         why = outcome.detail.rstrip(".")
         sentence = f"{entry}: {why}, and no backward() was reached before that{more}."
         return Problem(_with(sentence, outcome.missed), _last(outcome.stderr))
     return None
+
+
+def _smaller(outcome: Outcome) -> str:
+    """What to do where memory ran out, or may have."""
+    if outcome.ended == "memory":
+        return f"; {LESS} may fit" if "--steps" in outcome.detail else f"; fewer --steps or {LESS} may fit"
+    killed = outcome.ended == "killed" and outcome.status == -signal.SIGKILL
+    return f"; where it is memory, fewer --steps or {LESS} may fit" if killed else ""
 
 
 def remarks(

@@ -236,3 +236,72 @@ def test_the_name_of_a_layers_class(tmp_path):
     nn.Sequential(nn.Linear(2, 2), nn.ReLU()).apply(init)
     """
     assert found(tmp_path, text) == {("certain", "leaf-write")}
+
+
+def test_a_class_of_a_library_that_is_extended_has_its_forward(tmp_path):
+    text = """\
+    class Block(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Linear(2, 2), nn.Sigmoid())
+
+        def forward(self, x):
+            y = super().forward(x)
+            y += 1
+            return y
+
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x).exp()
+            y *= 2
+            return y
+    """
+    assert found(tmp_path, text) == {("certain", "stale-saved-tensor")}
+
+
+@pytest.mark.parametrize(
+    "lookup",
+    [
+        'getattr(importlib.import_module("models." + name), "Net")',
+        'getattr(importlib.import_module(".net", "models"), "Net")',
+        "[c for n, c in importlib.import_module(f'models.{name}').__dict__.items() if n.lower() == 'net' and"
+        " issubclass(c, nn.Module)][0]",
+        "[c for n, c in importlib.import_module(f'models.{name}').__dict__.items() if n == 'Net' and"
+        " issubclass(c, Base)][0]",
+    ],
+)
+def test_a_class_of_a_module_that_is_imported_by_its_name(tmp_path, lookup):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "__init__.py").write_text("class Base:\n    pass\n")
+    (tmp_path / "models" / "net.py").write_text(
+        "from torch import nn\nfrom models import Base\n\nclass Net(nn.Module, Base):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.inner = nn.Linear(2, 2)\n\n"
+        "    def forward(self, x):\n        return self.inner(x).exp()\n"
+    )
+    text = f"""\
+    import importlib
+    from models import Base
+    name = "net"
+    y = {lookup}()(torch.ones(1, 2))
+    y += 1
+    y.sum().backward()
+    """
+    assert found(tmp_path, text) == {("certain", "stale-saved-tensor")}
+
+
+def test_a_module_of_lightnings_is_one(tmp_path):
+    text = """\
+    import pytorch_lightning as pl
+
+    class Net(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.save_hyperparameters()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x):
+            y = self.inner(x).exp()
+            y += self.hparams.shift
+            self.log("mean", y.mean())
+            return y
+    """
+    assert found(tmp_path, text) == {("certain", "stale-saved-tensor")}

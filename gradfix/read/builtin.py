@@ -203,6 +203,14 @@ def _is_a(m: Machine, value: Value, wanted: Value) -> bool | None:
     return None
 
 
+def _issubclass(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    cls, wanted = [*args, None, None][:2]
+    if not isinstance(cls, Class) or not isinstance(wanted, Class):
+        return m.unknown("issubclass")
+    known = wanted in cls.order
+    return known or (m.unknown("issubclass") if any(isinstance(c, Unknown) for c in cls.order) else False)
+
+
 def _getattr(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if len(args) > 1 and isinstance(args[1], Unknown) and args[1].like and isinstance(args[0], Lib):
         found = layers.whichever(args[0].path, args[1].like)
@@ -312,6 +320,7 @@ TABLE: dict[str, Callable[..., Value]] = {
     "iter": _iter,
     "next": _next,
     "isinstance": _isinstance,
+    "issubclass": _issubclass,
     "getattr": _getattr,
     "hasattr": _hasattr,
     "eval": _eval,

@@ -51,6 +51,11 @@ def call(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Valu
             return calls.call(m, Bound(forward, module), args, kwargs)
         if isinstance(forward, Bound | Native):
             return calls.call(m, forward, args, kwargs)
+    return base(m, module, args, kwargs)
+
+
+def base(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """What torch.nn's own forward of the module does."""
     name = module.kind.removeprefix("torch.nn.")
     if name in ("DataParallel", "DistributedDataParallel"):
         return calls.call(m, module.attrs["module"], args, kwargs)

@@ -62,6 +62,22 @@ RENAMED = {
     "torch.autograd.enable_grad": "torch.enable_grad",
     "torch.autograd.set_grad_enabled": "torch.set_grad_enabled",
     "torch.autograd.function.Function": "torch.autograd.Function",
+    # modules, and more that nothing here depends on
+    **dict.fromkeys(
+        (
+            "pytorch_lightning.LightningModule",
+            "pytorch_lightning.core.LightningModule",
+            "pytorch_lightning.core.lightning.LightningModule",
+            "lightning.LightningModule",
+            "lightning.pytorch.LightningModule",
+            "lightning.pytorch.core.module.LightningModule",
+            "transformers.PreTrainedModel",
+            "transformers.modeling_utils.PreTrainedModel",
+            "diffusers.ModelMixin",
+            "diffusers.models.modeling_utils.ModelMixin",
+        ),
+        "torch.nn.Module",
+    ),
 }
 _ACTIVATIONS = "torch.nn.modules."
 

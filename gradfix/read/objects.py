@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, layers, libraries, optimizers, python, tensors
+from gradfix.read import calls, forwards, layers, libraries, optimizers, python, tensors
 from gradfix.read.frames import Frame, Machine
 from gradfix.read.project import Unit
 from gradfix.read.values import (
@@ -51,6 +51,10 @@ def attribute(m: Machine, value: Value, name: str) -> Value:
             from gradfix.read.expressions import settled
 
             return settled(value.unit.names, name)
+        if name == "__dict__":
+            from gradfix.read.expressions import settled
+
+            return {each: settled(value.unit.names, each) for each in list(value.unit.names)}
         inner = m.project.find(name, value.unit, 1)
         if inner is not None:
             from gradfix.read.statements import load
@@ -139,6 +143,8 @@ def _of_super(m: Machine, value: Super, name: str) -> Value:
     if isinstance(found, Unknown):
         return found
     if isinstance(receiver, Instance):
+        if name in ("forward", "__call__") and receiver.kind.startswith("torch.nn."):
+            return Native(name, lambda m, args, kwargs: forwards.base(m, receiver, args, kwargs))
         base = libraries.instance_attribute(m, receiver, name)
         if base is not MISSING:
             return base

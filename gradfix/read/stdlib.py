@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
 from gradfix.read import calls, iteration
 from gradfix.read.frames import Machine
-from gradfix.read.values import Class, Function, Instance, Lazy, Lib, Native, Storage, Tensor, Unknown, Value
+from gradfix.read.values import (
+    Class,
+    Function,
+    Instance,
+    Lazy,
+    Lib,
+    ModuleValue,
+    Native,
+    Storage,
+    Tensor,
+    Unknown,
+    Value,
+)
 from gradfix.read.variants import Asked, Option
 
 HARMLESS = {
@@ -21,6 +34,8 @@ HARMLESS = {
     "sklearn", "cv2", "skimage", "subprocess", "threading", "contextlib", "abc", "enum", "uuid", "hashlib",
     "pprint", "gc",
 }  # fmt: skip
+
+_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
 def _chain(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -253,6 +268,22 @@ METHODS: dict[str, dict[str, Callable[..., Value]]] = {
 }
 
 
+def _module(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``importlib.import_module("models." + name)``."""
+    from gradfix.read.statements import load
+
+    name, package = (
+        args[0] if args else kwargs.get("name"),
+        args[1] if len(args) > 1 else kwargs.get("package"),
+    )
+    if isinstance(name, str) and name.startswith(".") and isinstance(package, str):
+        name = package + "." + name.lstrip(".")
+    if not isinstance(name, str) or not _DOTTED.fullmatch(name):
+        return m.unknown("import_module")
+    unit = m.project.find(name, m.frame.unit) if m.project.has(name) else None
+    return ModuleValue(load(m, unit)) if unit is not None else Lib(str(name))
+
+
 def _compose(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """torchvision's transforms, one after the other."""
     steps = args[0] if args else kwargs.get("transforms")
@@ -311,6 +342,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "collections.defaultdict": _defaultdict,
     "collections.namedtuple": _namedtuple,
     "argparse.ArgumentParser": _parser,
+    "importlib.import_module": _module,
     "os.getenv": _environment,
     "random.seed": _nothing,
     "numpy.random.seed": _nothing,

@@ -11,7 +11,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, View
 from gradfix.rewrite.blocks import line, method
 from gradfix.rewrite.liveness import binds, dotted, reads, scope_of
-from gradfix.rewrite.spelling import function_of, small_statements
+from gradfix.rewrite.spelling import function_of, names_in_place, small_statements
 from gradfix.tape import GradRead, Stack
 
 
@@ -117,11 +117,23 @@ def _retained(
 
 
 def _updated(scope: cst.CSTNode, name: str) -> bool:
-    """Whether ``name = name - lr * name.grad`` is there: a leaf was meant."""
-    return any(
-        isinstance(s, cst.Assign) and name in binds(s) and {name, f"{name}.grad"} <= reads(s.value)
-        for s in small_statements(scope)
-    )
+    """Whether the tensor is updated by its own gradient (``name -= lr * name.grad``, ``name.sub_(…)``, or bound anew):
+    a leaf was meant."""
+    own, gradient = {name, f"{name}.data"}, f"{name}.grad"
+    for small in small_statements(scope):
+        changed: cst.CSTNode | None = None
+        given: cst.CSTNode = small
+        if isinstance(small, cst.AugAssign):
+            changed, given = small.target, small.value
+        elif isinstance(small, cst.Expr) and isinstance(small.value, cst.Call):
+            func = small.value.func
+            if isinstance(func, cst.Attribute) and names_in_place(func.attr.value):
+                changed = func.value
+        if changed is not None and dotted(changed) in own and gradient in reads(given):
+            return True
+        if isinstance(small, cst.Assign) and name in binds(small) and {name, gradient} <= reads(small.value):
+            return True
+    return False
 
 
 def _binding(view: View, scope: cst.CSTNode, read: cst.CSTNode, name: str) -> cst.BaseSmallStatement | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
@@ -18,8 +18,10 @@ from gradfix.rewrite.statements import (
     Unit,
     common_block,
     dotted,
+    lifted,
     line_of,
     names,
+    put_before,
     take_away,
     touches,
     unit_in,
@@ -148,12 +150,38 @@ def _summed(view: View, first: cst.Call, second: cst.Call) -> Iterator[Proposal]
         )
         return
     total = cst.BinaryOperation(_plus(left), cst.Add(), _plus(right))
-    edits: list[Edit] = [
-        *take_away(body[one], view, comments=True),
-        Replace(right, lambda _: parenthesized(total)),
-    ]
+    named = _named(view, body[two + 1 :], left, right)
+    edits: list[Edit] = [*take_away(body[one], view, comments=True)]
+    if named is None:
+        edits.append(Replace(right, lambda _: parenthesized(total)))
+    else:
+        unit, name = named
+        edits += [*take_away(unit, view), put_before(body[two], lifted(unit)), Replace(right, lambda _: name)]
     said = view.code(total).strip()
     yield Proposal(f"run one backward on `{said}`", NONE, gather((view, edits)), 0)
+
+
+def _named(
+    view: View, behind: Sequence[Unit], left: cst.BaseExpression, right: cst.BaseExpression
+) -> tuple[Unit, cst.Name] | None:
+    """The statement behind both that gives their sum a name, where it may be made before them."""
+    written, read = set[str](), set[str]()
+    for unit in behind:
+        node = unit.node
+        if (
+            isinstance(node, cst.Assign)
+            and len(node.targets) == 1
+            and isinstance(node.value, cst.BinaryOperation)
+        ):
+            target, value = node.targets[0].target, node.value
+            terms = {view.code(value.left), view.code(value.right)}
+            adds = isinstance(value.operator, cst.Add) and terms == {view.code(left), view.code(right)}
+            free = not touches(unit.reads, written) and not touches(unit.writes, written | read)
+            if adds and free and isinstance(target, cst.Name):
+                return unit, target
+        written |= unit.writes
+        read |= unit.reads
+    return None
 
 
 def _plain(unit: Unit, call: cst.Call) -> bool:
@@ -209,9 +237,6 @@ def _total(loop: cst.For, loss: cst.BaseExpression) -> cst.Call | None:
         target = (
             loop.target.with_changes(lpar=[], rpar=[]) if isinstance(loop.target, cst.Tuple) else loop.target
         )
-        for element in [e.value for e in target.elements] if isinstance(target, cst.Tuple) else []:
-            if isinstance(element, cst.Name) and element.value not in read:
-                target = target.deep_replace(element, cst.Name("_"))
         each = cst.CompFor(target, loop.iter.deep_clone())
         bare = loss.deep_clone().with_changes(lpar=[], rpar=[])
         summed = cst.GeneratorExp(bare, each, lpar=[], rpar=[])

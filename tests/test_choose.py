@@ -324,6 +324,32 @@ def test_missing_gradients_do_not_stand_in_each_others_way(tmp_path, zygote):
     assert (len(seen.diagnoses), seen.lines) == (2, ())
 
 
+UPDATED = """\
+import torch
+
+torch.manual_seed(0)
+w = torch.randn(3, 3, requires_grad=True).double()
+b = torch.zeros(3, requires_grad=True).double()
+for x in torch.randn(4, 6, 3).double():
+    loss = (x @ w + b).pow(2).mean()
+    loss.backward()
+    with torch.no_grad():
+        w -= 0.1 * w.grad
+        b.sub_(0.1 * b.grad)
+        w.grad = b.grad = None
+"""
+
+
+def test_what_its_own_gradient_updates_is_made_a_leaf(tmp_path, zygote):
+    script = tmp_path / "train.py"
+    script.write_text(UPDATED, encoding="utf-8")
+    (new,) = (text for _, text in testing.one(script, zygote, Settings()).files.values())
+    drawn = UPDATED.replace(
+        "randn(3, 3, requires_grad=True).double()", "randn(3, 3).double().requires_grad_()"
+    )
+    assert new == drawn.replace("requires_grad=True).double()", "dtype=torch.double, requires_grad=True)")
+
+
 def test_a_failure_beside_a_missing_gradient_is_told(tmp_path, zygote):
     script = tmp_path / "train.py"
     head, _, _ = GRADIENTS.partition("w = ")

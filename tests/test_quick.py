@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from gradfix.cli import app
 from gradfix.cli.check import check
 from gradfix.cli.pages import explain
 from gradfix.cli.quick import plain
+from gradfix.cli.typed import app
 
 PLAIN = [
     "",

@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
+from gradfix.cli.declared import Argument, Option
 from gradfix.cli.options import (
     FAULTS,
     NOTHING,
@@ -23,6 +22,8 @@ from gradfix.cli.options import (
 )
 
 if TYPE_CHECKING:
+    import typer
+
     from gradfix.patches.apply import Applied, Proof
     from gradfix.report.terminal import Terminal
 
@@ -38,21 +39,19 @@ APPLY = (
 def apply(
     context: typer.Context,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="What fix --output-patch wrote, or - for standard input.")
+        Path, Argument(metavar="FILE", help="What fix --output-patch wrote, or - for standard input.")
     ],
     root: Annotated[
-        Path, typer.Option("--root", metavar="DIR", help="Where the files are [dim](default: .)[/dim].")
+        Path, Option("--root", metavar="DIR", help="Where the files are [dim](default: .)[/dim].")
     ] = Path(),
-    diff: Annotated[
-        bool, typer.Option("--diff", metavar="", help="Show what would change (the default).")
-    ] = False,
-    write: Annotated[bool, typer.Option("--write", metavar="", help="Write it into the files.")] = False,
+    diff: Annotated[bool, Option("--diff", metavar="", help="Show what would change (the default).")] = False,
+    write: Annotated[bool, Option("--write", metavar="", help="Write it into the files.")] = False,
     reprove: Annotated[
         bool,
-        typer.Option("--reprove", metavar="", help="Run the scripts before and after, and prove it again."),
+        Option("--reprove", metavar="", help="Run the scripts before and after, and prove it again."),
     ] = False,
     output_format: Annotated[
-        Literal["full", "concise", "json"], typer.Option("--output-format", help="How the report is written.")
+        Literal["full", "concise", "json"], Option("--output-format", help="How the report is written.")
     ] = "full",
     python: Python = None,
     steps: Steps = None,

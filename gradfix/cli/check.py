@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
+from gradfix.cli.declared import Argument, Option
 from gradfix.cli.options import (
     BaselineOption,
     ConfigOption,
@@ -39,7 +38,7 @@ CHECK = (
 def check(
     paths: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="PATH", help="Files and directories [dim](default: .)[/dim], or - for standard input."
         ),
     ] = None,
@@ -47,42 +46,42 @@ def check(
     ignore: Ignore = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option("--exclude", metavar="PATTERN", help="Files to leave out, as in .gitignore."),
+        Option("--exclude", metavar="PATTERN", help="Files to leave out, as in .gitignore."),
     ] = None,
     force_exclude: ForceExclude = False,
     evidence: Annotated[
         Literal["certain", "likely"],
-        typer.Option("--evidence", help="How sure a fault must be to be reported."),
+        Option("--evidence", help="How sure a fault must be to be reported."),
     ] = "certain",
     notes: Annotated[
-        bool, typer.Option("--notes", metavar="", help="Notes too: what wastes time or is old style.")
+        bool, Option("--notes", metavar="", help="Notes too: what wastes time or is old style.")
     ] = False,
     output_format: Format = "full",
     statistics: Annotated[
-        bool, typer.Option("--statistics", metavar="", help="Only how often each kind was found.")
+        bool, Option("--statistics", metavar="", help="Only how often each kind was found.")
     ] = False,
     baseline: BaselineOption = None,
     update_baseline: UpdateBaseline = False,
     exit_zero: Annotated[
-        bool, typer.Option("--exit-zero", metavar="", help="Exit with 0 though faults were found.")
+        bool, Option("--exit-zero", metavar="", help="Exit with 0 though faults were found.")
     ] = False,
     jobs: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--jobs", "-j", metavar="N", min=1, help="Processes that read [dim](default: one a core)[/dim]."
         ),
     ] = None,
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", metavar="", help="Read every file anew, and keep nothing.")
+        bool, Option("--no-cache", metavar="", help="Read every file anew, and keep nothing.")
     ] = False,
     cache_dir: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--cache-dir", metavar="DIR", help="Where results are kept [dim](default: .gradfix_cache)[/dim]."
         ),
     ] = None,
     stdin_filename: Annotated[
-        str | None, typer.Option("--stdin-filename", metavar="NAME", help="The name of what comes with -.")
+        str | None, Option("--stdin-filename", metavar="NAME", help="The name of what comes with -.")
     ] = None,
     config: ConfigOption = None,
     isolated: Isolated = False,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
+from gradfix.cli.declared import Argument, Option
 from gradfix.cli.options import (
     NOTHING,
     BaselineOption,
@@ -35,6 +34,9 @@ from gradfix.cli.options import (
 )
 from gradfix.cli.words import codemods, verdicts
 
+if TYPE_CHECKING:
+    import typer
+
 FIX = (
     "[bold]Examples[/bold]\n\n"
     "  gradfix fix train.py                       show faults, cures and a diff\n\n"
@@ -57,25 +59,23 @@ def fix(
     context: typer.Context,
     paths: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PATH", help="Scripts to run and cure, or - for standard input."),
+        Argument(metavar="PATH", help="Scripts to run and cure, or - for standard input."),
     ] = None,
-    diff: Annotated[
-        bool, typer.Option("--diff", metavar="", help="Show what would change (the default).")
-    ] = False,
+    diff: Annotated[bool, Option("--diff", metavar="", help="Show what would change (the default).")] = False,
     write: Annotated[
-        bool, typer.Option("--write", "--fix", metavar="", help="Write the cures into the files.")
+        bool, Option("--write", "--fix", metavar="", help="Write the cures into the files.")
     ] = False,
     select: Select = None,
     ignore: Ignore = None,
     codemod: Annotated[
-        list[str] | None, typer.Option("--codemod", metavar="NAME", help="Only these cures.")
+        list[str] | None, Option("--codemod", metavar="NAME", help="Only these cures.")
     ] = None,
     notes: Annotated[
-        bool, typer.Option("--notes", metavar="", help="Notes too: what wastes time or is old style.")
+        bool, Option("--notes", metavar="", help="Notes too: what wastes time or is old style.")
     ] = False,
     accept: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--accept",
             metavar="VERDICTS",
             help="Verdicts good enough to apply [dim](default: the first three)[/dim]: "
@@ -83,11 +83,11 @@ def fix(
         ),
     ] = None,
     tape: Annotated[
-        Path | None, typer.Option("--tape", metavar="FILE", help="Read a recorded run; run nothing.")
+        Path | None, Option("--tape", metavar="FILE", help="Read a recorded run; run nothing.")
     ] = None,
     traceback: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--traceback",
             metavar="FILE",
             help="What PyTorch said elsewhere (- for standard input); run nothing.",
@@ -95,15 +95,15 @@ def fix(
     ] = None,
     entry: Annotated[
         list[str] | None,
-        typer.Option("--entry", metavar="SCRIPT", help="With a directory: the script of it to run."),
+        Option("--entry", metavar="SCRIPT", help="With a directory: the script of it to run."),
     ] = None,
     prove: Annotated[
         bool,
-        typer.Option("--prove", metavar="", help="With a directory: run every script of it that trains."),
+        Option("--prove", metavar="", help="With a directory: run every script of it that trains."),
     ] = False,
     no_run: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--no-run",
             metavar="",
             help="Run nothing: cures come from the text and stay untried; --accept untried applies those that "
@@ -113,7 +113,7 @@ def fix(
     force_exclude: ForceExclude = False,
     output_patch: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output-patch",
             metavar="FILE",
             help="Write the cures into a file for [bold]gradfix apply[/bold].",
@@ -126,7 +126,7 @@ def fix(
     seed: Seed = 0,
     sandbox: Sandbox = None,
     stdin_filename: Annotated[
-        str | None, typer.Option("--stdin-filename", metavar="NAME", help="The name of what comes with -.")
+        str | None, Option("--stdin-filename", metavar="NAME", help="The name of what comes with -.")
     ] = None,
     config: ConfigOption = None,
     isolated: Isolated = False,
@@ -188,7 +188,7 @@ def fix(
 
 def run(
     context: typer.Context,
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The script to run.")],
+    script: Annotated[str, Argument(metavar="SCRIPT", help="The script to run.")],
     select: Select = None,
     ignore: Ignore = None,
     output_format: Format = "full",

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
+from gradfix.cli.declared import Argument, Option
 from gradfix.cli.options import NOTHING, fail
 
 IDE = (
@@ -20,17 +19,17 @@ IDE = (
 def ide(
     editor: Annotated[
         Literal["pycharm", "vscode", "neovim", "vim"],
-        typer.Argument(metavar="EDITOR", help="For which editor."),
+        Argument(metavar="EDITOR", help="For which editor."),
     ],
     folder: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER", help="The project [dim](default: .)[/dim].", show_default=False),
+        Argument(metavar="FOLDER", help="The project [dim](default: .)[/dim].", show_default=False),
     ] = Path(),
     diff: Annotated[
-        bool, typer.Option("--diff", metavar="", help="Show what would be written, and write nothing.")
+        bool, Option("--diff", metavar="", help="Show what would be written, and write nothing.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", metavar="", help="Replace files that are there already.")
+        bool, Option("--force", metavar="", help="Replace files that are there already.")
     ] = False,
 ) -> int:
     """Write a project's files for an editor: pycharm, vscode, neovim or vim."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
-import typer
-
+from gradfix.cli.declared import Argument, Option
 from gradfix.cli.options import (
     FAILED,
     FAULTS,
@@ -43,104 +42,96 @@ UNPROVED = (
 def migrate(
     repositories: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="REPO", help="Git repositories, folders and archives; none: go on with the workspace."
         ),
     ] = None,
     from_: Annotated[
-        Path | None, typer.Option("--from", metavar="LIST", help="A file that names them, one a line.")
+        Path | None, Option("--from", metavar="LIST", help="A file that names them, one a line.")
     ] = None,
     workspace: Annotated[
-        Path, typer.Option("--workspace", metavar="DIR", help="Where state, reports and patches lie.")
+        Path, Option("--workspace", metavar="DIR", help="Where state, reports and patches lie.")
     ] = Path("gradfix-migrate"),
     prove: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--prove", metavar="", help="Run the scripts that train, behind a strict wall, and prove cures."
         ),
     ] = False,
-    diff: Annotated[bool, typer.Option("--diff", metavar="", help="A patch file for each.")] = False,
+    diff: Annotated[bool, Option("--diff", metavar="", help="A patch file for each.")] = False,
     write: Annotated[
-        bool, typer.Option("--write", metavar="", help="Write the cures into the working trees.")
+        bool, Option("--write", metavar="", help="Write the cures into the working trees.")
     ] = False,
     branch: Annotated[
         str | None,
-        typer.Option(
-            "--branch", metavar="NAME", help="Commit the cures to a new branch; nothing else is touched."
-        ),
+        Option("--branch", metavar="NAME", help="Commit the cures to a new branch; nothing else is touched."),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="REPO", help="Only these of the workspace (name or pattern)."),
+        Option("--only", metavar="REPO", help="Only these of the workspace (name or pattern)."),
     ] = None,
     retry: Annotated[
         list[str] | None,
-        typer.Option("--retry", metavar="failed|refused|all|REPO", help="Look at these again."),
+        Option("--retry", metavar="failed|refused|all|REPO", help="Look at these again."),
     ] = None,
     status: Annotated[
-        bool, typer.Option("--status", metavar="", help="Say how far it is, and do nothing.")
+        bool, Option("--status", metavar="", help="Say how far it is, and do nothing.")
     ] = False,
     only_fingerprint: Annotated[
         list[str] | None,
-        typer.Option("--only-fingerprint", metavar="GROUP", help="Only faults of these groups."),
+        Option("--only-fingerprint", metavar="GROUP", help="Only faults of these groups."),
     ] = None,
     accept: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--accept", metavar="VERDICTS|GROUP", help="Verdicts good enough to apply, or a group's cures."
         ),
     ] = None,
     refuse: Annotated[
         list[str] | None,
-        typer.Option("--refuse", metavar="GROUP", help="Leave the faults of this group alone."),
+        Option("--refuse", metavar="GROUP", help="Leave the faults of this group alone."),
     ] = None,
     reconsider: Annotated[
         list[str] | None,
-        typer.Option("--reconsider", metavar="GROUP", help="Take back what was decided on this group."),
+        Option("--reconsider", metavar="GROUP", help="Take back what was decided on this group."),
     ] = None,
     revert: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--revert", metavar="CODEMOD", help="Take back what this codemod has done, in working trees too."
         ),
     ] = None,
     select: Select = None,
     ignore: Ignore = None,
     codemod: Annotated[
-        list[str] | None, typer.Option("--codemod", metavar="NAME", help="Only these cures.")
+        list[str] | None, Option("--codemod", metavar="NAME", help="Only these cures.")
     ] = None,
-    no_notes: Annotated[
-        bool, typer.Option("--no-notes", metavar="", help="No notes, only what is wrong.")
-    ] = False,
+    no_notes: Annotated[bool, Option("--no-notes", metavar="", help="No notes, only what is wrong.")] = False,
     jobs: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--jobs", "-j", metavar="N", min=1, help="Repositories at once [dim](default: one a core)[/dim]."
         ),
     ] = None,
     engine: Annotated[
-        Literal["processes", "dask"], typer.Option("--engine", help="Where the work is done.")
+        Literal["processes", "dask"], Option("--engine", help="Where the work is done.")
     ] = "processes",
     scheduler: Annotated[
         str | None,
-        typer.Option("--scheduler", metavar="ADDRESS", help="With --engine dask: where its scheduler is."),
+        Option("--scheduler", metavar="ADDRESS", help="With --engine dask: where its scheduler is."),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", metavar="SECONDS", min=1, help="For one repository.")
+        float, Option("--time-limit", metavar="SECONDS", min=1, help="For one repository.")
     ] = 900.0,
     memory_limit: Annotated[
-        float, typer.Option("--memory-limit", metavar="GB", min=0.1, help="For one repository.")
+        float, Option("--memory-limit", metavar="GB", min=0.1, help="For one repository.")
     ] = 6.0,
     entries: Annotated[
-        int, typer.Option("--entries", metavar="N", min=1, help="Scripts of one repository to run at most.")
+        int, Option("--entries", metavar="N", min=1, help="Scripts of one repository to run at most.")
     ] = 8,
     python: Python = None,
-    steps: Annotated[
-        int, typer.Option("--steps", metavar="N", min=1, help="Of every optimizer, in a run.")
-    ] = 3,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="For one run.")
-    ] = 60.0,
+    steps: Annotated[int, Option("--steps", metavar="N", min=1, help="Of every optimizer, in a run.")] = 3,
+    timeout: Annotated[float, Option("--timeout", metavar="SECONDS", min=0.1, help="For one run.")] = 60.0,
     seed: Seed = 0,
     isolated: Isolated = False,
     quiet: Quiet = False,

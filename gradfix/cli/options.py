@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
-import typer
-
+from gradfix.cli.declared import Ended, Option
 from gradfix.report import formats
 
 if TYPE_CHECKING:
@@ -19,29 +19,25 @@ NOTHING, FAULTS, FAILED, INTERRUPTED, PIPE = 0, 1, 2, 130, 141
 
 Select = Annotated[
     list[str] | None,
-    typer.Option("--select", metavar="KIND", help="Only these kinds of fault (again, or with commas)."),
+    Option("--select", metavar="KIND", help="Only these kinds of fault (again, or with commas)."),
 ]
-Ignore = Annotated[
-    list[str] | None, typer.Option("--ignore", metavar="KIND", help="Not these kinds of fault.")
-]
-Format = Annotated[formats.Format, typer.Option("--output-format", help="How the report is written.")]
+Ignore = Annotated[list[str] | None, Option("--ignore", metavar="KIND", help="Not these kinds of fault.")]
+Format = Annotated[formats.Format, Option("--output-format", help="How the report is written.")]
 BaselineOption = Annotated[
     Path | None,
-    typer.Option("--baseline", metavar="FILE", help="Report only the faults that this file does not know."),
+    Option("--baseline", metavar="FILE", help="Report only the faults that this file does not know."),
 ]
 UpdateBaseline = Annotated[
     bool,
-    typer.Option("--update-baseline", metavar="", help="Make that file know every fault there is now."),
+    Option("--update-baseline", metavar="", help="Make that file know every fault there is now."),
 ]
 ForceExclude = Annotated[
     bool,
-    typer.Option(
-        "--force-exclude", metavar="", help="Leave out what the project excludes even where it is named."
-    ),
+    Option("--force-exclude", metavar="", help="Leave out what the project excludes even where it is named."),
 ]
 Python = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--python",
         metavar="PATH",
         help="The interpreter that runs the script [dim](default: this one)[/dim].",
@@ -49,7 +45,7 @@ Python = Annotated[
 ]
 Steps = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--steps",
         metavar="N",
         min=1,
@@ -58,14 +54,14 @@ Steps = Annotated[
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--timeout", metavar="SECONDS", min=0.1, help="Stop after so many seconds [dim](default: 120)[/dim]."
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of random, numpy and torch.")]
+Seed = Annotated[int, Option("--seed", metavar="N", help="Seed of random, numpy and torch.")]
 Sandbox = Annotated[
     Literal["auto", "strict", "off"] | None,
-    typer.Option(
+    Option(
         "--sandbox",
         help="What stands between the script and this machine: the best there is, only what holds against "
         "hostile code, or nothing [dim](default: auto; strict with --prove)[/dim].",
@@ -74,7 +70,7 @@ Sandbox = Annotated[
 ]
 Verbose = Annotated[
     int,
-    typer.Option(
+    Option(
         "--verbose",
         "-v",
         metavar="",
@@ -84,20 +80,20 @@ Verbose = Annotated[
     ),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", metavar="", help="The faults alone: no progress, no closing line.")
+    bool, Option("--quiet", "-q", metavar="", help="The faults alone: no progress, no closing line.")
 ]
 ConfigOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--config",
         metavar="FILE|'KEY = VALUE'",
         help="A configuration file instead of the nearest one, or one setting on top of it.",
     ),
 ]
-Isolated = Annotated[bool, typer.Option("--isolated", metavar="", help="Look for no configuration file.")]
+Isolated = Annotated[bool, Option("--isolated", metavar="", help="Look for no configuration file.")]
 ShowSettings = Annotated[
     bool,
-    typer.Option("--show-settings", metavar="", help="Show what would be done with, and who says so."),
+    Option("--show-settings", metavar="", help="Show what would be done with, and who says so."),
 ]
 
 
@@ -164,8 +160,13 @@ def failed(terminal: Terminal, sentence: str, detail: str = "") -> int:
     return FAILED
 
 
+def say(sentence: str) -> None:
+    """A sentence of gradfix's own, beside what is reported."""
+    print(f"gradfix: {sentence}", file=sys.stderr)
+
+
 def fail(sentence: str, detail: str = "") -> NoReturn:
     """Say why the work could not be done, and leave."""
     from gradfix.report.terminal import Terminal
 
-    raise typer.Exit(failed(Terminal(), sentence, detail))
+    raise Ended(failed(Terminal(), sentence, detail))

@@ -6,8 +6,7 @@ import json
 import sys
 from typing import Annotated, Literal
 
-import typer
-
+from gradfix.cli.declared import Argument, Option
 from gradfix.cli.options import FAULTS, NOTHING, failed
 
 EXPLAIN = (
@@ -16,7 +15,7 @@ EXPLAIN = (
 
 
 def explain(
-    name: Annotated[str, typer.Argument(metavar="KIND|CODEMOD|-", help="What to explain; - reads an error.")],
+    name: Annotated[str, Argument(metavar="KIND|CODEMOD|-", help="What to explain; - reads an error.")],
 ) -> int:
     """The page of a fault or a cure; or, from standard input, which fault a PyTorch error shows."""
     from gradfix import explain as pages
@@ -50,7 +49,7 @@ def explain(
 
 def rules(
     output_format: Annotated[
-        Literal["full", "json"], typer.Option("--output-format", help="How the catalogue is written.")
+        Literal["full", "json"], Option("--output-format", help="How the catalogue is written.")
     ] = "full",
 ) -> int:
     """The catalogue: every kind of fault, and every cure."""

@@ -1,7 +1,6 @@
 """Plain words of a command straight from its signature.
 
-typer reads every value through pydantic, which takes longer to load than a script of a thousand lines to be checked. So
-plain words are read here, by the same declarations; whatever is not plain (help, mistakes) is typer's to speak of.
+Plain words are read here, by what the command declares; whatever is not plain (help, mistakes) is typer's to speak of.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from typer.models import ArgumentInfo, OptionInfo
+from gradfix.cli.declared import Argument, Option
 
 
 def plain(command: Callable[..., int], words: Sequence[str]) -> dict[str, Any] | None:
@@ -34,10 +33,9 @@ def _read(command: Callable[..., int], words: Sequence[str]) -> dict[str, Any]:
     rest = ""
     for name, hint in hints.items():
         about = hint.__metadata__[0] if get_origin(hint) is Annotated else None
-        if isinstance(about, OptionInfo):
-            # inside Annotated, what typer calls the default is the first of the names
-            options |= dict.fromkeys((about.default, *(about.param_decls or ())), name)
-        elif isinstance(about, ArgumentInfo) and not rest:
+        if isinstance(about, Option):
+            options |= dict.fromkeys(about.names, name)
+        elif isinstance(about, Argument) and not rest:
             rest = name
         else:
             raise _NotPlain
@@ -54,7 +52,7 @@ def _read(command: Callable[..., int], words: Sequence[str]) -> dict[str, Any]:
                 raise _NotPlain
             name = options[flag]
             kind = hints[name]
-            if kind.__metadata__[0].count:
+            if kind.__metadata__[0].about.get("count"):
                 out[name] = out.get(name, 0) + 1
             elif kind.__origin__ is bool:
                 if equals:
@@ -93,7 +91,7 @@ def _value(hint: Any, word: str, before: Any) -> Any:
             number = kind(word)
         except ValueError:
             raise _NotPlain from None
-        if about.min is not None and number < about.min:
+        if number < about.about.get("min", number):
             raise _NotPlain
         return number
     if kind in (str, Path):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from gradfix.cli.declared import Argument, Option
 from gradfix.cli.options import (
     NOTHING,
     ConfigOption,
@@ -22,13 +21,16 @@ from gradfix.cli.options import (
     failed,
 )
 
+if TYPE_CHECKING:
+    import typer
+
 RECORD = "[bold]Example[/bold]\n\n  gradfix record train.py -o run.tape -- --data /data/full"
 
 
 def record(
     context: typer.Context,
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The script to run.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the tape goes.")],
+    script: Annotated[str, Argument(metavar="SCRIPT", help="The script to run.")],
+    output: Annotated[Path, Option("--output", "-o", metavar="FILE", help="Where the tape goes.")],
     python: Python = None,
     steps: Steps = None,
     timeout: Timeout = None,

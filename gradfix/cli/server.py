@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from gradfix.cli.declared import Option
 from gradfix.cli.options import fail
 
 SERVER = "docs/editors.md says how editors start it."
@@ -13,7 +12,7 @@ SERVER = "docs/editors.md says how editors start it."
 
 def server(
     stdio: Annotated[
-        bool, typer.Option("--stdio", metavar="", help="Speak on standard input and output (the only way).")
+        bool, Option("--stdio", metavar="", help="Speak on standard input and output (the only way).")
     ] = False,
 ) -> int:
     """The language server: faults while you type, cures as quick fixes, a proof when you ask for one.

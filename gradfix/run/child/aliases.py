@@ -157,7 +157,7 @@ class Aliases:
 def _open(entry: Entry) -> bool:
     """Whether a backward may still need what was saved, and nothing is known to have overwritten it."""
     fate = entry.fate
-    if entry.tensor is GONE or (fate is not None and (fate.time is not None or fate.freed is not None)):
+    if entry.tensor is GONE or entry.freed is not None or (fate is not None and fate.time is not None):
         return False
     return not entry.moved()
 

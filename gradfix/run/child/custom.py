@@ -96,7 +96,7 @@ class Custom:
                 result = plain(cls, *args, **kwargs)
                 after = _sequence()
                 if after != before and not r.off():
-                    r.calls.add(before, after, cls, r.sites.stack(sys._getframe(1)))
+                    r.calls.add(before, after, r.sites.stack(sys._getframe(1)))
                 return result
             return custom._apply(plain, cls, args, kwargs, sys._getframe(1))
 
@@ -147,7 +147,7 @@ class Custom:
                 if made.held or made.unmarked:
                     self._known(node, made)
         if (after := _sequence()) != before:
-            r.calls.add(before, after, cls, stack)
+            r.calls.add(before, after, stack)
         return result
 
     def _known(self, node: Any, known: _Node) -> _Node:
@@ -191,7 +191,8 @@ class Custom:
         for value in vars(node).values():
             for tensor in _tensors(value):
                 entry = Held()
-                entry.node, entry.version, entry.fate = node._sequence_nr(), tensor._version, None
+                entry.node, entry.version = node._sequence_nr(), tensor._version
+                entry.fate = entry.freed = None
                 entry.output = tensor.grad_fn is node
                 entry.tensor = tensor.detach() if entry.output else tensor
                 entry.time = self.r.clock.now

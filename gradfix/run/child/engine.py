@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .freed import Freed
+from .pause import Pause
 from .saves import EVERYWHERE, GONE, Entry, Saves
 
 _ACCUMULATE: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
@@ -38,17 +39,18 @@ def no_graph(index: int) -> str:
 
 
 class Walk:
-    """What the engine will execute: `nodes` in topological order of discovery, ids of `leaves` and their
-    tensors."""
+    """What the engine will execute: `numbers` in order of discovery and the `nodes` that have them, None for a leaf;
+    `accumulated` leaves; the root `tensors`."""
 
-    __slots__ = ("accumulated", "nodes", "parents", "roots", "tensors")
+    __slots__ = ("accumulated", "nodes", "numbers", "parents", "roots", "tensors")
 
     def __init__(self, roots: tuple[int, ...]) -> None:
         self.roots = roots
-        self.nodes: list[tuple[int, Any]] = []
+        self.numbers: list[int] = []
+        self.nodes: list[Any] = []
         self.parents: dict[int, tuple[int, ...]] = {}
         self.accumulated: list[Any] = []
-        self.tensors: list[Any] = []  # the root tensors
+        self.tensors: list[Any] = []
 
 
 class Engine:
@@ -103,7 +105,7 @@ class Engine:
                 return self._no_graph(i, outputs, inputs, stack, accumulate, retain, create)
         seen = self._passes.setdefault(stack, [0, None, set()])
         seen[0] += 1
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), Pause():
             if self.saves.exposed:
                 r.aliases.check(frame, always=True)
             walk = self._walk(outputs, inputs, accumulate)
@@ -129,23 +131,28 @@ class Engine:
             refused, wrong, new = "", 0.0, len(used) not in seen[2]
             blame: list[list[Any]] = []
             seen[2].add(len(used))
-            refused = self._refusal(used)
+            touched = self._touched(used)
+            refused = self._refusal(touched)
             if not refused and not self._freed_numbers.isdisjoint(walk.parents):
                 refused = FREED
             held, suspects = r.custom.held(walk.parents), r.custom.suspects(walk.parents)
             used = [*used, *held]
-            if self._overwritten_unseen(used, unseen) or suspects:
+            if self._overwritten_unseen([*touched, *held], unseen) or suspects:
                 wrong, blame = self._difference(used, outputs, grads, inputs, more, kwargs, walk, suspects)
                 r.custom.tell(blame)
             dull = seen[0] > _FULL and not (refused or wrong or new)
             if dull:
                 r.flood()
-            self._emit(stack, time, walk, inner, (retain, create, inputs), refused, wrong, frame, dull, blame)
-            if not retain:
-                self._free(walk.parents)
-                r.tape.common("Free", free_time, stack, dull, nodes=[n for n, _ in walk.nodes if n >= 0])
-                self.freed.stamp(used, time)
-                r.kept.freed(outputs, stack)
+            with Pause():
+                self._emit(
+                    stack, time, walk, inner, (retain, create, inputs), refused, wrong, frame, dull, blame
+                )
+                if not retain:
+                    self._free(walk.parents)
+                    freed = [n for n in walk.numbers if n >= 0]
+                    r.tape.common("Free", free_time, stack, dull, nodes=freed)
+                    self.freed.stamp(used, time)
+                    r.kept.freed(outputs, stack)
             if not (accumulate or create):
                 r.plain.given(result)
         return result
@@ -175,6 +182,7 @@ class Engine:
         """A backward inside a backward (reentrant checkpoints): part of the outer one."""
         if self._inner is not None and all(isinstance(o, torch.Tensor) and o.requires_grad for o in outputs):
             walk = self._walk(outputs, inputs, bool(kwargs.get("accumulate_grad", True)))
+            self._inner.numbers += walk.numbers
             self._inner.nodes += walk.nodes
             self._inner.parents.update(walk.parents)
             self._inner.accumulated += walk.accumulated
@@ -212,6 +220,7 @@ class Engine:
         ids: dict[Any, int] = {}
         children: dict[Any, list[Any]] = {}
         leaves: dict[Any, Any] = {}
+        leaf_of = self.r.leaves.of
         todo: list[Any] = [n for n in roots if n is not None]
         while todo:
             node = todo.pop()
@@ -219,25 +228,29 @@ class Engine:
                 continue
             if type(node) is _ACCUMULATE:
                 leaves[node] = leaf = node.variable
-                ids[node] = ~self.r.leaf(leaf).number
-                children[node] = []
+                ids[node] = ~leaf_of(leaf).number
             else:
                 ids[node] = node._sequence_nr()
-                follow = children[node] = [n for n, _ in node.next_functions if n is not None]
-                todo += follow
+                follow = children[node] = []
+                for child, _ in node.next_functions:
+                    if child is not None:
+                        follow.append(child)
+                        todo.append(child)
         walk = Walk(tuple([ids[n] for n in roots if n is not None]))
         walk.tensors += [t for t in outputs if isinstance(t, torch.Tensor)]
         needed = self._needed(inputs, list(ids), children, leaves, accumulate) if inputs else None
+        nodes, parents, number_of = walk.nodes, walk.parents, ids.__getitem__
         for node, number in ids.items():
             if needed is not None and node not in needed:
                 continue
+            walk.numbers.append(number)
             if number < 0:
                 if accumulate:
                     walk.accumulated.append(leaves[node])
-                walk.nodes.append((number, None))
+                nodes.append(None)
             else:
-                walk.parents[number] = tuple([ids[n] for n in children[node]])
-                walk.nodes.append((number, node))
+                parents[number] = tuple(map(number_of, children[node]))
+                nodes.append(node)
         return walk
 
     def _needed(
@@ -260,7 +273,7 @@ class Engine:
         targets.discard(None)
         users: dict[Any, list[Any]] = {}
         for node in order:
-            for child in children[node]:
+            for child in children.get(node, ()):
                 users.setdefault(child, []).append(node)
         needed = set()
         todo = [u for t in targets for u in users.get(t, ())]
@@ -285,22 +298,34 @@ class Engine:
 
     # ---- what was found
 
-    def _refusal(self, used: list[Entry]) -> str:
+    def _touched(self, used: list[Entry]) -> list[Entry]:
+        """Those of the saved tensors that something has happened to since: in nearly every pass none."""
+        freed = self._freed
+        return [
+            entry
+            for entry in used
+            if entry.freed is not None
+            or entry.fate is not None
+            or entry.node in freed
+            or (tensor := entry.tensor) is GONE
+            or tensor._version != entry.version
+        ]
+
+    def _refusal(self, touched: list[Entry]) -> str:
         """PyTorch's sentence at the first saved tensor where a plain run would have raised, in the engine's
         order."""
-        for entry in used:
-            fate = entry.fate
-            if (fate is not None and fate.freed is not None) or entry.node in self._freed:
+        for entry in touched:
+            if entry.freed is not None or entry.node in self._freed:
                 return FREED
             if entry.tensor is not GONE and entry.moved():
                 return _modified(entry)
         return ""
 
-    def _overwritten_unseen(self, used: list[Entry], times: Iterator[int]) -> bool:
+    def _overwritten_unseen(self, touched: list[Entry], times: Iterator[int]) -> bool:
         """Whether values used here were overwritten without PyTorch's counter moving; tells writes that no
         call showed (through a NumPy alias, in an extension)."""
         found = False
-        for entry in used:
+        for entry in touched:
             if entry.tensor is GONE:
                 continue
             fate, moved = entry.fate, entry.moved()
@@ -353,21 +378,21 @@ class Engine:
     ) -> None:  # fmt: skip
         r = self.r
         r.names.look(frame)
+        walk.numbers += inner.numbers
         walk.nodes += inner.nodes
         walk.parents.update(inner.parents)
         r.record(walk, dull)
         leaves = {id(t): t for t in (*walk.accumulated, *inner.accumulated)}
         fields: dict[str, Any] = _flags(*flags)
         if leaves:
-            fields["accumulates"] = r.leaf_refs(leaves.values())
+            fields["accumulates"] = r.leaves.refs(leaves.values())
         if refused:
             fields["refused"] = refused
         if wrong:
             fields["wrong"] = wrong
         if blame:
             fields["blame"] = blame
-        nodes = list(dict.fromkeys(n for n, _ in walk.nodes))
-        fields.update(roots=list(walk.roots), nodes=nodes)
+        fields.update(roots=list(walk.roots), nodes=list(dict.fromkeys(walk.numbers)))
         if dull:
             r.tape.common("Backward", time, stack, True, **fields)
         else:

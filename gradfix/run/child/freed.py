@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable
 
 from . import linux
-from .saves import GONE, Entry, fate_of
+from .saves import GONE, Entry
 from .storages import address_of
 
 BUDGET = 64 << 20  # bytes
@@ -47,16 +47,16 @@ class Freed:
         """Mark what a plain run would have freed, and let the oldest go when it is too much to keep."""
         size, addresses, entries = 0, set(), []
         for entry in used:
-            fate = fate_of(entry)
-            if fate.freed is None:
-                fate.freed = time
-            if entry.tensor is GONE:
+            if entry.freed is None:
+                entry.freed = time
+            tensor = entry.tensor
+            if tensor is GONE:
                 continue
             entries.append(weakref.ref(entry))
-            address = address_of(entry.tensor)
-            if address not in addresses and (entry.output or not entry.tensor.is_leaf):
+            address = address_of(tensor)
+            if address not in addresses and (entry.output or not tensor.is_leaf):
                 addresses.add(address)
-                size += entry.tensor.nbytes
+                size += tensor.nbytes
         self._graphs[time] = _Graph(entries)
         self._grow(time, size)
         if self._held > self._budget or len(self._graphs) > self._sweep_at:

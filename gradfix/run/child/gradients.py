@@ -68,8 +68,7 @@ class Gradients:
         if not address:
             return None
         if self._leaves is None:
-            living = (reference() for reference in self.r.known_leaves())
-            held = [leaf for leaf in living if leaf is not None and leaf.grad is not None]
+            held = [leaf for leaf in self.r.leaves.living() if leaf.grad is not None]
             self._leaves = {address_of(leaf.grad): weakref.ref(leaf) for leaf in held}
         found = self._leaves.get(address)
         leaf = found() if found is not None else None
@@ -91,7 +90,7 @@ class Gradients:
 
     def _tell(self, kind: str, stack: Any, leaves: list[Any], fields: dict[str, Any]) -> None:
         r = self.r
-        refs = r.leaf_refs(leaves)
+        refs = r.leaves.refs(leaves)
         seen = r.seen((kind, stack))
         if seen <= FULL:
             r.tape.event(kind, r.clock.tick(), stack, refs=refs, **fields)

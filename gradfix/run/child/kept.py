@@ -46,7 +46,7 @@ class Kept:
             for each in nodes:
                 number = each._sequence_nr()
                 call = self.r.calls.of(number)
-                if call is not None and call[2] == stack and call[3] + number < self.stepped:
+                if call is not None and call[0] == stack and call[1] < self.stepped:
                     return True
         return False
 

@@ -124,7 +124,7 @@ class Optimizers:
         if r.off():
             return
         for p in params:
-            r.leaf(p) if p.is_leaf else r.storages.of(p)
+            r.leaves.of(p) if p.is_leaf else r.storages.of(p)
         r.names.look(frame, again=True)
         fields: dict[str, Any] = {"optimizer": self.number(optimizer), "kind": type(optimizer).__name__}
         name = r.names.owner(optimizer)
@@ -152,16 +152,16 @@ class Optimizers:
         quiet = closure is None and type(optimizer).__module__.startswith("torch.optim.")
         before = []
         early = r.keep_freed()
+        had = [p.grad is not None for p in params]
         if quiet:
             clones: dict[Any, Any] = {}
-            for p in params:
-                if p.grad is None:
-                    continue
-                entries = r.saves.at(address_of(p))
-                for entry in entries:
-                    r.keep(entry, clones, early)
-                before.append((p, p._version, entries))
-        had = [p.grad is not None for p in params]
+            saved_at = r.saves.at
+            for p, has in zip(params, had):  # noqa: B905 (Python 3.9)
+                if has:
+                    entries = saved_at(address_of(p))
+                    for entry in entries:
+                        r.keep(entry, clones, early)
+                    before.append((p, p._version, entries))
         if not quiet:
             guard.__exit__(None, None, None)
             guard = None
@@ -224,10 +224,11 @@ class Optimizers:
                 known.named = True
                 r.tape.name_optimizer(known.number, name)
         op = f"{type(optimizer).__name__}.step"
+        leaf_of, clock = r.leaves.of, r.clock
         for p, version, entries in before:
-            time = r.clock.tick()
+            time = clock.tick()
             if not entries:
-                r.leaf(p).writes.append(time)  # the Step tells of it
+                leaf_of(p).writes.append(time)  # the Step tells of it
                 continue
             counted = p._version != version
             threatens = False
@@ -237,9 +238,9 @@ class Optimizers:
                 fate = fate_of(entry)
                 if fate.time is None:
                     fate.time, fate.place, fate.counted = time, stack, entry.moved()
-                threatens = threatens or fate.freed is None
+                threatens = threatens or entry.freed is None
             if counted and not threatens:
-                r.leaf(p).writes.append(time)
+                leaf_of(p).writes.append(time)
                 continue
             r.mutated(
                 time,
@@ -253,13 +254,12 @@ class Optimizers:
             )
         if not quiet:  # a closure, or an optimizer of the user's: its step() may make gradients
             had = [h or p.grad is not None for h, p in zip(had, params)]  # noqa: B905 (Python 3.9)
-        fields: dict[str, Any] = (
-            {}
-            if all(had)
-            else {"without": r.leaf_refs(p for h, p in zip(had, params, strict=False) if not h)}
-        )
-        refs = r.leaf_refs(params if not fields else [p for h, p in zip(had, params, strict=False) if h])
-        fields.update(optimizer=known.number, refs=refs)
+        fields: dict[str, Any] = {"optimizer": known.number}
+        if all(had):
+            fields["refs"] = r.leaves.refs(params)
+        else:
+            fields["without"] = r.leaves.refs(p for h, p in zip(had, params) if not h)  # noqa: B905 (Python 3.9)
+            fields["refs"] = r.leaves.refs(p for h, p in zip(had, params) if h)  # noqa: B905 (Python 3.9)
         r.kept.stepped = r.clock.now
         if full:
             r.tape.event("Step", r.clock.tick(), stack, **fields)

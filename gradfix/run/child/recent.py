@@ -11,12 +11,12 @@ _MOST, _LARGE = 4000, 40_000  # lines, and what lines and records count together
 
 
 class Recent:
-    """A queue of lines (or of whole walks' records) that forgets all but the last passes.
+    """A queue of lines (or of whole walks' Records) that forgets all but the last passes.
 
     `dropped` is told of the records that are forgotten.
     """
 
-    def __init__(self, dropped: Callable[[list[Any]], None]) -> None:
+    def __init__(self, dropped: Callable[[Any], None]) -> None:
         self._dropped = dropped
         self._lines: deque[tuple[Any, int]] = deque()
         self._passes: dict[int, int] = {}  # stack of a backward -> how many are held
@@ -45,9 +45,10 @@ class Recent:
         for line, _ in self._lines:
             if self.cut and type(line) is dict:
                 if line["e"] == "Backward":
-                    filled.update(ref[0] for ref in line.get("accumulates", ()))
+                    if "accumulates" in line:
+                        filled.update(line["accumulates"].numbers())
                     filled.add(None)
-                elif line["e"] == "Step" and filled.isdisjoint(ref[0] for ref in line["refs"]):
+                elif line["e"] == "Step" and filled.isdisjoint(line["refs"].numbers()):
                     continue  # its backward is forgotten
                 elif line["e"] == "Free" and not filled:
                     continue
@@ -63,7 +64,7 @@ class Recent:
         self._size -= size
         self.cut = True
         if type(line) is not dict:
-            self._dropped(line[0])
+            self._dropped(line)
         elif line["e"] == "Backward":
             self._passes[line["s"]] -= 1
             return int(line["s"])

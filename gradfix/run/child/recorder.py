@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic  # bound here: the script may patch the module
@@ -28,6 +27,7 @@ from .elsewhere import Processes, Threads
 from .engine import FREED, Engine, Walk
 from .gradients import FULL, Gradients
 from .kept import Kept
+from .leaves import Leaves
 from .legacy import Legacy
 from .names import Names
 from .optimizers import Optimizers
@@ -35,45 +35,53 @@ from .plain import PlainGradients
 from .regions import Regions
 from .saves import GONE, Entry, Saves, fate_of, keep_value
 from .sites import Key, Sites
-from .storages import Storage, Storages, address_of
+from .storages import Storage, Storages
 from .tapewriter import Clock, TapeWriter
-from .watch import Watch
+from .told import Records
+from .watch import Watch, shorten_the_way
 
 _EARLY_STEPS = 16  # how long values of freed graphs are kept for their own sake
 _MANY = 1024  # writes at one place, where a pass has one for each parameter
 
 
 class Calls:
-    """The calls that made nodes: which sequence numbers, by which function, from where, when."""
+    """The calls that made nodes: which sequence numbers, from where, when. Lists side by side, not a list of tuples:
+    objects that stay would wake the garbage collector in every pass."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._starts: list[int] = []
-        self._calls: list[tuple[int, Any, Key, int]] = []
+        self._ends: list[int] = []
+        self._stacks: list[Key] = []
+        self._times: list[int] = []  # less the number of the node: a time of its own for every node
 
-    def add(self, start: int, end: int, func: Any, stack: Key) -> None:
+    def add(self, start: int, end: int, stack: Key) -> None:
         clock = self._clock
         self._starts.append(start)
-        self._calls.append((end, func, stack, clock.now + 1 - start))  # a time of its own for every node
+        self._ends.append(end)
+        self._stacks.append(stack)
+        self._times.append(clock.now + 1 - start)
         clock.now += end - start
         if len(self._starts) > 400_000:
-            del self._starts[:200_000], self._calls[:200_000]
+            for column in (self._starts, self._ends, self._stacks, self._times):
+                del column[:200_000]
 
     def last(self) -> int:
         """The number behind those of the nodes that were made last."""
-        return self._calls[-1][0] if self._calls else 0
+        return self._ends[-1] if self._ends else 0
 
     def nodes_of(self, node: int) -> Iterable[int]:
         """All nodes that the call made which made `node`: what a CopySlices saved was saved by the function it runs,
         made before it."""
-        call = self.of(node)
-        return range(self._starts[bisect_right(self._starts, node) - 1], call[0]) if call else (node,)
-
-    def of(self, node: int) -> tuple[int, Any, Key, int] | None:
         at = bisect_right(self._starts, node) - 1
-        if at < 0 or self._calls[at][0] <= node:
+        return range(self._starts[at], self._ends[at]) if at >= 0 and node < self._ends[at] else (node,)
+
+    def of(self, node: int) -> tuple[Key, int] | None:
+        """Where and when `node` was made, as far as that is known."""
+        at = bisect_right(self._starts, node) - 1
+        if at < 0 or self._ends[at] <= node:
             return None
-        return self._calls[at]
+        return self._stacks[at], self._times[at] + node
 
 
 class Recorder:
@@ -91,6 +99,7 @@ class Recorder:
         self.quiet = False
         self.stepping: int | None = None
         self.met_freed = False
+        self._shapes: dict[Any, Any] = {}  # one object for each
         self.clock = Clock()
         self.sites = Sites(request.get("files"))
         self.storages = Storages()
@@ -99,6 +108,7 @@ class Recorder:
         self.calls = Calls(self.clock)
         self.names = Names(self.sites, self.storages)
         self.tape = TapeWriter(emit, self.sites, self.storages)
+        self.leaves = Leaves(self.storages, self.tape)
         self.aliases = Aliases(self)
         self.tape.forgotten = self._emitted.discard
         self.plain = PlainGradients(self)
@@ -112,10 +122,6 @@ class Recorder:
         self.legacy = Legacy(self)
         self.kept = Kept(self)
         self.custom = Custom(self)
-        self._leaves: dict[int, weakref.ref[Any]] = {}
-        self._known_leaves: dict[
-            int, tuple[Any, ...]
-        ] = {}  # id -> (reference, address, storage, shape, dtype)
 
     def install(self) -> None:
         self.tape.header(str(self._request.get("script", "")))
@@ -125,6 +131,7 @@ class Recorder:
         self.optimizers.install()
         self.engine.install()
         torch._C._autograd._push_saved_tensors_default_hooks(self.saves.pack, self.saves.unpack)
+        shorten_the_way()
         self.watch.__enter__()  # type: ignore[no-untyped-call]
         self.threads.install()
         self.legacy.install()
@@ -169,11 +176,10 @@ class Recorder:
     def keep(self, entry: Entry, clones: dict[Any, Any], early: bool | None = None) -> None:
         """Clone what `entry` saved before a write: always while a backward may need it, else within
         reason."""
-        freed = entry.fate.freed if entry.fate is not None else None
-        if freed is None:
+        if entry.freed is None:
             keep_value(entry, clones)
         elif self.keep_freed() if early is None else early:
-            self.engine.freed.cloned(freed, keep_value(entry, clones))
+            self.engine.freed.cloned(entry.freed, keep_value(entry, clones))
 
     def keep_freed(self) -> bool:
         """Whether values of graphs that were freed are still kept: at first, and where graphs are walked
@@ -191,43 +197,11 @@ class Recorder:
     def counter(self, storage: Storage | None, tensor: Any) -> Callable[[], bool]:
         """A function that tells, after a write, whether the counter of the tensor the user knows has
         moved."""
-        leaf = self._leaves.get(storage.number) if storage is not None else None
-        watched = leaf() if leaf is not None else None
+        watched = self.leaves.tensor(storage) if storage is not None else None
         if watched is None:
             watched = tensor
         version = watched._version
         return lambda: bool(watched._version != version)
-
-    def leaf(self, tensor: Any) -> Storage:
-        return self._leaf(tensor)[2]  # type: ignore[no-any-return]
-
-    def known_leaves(self) -> Iterable[weakref.ref[Any]]:
-        return list(self._leaves.values())
-
-    def leaf_refs(self, tensors: Iterable[Any]) -> list[list[Any]]:
-        """``tape.ref(leaf(tensor), tensor)`` of each: parameters are spoken of several times a pass."""
-        refs = []
-        for tensor in tensors:
-            _, _, storage, shape, dtype = self._leaf(tensor)
-            if storage.name is not storage.known_name:
-                self.tape.rename(storage)
-            refs.append([storage.number, len(storage.writes), shape, dtype])
-        return refs
-
-    def _leaf(self, tensor: Any) -> tuple[Any, ...]:
-        known = self._known_leaves.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[1] == address_of(tensor):
-            return known
-        storage = self.storages.of(tensor)
-        reference = weakref.ref(tensor)
-        if not storage.leaf:
-            storage.leaf = True
-            self._leaves[storage.number] = reference
-        if len(self._known_leaves) > 100_000:
-            self._known_leaves.clear()
-        _, _, shape, dtype = self.tape.ref(storage, tensor)
-        known = self._known_leaves[id(tensor)] = (reference, address_of(tensor), storage, shape, dtype)
-        return known
 
     def _lost(self) -> None:
         raise RuntimeError(FREED)
@@ -236,41 +210,48 @@ class Recorder:
 
     def record(self, walk: Walk, dull: bool = False) -> None:
         """The Records of the nodes that no backward has walked before."""
-        outputs: dict[int, tuple[Any, ...]] = {}
-        emitted, by_node, parents = self._emitted, self.saves.by_node(), walk.parents
-        storage_of, call_of, records = self.storages.of, self.calls.of, []
-        for number, node in walk.nodes:
+        records = Records()
+        saved, outputs = records.saved, records.outputs
+        customs = self.custom.nodes if len(self.custom.nodes) else None
+        emitted, entries_of, parents = self._emitted, self.saves.of_node, walk.parents
+        storage_of, call_of, known_shape = self.storages.of, self.calls.of, self._shapes.setdefault
+        for number, node in zip(walk.numbers, walk.nodes):  # noqa: B905 (Python 3.9)
             if node is None or number in emitted:
                 continue
             emitted.add(number)
-            saved = []
-            saving = self.calls.nodes_of(number) if _writes_view(node) else (number,)
-            for reference in (each for n in saving for each in by_node.get(n, ())):
-                entry = reference()
-                if entry is None or (tensor := entry.tensor) is GONE:
+            before = len(saved)
+            if type(node) is _WRITES_VIEW:
+                entries = [entry for n in self.calls.nodes_of(number) for entry in entries_of(n)]
+            else:
+                entries = entries_of(number)
+            for entry in entries:
+                if (tensor := entry.tensor) is GONE:
                     continue
-                told = (storage_of(tensor), entry.time, tensor.shape, tensor.dtype, entry.version)
-                saved.append(told)
                 if entry.output:
-                    outputs[number] = told
+                    outputs[number] = len(saved)
                 elif (maker := tensor.grad_fn) is not None:
-                    outputs[maker._sequence_nr()] = told
-            if not saved and _saves_numbers(node):
+                    outputs[maker._sequence_nr()] = len(saved)
+                shape = tensor.shape
+                saved += (
+                    storage_of(tensor),
+                    entry.time,
+                    known_shape(shape, shape),
+                    tensor.dtype,
+                    entry.version,
+                )
+            count = len(saved) - before
+            if not count and _saves_numbers(node):
                 self.bare.add(number)
-            call = call_of(number)
-            stack, time = (call[2], call[3] + number) if call is not None else ((), self.clock.tick())
-            known = self.custom.nodes.get(number)
-            held = (
-                [(storage_of(t), e.time, t.shape, t.dtype) for e in known.held if (t := e.tensor) is not GONE]
-                if known
-                else ()
-            )
-            records.append((time, stack, number, node.name(), parents[number], saved, held))
+            stack, time = call_of(number) or ((), self.clock.tick())
+            if customs and (known := customs.get(number)):
+                held = [(e, tensor) for e in known.held if (tensor := e.tensor) is not GONE]
+                records.held[number] = [(storage_of(t), e.time, t.shape, t.dtype) for e, t in held]
+            records.nodes += (time, stack, number, node.name(), parents[number], count)
         for root in walk.tensors:
             if root.grad_fn is not None:
-                made = (self.storages.of(root), self.clock.now, root.shape, root.dtype)
-                outputs[root.grad_fn._sequence_nr()] = made
-        self.tape.records(records, outputs, dull)
+                outputs[root.grad_fn._sequence_nr()] = len(saved)
+                saved += (self.storages.of(root), self.clock.now, root.shape, root.dtype, None)
+        self.tape.records(records, dull)
 
     def mutated(
         self, time: int, stack: Key, op: str, tensor: Any, counted: bool = True, how: str = "",
@@ -371,20 +352,17 @@ class Recorder:
         )
 
 
+# the node of an in-place write into a view, which the view's base has from then on
+_WRITES_VIEW: Any = torch._C._functions.CopySlices  # type: ignore[attr-defined]
 _SAVED: dict[Any, list[str]] = {}  # names of a node class's saved tensors
-
-
-def _writes_view(node: Any) -> bool:
-    """Whether it is the node of an in-place write into a view, which the view's base has from then on."""
-    return type(node).__name__ == "CopySlices"
 
 
 def _saves_numbers(node: Any) -> bool:
     """Whether a node without entries has something to free all the same: the number in ``x * 3`` passes no hook,
     nor does the function that a write into a view (CopySlices) keeps."""
-    if _writes_view(node):
-        return True
     kind = type(node)
+    if kind is _WRITES_VIEW:
+        return True
     names = _SAVED.get(kind)
     if names is None:
         names = _SAVED[kind] = ["_saved_" + n[11:] for n in dir(kind) if n.startswith("_raw_saved_")]

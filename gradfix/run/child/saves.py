@@ -26,15 +26,13 @@ class Overwrite:
     """What happened to a saved tensor after it was saved. `value` is a clone taken before, where one could
     be."""
 
-    __slots__ = ("counted", "freed", "place", "restored", "time", "value")
+    __slots__ = ("counted", "place", "time", "value")
 
     def __init__(self) -> None:
         self.value: Any = None
         self.time: int | None = None  # of the first write
         self.place: Any = ()  # the stack it was done at
         self.counted = True
-        self.freed: int | None = None  # time of the backward that would have freed it
-        self.restored = False
 
 
 class Entry:
@@ -42,7 +40,7 @@ class Entry:
     holds the node and the node the entry. `node` is the sequence number, `version` PyTorch's counter, `time`
     the tape's."""
 
-    __slots__ = ("__weakref__", "fate", "node", "output", "tensor", "time", "version")
+    __slots__ = ("__weakref__", "fate", "freed", "node", "output", "tensor", "time", "version")
 
     tensor: Any
     node: int
@@ -50,6 +48,7 @@ class Entry:
     time: int
     output: bool  # saved by the op that made it
     fate: Overwrite | None
+    freed: int | None  # time of the backward that would have freed it
 
     def moved(self) -> bool:
         """Whether PyTorch's version counter shows a write since the save."""
@@ -63,7 +62,9 @@ class Saves:
         self._clock = clock
         self._new: list[weakref.ref[Entry]] = []
         self._by_address: dict[int, list[weakref.ref[Entry]]] = {}
-        self._by_node: dict[int, list[weakref.ref[Entry]]] = {}
+        self._filed: list[weakref.ref[Entry]] = []  # those of a node side by side
+        self._nodes: list[int] = []  # of each of them
+        self._first: dict[int, int] = {}  # of each node: where its first one is
         self._sweep_at = 20000
         self.used: list[Entry] | None = None  # entries that the running backward asked for, in order
         self.as_plain: Any = None  # the place where what was overwritten is handed out as plain PyTorch would
@@ -79,7 +80,7 @@ class Saves:
         entry.node = node = _sequence() - 1
         entry.version = tensor._version
         entry.time = self._clock.now
-        entry.fate = None
+        entry.fate = entry.freed = None
         maker = tensor.grad_fn
         if maker is not None and maker._sequence_nr() == node:
             entry.output = True
@@ -132,36 +133,58 @@ class Saves:
         refs = self._by_address.get(address)
         if not refs:
             return []
-        living = [e for e in (r() for r in refs) if e is not None]
-        if len(living) < len(refs):
-            if living:
-                self._by_address[address] = [weakref.ref(e) for e in living]
-            else:
-                del self._by_address[address]
+        living = [e for e in [r() for r in refs] if e is not None]
+        if not living:
+            del self._by_address[address]
+        elif 2 * len(living) < len(refs):
+            refs[:] = map(weakref.ref, living)
         return living
 
-    def by_node(self) -> dict[int, list[weakref.ref[Entry]]]:
-        """The entries of each node in the order of their saving, to be taken out once a node."""
+    def of_node(self, node: int) -> list[Entry]:
+        """The living entries of `node` in the order of their saving."""
         if self._new:
             self.file()
-        return self._by_node
+        at = self._first.get(node)
+        if at is None:
+            return []
+        filed, nodes, found = self._filed, self._nodes, []
+        while at < len(nodes) and nodes[at] == node:
+            entry = filed[at]()
+            if entry is not None:
+                found.append(entry)
+            at += 1
+        return found
 
     def file(self) -> None:
-        """File the new entries by address and by node."""
+        """File the new entries by address and by node. Numbers of nodes only grow: what one saved comes together."""
         new, self._new = self._new, []
-        by_address, by_node = self._by_address, self._by_node
+        by_address, filed, nodes, first = self._by_address, self._filed, self._nodes, self._first
         for reference in new:
             entry = reference()
             if entry is None:
                 continue
             address = address_of(entry.tensor)
             if address:
-                by_address.setdefault(address, []).append(reference)
-            by_node.setdefault(entry.node, []).append(reference)
-        if len(by_node) + len(by_address) > self._sweep_at:
-            self._by_address = _living(by_address)
-            self._by_node = _living(by_node)
-            self._sweep_at = max(20000, 2 * (len(self._by_node) + len(self._by_address)))
+                held = by_address.get(address)
+                if held is None:
+                    by_address[address] = [reference]
+                else:
+                    held.append(reference)
+            node = entry.node
+            first.setdefault(node, len(filed))
+            filed.append(reference)
+            nodes.append(node)
+        if len(filed) + len(by_address) > self._sweep_at:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Let go of what filed entries that are gone have left."""
+        self._by_address = _living(self._by_address)
+        living = [(r, n) for r, n in zip(self._filed, self._nodes) if r() is not None]  # noqa: B905 (Python 3.9)
+        self._filed, self._nodes, self._first = [r for r, _ in living], [n for _, n in living], {}
+        for at, node in enumerate(self._nodes):
+            self._first.setdefault(node, at)
+        self._sweep_at = max(20000, 2 * (len(self._filed) + len(self._by_address)))
 
     def move(self, old: int, entries: list[Entry]) -> None:
         """`entries` were filed under `old` and their tensors have another storage now."""

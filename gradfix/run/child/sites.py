@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import inspect
 import linecache
 import os
 import site
@@ -17,6 +18,8 @@ import sysconfig
 from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import Any
+
+from torch.nn import Module
 
 Key = tuple[int, ...]  # id(code), lasti, ... innermost first
 Span = tuple[int, int, int, int]  # line, column, end line, end column; columns in code points from 0
@@ -32,6 +35,25 @@ _STORES = frozenset(
 _ITEM_STORES = frozenset(dis.opmap[name] for name in ("STORE_SUBSCR", "STORE_SLICE") if name in dis.opmap)
 
 
+_NEAR = 3  # frames from the inside that are seldom met again
+_RESUMED = (
+    inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+)  # now by this caller, now by that
+
+
+class _Outwards:
+    """What a frame's callers are, left on the frame: they stay where they are as long as it runs. Python keeps the
+    place for a debugger's function, and asks for nothing there unless one is at work."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+
+    def __call__(self, *_: Any) -> None:
+        """As a debugger's function that came later would have it: no part in it."""
+
+
 class Sites:
     """Which code is the user's, the stack of a frame, and the span of an instruction.
 
@@ -42,6 +64,9 @@ class Sites:
         self._texts = dict(texts or {})
         self._foreign = _foreign_folders()
         self._kinds: dict[int, str] = {}
+        self._passed: set[int] = set()  # code that is foreign
+        self._keys: dict[Key, Key] = {}
+        self._brief = {id(f.__code__) for f in (Module._wrapped_call_impl, Module._call_impl)}
         self._codes: dict[int, CodeType] = {}  # every code ever asked about stays alive: its id is its key
         self._positions: dict[int, list[Any]] = {}
         self._lines: dict[str, list[str]] = {}
@@ -50,19 +75,32 @@ class Sites:
 
     def stack(self, frame: FrameType | None) -> Key:
         """The user's frames from `frame` outwards, innermost first."""
-        kind_of = self._kinds.get
-        key: list[int] = []
+        passed, kinds = self._passed, self._kinds
+        found: list[int] = []
+        unmarked: list[tuple[FrameType, int]] = []
+        near = _NEAR
         while frame is not None:
-            kind = kind_of(id(frame.f_code))
-            if kind is None:
-                self._classify(frame.f_code)
-                continue
-            if kind:
-                if kind is _OUTER:
+            code = id(frame.f_code)
+            if code not in passed:
+                kind = kinds.get(code) or self._classify(frame.f_code)
+                if kind is _USER:
+                    found += (code, frame.f_lasti)
+                elif kind is _OUTER:
                     break  # who started the run is no part of the program
-                key += (id(frame.f_code), frame.f_lasti)
+            mark = frame.f_trace
+            if type(mark) is _Outwards:
+                found += mark.key
+                break
+            near -= 1
+            if near < 0 and code not in self._brief:
+                unmarked.append((frame, len(found)))
             frame = frame.f_back
-        return tuple(key)
+        key = tuple(found)
+        if unmarked and sys.gettrace() is None:
+            for frame, at in unmarked:
+                if not frame.f_code.co_flags & _RESUMED:
+                    frame.f_trace = _Outwards(key[at:])
+        return self._keys.setdefault(key, key)  # one object for each place: there are many calls to one
 
     def is_user(self, code: CodeType) -> bool:
         kind = self._kinds.get(id(code))
@@ -83,6 +121,8 @@ class Sites:
         elif code.co_filename == _RUNNER and code.co_name == "run":
             kind = _OUTER
         self._kinds[id(code)] = kind
+        if kind is _FOREIGN:
+            self._passed.add(id(code))
         return kind
 
     def resolve(self, key: Key) -> list[tuple[Any, ...]]:

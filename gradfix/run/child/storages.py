@@ -7,14 +7,30 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
+
+_FEW = 128
 
 # of the StorageImpl: one for all views
 _address: Callable[[Any], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
 
-def _weak(tensor: Any) -> Any:
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+_free: Callable[[int], None] = torch.Storage._free_weak_ref  # type: ignore[attr-defined]
+_expired: Callable[[int], bool] = torch.Storage._expired  # type: ignore[attr-defined]
+
+
+class Weak:
+    """A weak reference to a tensor's storage: torch's StorageWeakRef without what it looks up for each."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, tensor: Any) -> None:
+        self._data = tensor.untyped_storage()._weak_ref()
+
+    def expired(self) -> bool:
+        return _expired(self._data)
+
+    def __del__(self, free: Callable[[int], None] = _free) -> None:
+        free(self._data)
 
 
 def address_of(tensor: Any) -> int:
@@ -32,10 +48,10 @@ class Storage:
 
     __slots__ = ("former", "known_name", "leaf", "name", "number", "weak", "writes")
 
-    def __init__(self, number: int, weak: Any) -> None:
+    def __init__(self, number: int, weak: Weak | None) -> None:
         self.number = number
         self.weak = weak
-        self.former: tuple[tuple[int, Any], ...] = ()  # (address, weak reference) of storages it was before
+        self.former: tuple[tuple[int, Weak], ...] = ()  # (address, weak reference) of storages it was before
         self.writes: list[int] = []
         self.leaf = False
         self.name = ""
@@ -52,14 +68,14 @@ class Storage:
 class Storages:
     """Every storage that an event may speak of.
 
-    While a StorageWeakRef is held its address is not given out again, so an address in the table means one
-    storage.
+    While a Weak is held its address is not given out again, so an address in the table means one storage. Nor can
+    the memory around it be: those of storages that are gone are let go soon, lest the heap grow by every pass.
     """
 
     def __init__(self) -> None:
         self._table: dict[int, Storage] = {}
         self._next = 0
-        self._sweep_at = 4096
+        self._sweep_at = _FEW
 
     def of(self, tensor: Any) -> Storage:
         """The storage of `tensor`, numbered now if it is new."""
@@ -79,23 +95,32 @@ class Storages:
         """`tensor` keeps its number although ``x.data = y`` gave it another storage than that at `old`, which
         aliases and saves may still hold."""
         address = address_of(tensor)
-        if not address or address in self._table:
+        if not address or address in self._table or storage.weak is None:
             return
         former = [*storage.former, (old, storage.weak)]
         storage.former = tuple(each for each in former if not each[1].expired())
         for at, weak in former:
             if weak.expired() and self._table.get(at) is storage:
                 del self._table[at]
-        storage.weak = _weak(tensor)
+        storage.weak = Weak(tensor)
         self._table[address] = storage
 
     def _new(self, tensor: Any, address: int) -> Storage:
         if len(self._table) > self._sweep_at:
-            self._table = {a: s for a, s in self._table.items() if not s.gone()}
-            self._sweep_at = max(4096, 2 * len(self._table))
+            self._sweep()
         storage = Storage(self._next, None)
         self._next += 1
         if address:
-            storage.weak = _weak(tensor)
+            storage.weak = Weak(tensor)
             self._table[address] = storage
         return storage
+
+    def _sweep(self) -> None:
+        kept = {}
+        for address, storage in self._table.items():
+            if storage.gone():
+                storage.weak, storage.former = None, ()  # events that are not sent yet may hold it
+            else:
+                kept[address] = storage
+        self._table = kept
+        self._sweep_at = max(_FEW, 2 * len(kept))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic  # bound here: the script may patch the module
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from .recent import Recent
 from .sites import Key, Sites
 from .storages import Storage, Storages
+from .told import Records, Refs
 
 VERSION = 2
 _MOST = 20_000  # events that are held
@@ -40,7 +41,7 @@ class TapeWriter:
 
     def __init__(self, emit: Callable[[dict[str, Any]], None], sites: Sites, storages: Storages) -> None:
         self._emit = emit
-        self._held: list[Any] = []  # lines, and the records of whole passes that are formatted when sent
+        self._held: list[Any] = []  # lines, and Records, which are formatted when they are sent
         self._size = 0
         self._recent = Recent(self._dropped)
         self._awake = 0  # dull events that are written all the same
@@ -86,16 +87,15 @@ class TapeWriter:
             self._sharp()
         self._hold(self._line("End", at, (), fields))
 
-    def records(self, records: list[Any], outputs: dict[int, Any], dull: bool = False) -> None:
-        """Record events, each (time, stack, node, name, parents, saves, held) with saves, what is held and the
-        `outputs` of nodes as (storage, time, shape, dtype)."""
-        if not records:
+    def records(self, records: Records, dull: bool = False) -> None:
+        """The Record events of a walk."""
+        if not records.nodes:
             return
         if dull:
-            self._dull((records, outputs), len(records))
+            self._dull(records, len(records))
         else:
             self._sharp()
-            self._hold((records, outputs))
+            self._hold(records)
             self._size += len(records)
 
     def _line(self, kind: str, at: int, stack: Key, fields: dict[str, Any]) -> dict[str, Any]:
@@ -124,15 +124,15 @@ class TapeWriter:
         held, self._held, self._size = self._held, [], 0
         for line in held:
             if type(line) is dict:
-                self._emit(line)
+                self._emit(self._spelled(line))
             else:
-                for record in line[0]:
-                    self._emit(self._record(record, line[1].get(record[2])))
+                for record in self._records(line):
+                    self._emit(record)
         self._sent = monotonic()
 
-    def _dropped(self, records: list[Any]) -> None:
-        for record in records:
-            self.forgotten(record[2])
+    def _dropped(self, records: Records) -> None:
+        for node in records.numbers():
+            self.forgotten(node)
 
     def _hold(self, line: Any) -> None:
         self._held.append(line)
@@ -140,21 +140,40 @@ class TapeWriter:
         if self._size > _MOST or (self._size & 63 == 0 and monotonic() - self._sent > _SECONDS):
             self.flush()
 
-    def _record(self, record: Any, output: Any) -> dict[str, Any]:
-        at, stack, node, name, parents, saves, held = record
-        line = {"e": "Record", "t": at, "s": self.stack(stack), "node": node, "op": _op(name), "name": name}
-        line["parents"] = parents
-        if saves:
-            line["saves"] = [self._saved(*each) for each in saves]
-        if held:
-            line["held"] = [self._saved(*each) for each in held]
-        if output is not None:
-            line["output"] = self._saved(*output)
+    def _records(self, records: Records) -> Iterator[dict[str, Any]]:
+        for at, stack, node, name, parents, saves, output in records:
+            line = {
+                "e": "Record",
+                "t": at,
+                "s": self.stack(stack),
+                "node": node,
+                "op": _op(name),
+                "name": name,
+            }
+            line["parents"] = parents
+            if saves:
+                line["saves"] = [self._saved(*each) for each in saves]
+            if held := records.held.get(node):
+                line["held"] = [self._saved(*each) for each in held]
+            if output is not None:
+                line["output"] = self._saved(*output)
+            yield line
+
+    def _spelled(self, line: dict[str, Any]) -> dict[str, Any]:
+        """The line with its Refs told one by one."""
+        for key, value in line.items():
+            if type(value) is Refs:
+                for storage in value.storages:
+                    self.rename(storage)
+                line[key] = list(value)
         return line
 
-    def _saved(self, storage: Storage, at: int, shape: Any, dtype: Any, *counter: int) -> list[Any]:
+    def _saved(
+        self, storage: Storage, at: int, shape: Any, dtype: Any, counter: int | None = None
+    ) -> list[Any]:
         self.rename(storage)
-        return [storage.number, storage.version(at), list(shape), _dtype(dtype), *counter]
+        ref = [storage.number, storage.version(at), list(shape), _dtype(dtype)]
+        return ref if counter is None else [*ref, counter]
 
     def ref(self, storage: Storage, tensor: Any) -> list[Any]:
         self.rename(storage)

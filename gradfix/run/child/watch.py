@@ -39,6 +39,33 @@ def _is_leaf(tensor: Any) -> bool:
         return bool(tensor._base.is_leaf)
 
 
+def shorten_the_way() -> None:
+    """Let torch's functions that are written in Python find a Watch without the context manager, and the look at every
+    argument's type, that they come to a mode by."""
+    modules: tuple[Any, ...] = (torch.nn.functional, torch.functional)
+    for module in modules:
+        module.handle_torch_function = _straight(module.handle_torch_function)
+
+
+def _straight(plain: Any) -> Any:
+    enabled = torch._C._is_torch_function_mode_enabled
+    pop, push = torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack
+
+    def handle_torch_function(public_api: Any, relevant_args: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not enabled():
+            return plain(public_api, relevant_args, *args, **kwargs)
+        mode: Any = pop()
+        if type(mode) is not Watch:
+            push(mode)
+            return plain(public_api, relevant_args, *args, **kwargs)
+        try:
+            return mode.__torch_function__(public_api, (), args, kwargs)
+        finally:
+            push(mode)
+
+    return handle_torch_function
+
+
 class Watch(TorchFunctionMode):
     """The mode. `r` is the recorder, whose files and tape it fills; `idle` where another thread is recorded."""
 
@@ -72,7 +99,7 @@ class Watch(TorchFunctionMode):
             after = _sequence()
             if after != before:
                 stack = self.r.sites.stack(_getframe(1))
-                self.r.calls.add(before, after, func, stack)
+                self.r.calls.add(before, after, stack)
                 if found[1] is True and self.r.kept.stepped:
                     self.r.kept.added(result, stack, args, _getframe(1))
             elif self._no_grad_left and not _grad_enabled():
@@ -95,7 +122,7 @@ class Watch(TorchFunctionMode):
         result = func(*args, **kwargs)
         if _sequence() != before:
             result = self.views.apart(func, args, kwargs, result)
-            self.r.calls.add(before, _sequence(), func, self.r.sites.stack(_getframe(2)))
+            self.r.calls.add(before, _sequence(), self.r.sites.stack(_getframe(2)))
         return result
 
     def _check_aliases(self) -> None:
@@ -161,7 +188,7 @@ class Watch(TorchFunctionMode):
         stack = None
         if after != before:
             stack = r.sites.stack(_getframe(2))
-            r.calls.add(before, after, func, stack)
+            r.calls.add(before, after, stack)
             if r.kept.stepped and writes.adds(func):
                 r.kept.added(result, stack, args, _getframe(2))
         for tensor, address, entries, counter in watched:
@@ -226,7 +253,7 @@ class Watch(TorchFunctionMode):
                 fate.time, fate.place, fate.counted = time, stack, moved
             elif moved:
                 fate.counted = True
-            if fate.freed is None:
+            if entry.freed is None:
                 threatens, checked = True, checked or type(entry) is Entry
                 seen = seen or moved
         if checked:
@@ -366,7 +393,7 @@ class Watch(TorchFunctionMode):
         r.saves.move(address, entries)
         if storage is not None:
             r.storages.rebind(storage, tensor, address)
-        threatens = any(e.fate is not None and e.fate.freed is None for e in entries)
+        threatens = any(e.freed is None for e in entries)
         r.mutated(
             time,
             stack,

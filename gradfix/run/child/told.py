@@ -1,0 +1,68 @@
+"""What an event says of many things at once, put in words only when its line is sent, if it is ever sent.
+
+A pass tells of every node and of every parameter, several times over. Kept in few objects that costs little: many that
+stay would wake the garbage collector in every pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .storages import Storage
+
+
+class Records:
+    """The Record events of one walk.
+
+    `nodes` has FIELDS items for each node: time, stack, number, name, parents and how many items of `saved` are
+    its own; these are SAVED for each tensor: storage, time, shape, dtype and PyTorch's counter. `outputs` says at which
+    of them the output of a node is, `held` what the ctx of a custom Function keeps.
+    """
+
+    __slots__ = ("held", "nodes", "outputs", "saved")
+    FIELDS, SAVED = 6, 5
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.saved: list[Any] = []
+        self.outputs: dict[int, int] = {}
+        self.held: dict[int, list[tuple[Storage, int, Any, Any]]] = {}
+
+    def __len__(self) -> int:
+        return len(self.nodes) // self.FIELDS
+
+    def numbers(self) -> list[int]:
+        return self.nodes[2 :: self.FIELDS]
+
+    def __iter__(self) -> Iterator[tuple[int, Any, int, str, Any, list[Any], Any]]:
+        """Of each node its time, stack, number, name, parents, what it saved, and its output if that is known."""
+        fields, saved, end = iter(self.nodes), self.saved, 0
+        for time, stack, number, name, parents, count in zip(*[fields] * self.FIELDS):  # noqa: B905 (Python 3.9)
+            start, end = end, end + count
+            saves = [saved[i : i + self.SAVED] for i in range(start, end, self.SAVED)]
+            made = self.outputs.get(number)
+            output = None if made is None else saved[made : made + self.SAVED]
+            yield time, stack, number, name, parents, saves, output
+
+
+class Refs:
+    """The refs of a group of leaves as they were when this was made. `storages` and what is `fixed` of their refs
+    belong to the group."""
+
+    __slots__ = ("fixed", "storages", "versions")
+
+    def __init__(self, storages: list[Storage], fixed: list[Any], writes: list[list[int]]) -> None:
+        self.storages = storages
+        self.fixed = fixed
+        self.versions = list(map(len, writes))
+
+    def __len__(self) -> int:
+        return len(self.versions)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for storage, version, rest in zip(self.storages, self.versions, self.fixed):  # noqa: B905 (Python 3.9)
+            yield [storage.number, version, *rest]
+
+    def numbers(self) -> list[int]:
+        return [storage.number for storage in self.storages]

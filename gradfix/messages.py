@@ -136,6 +136,12 @@ MESSAGES = (
         "Use torch.no_grad() in place of torch.inference_mode(), or clone() the tensor outside of it.",
     ),
     _m(
+        r"cudnn RNN backward can only be called in training mode",
+        None,
+        "cuDNN keeps what an RNN's backward needs in training mode only: call .train() on the model before that "
+        "forward pass, and .eval() on its dropout and norm layers alone.",
+    ),
+    _m(
         r"Function '(?P<op>\w+)' returned nan values",
         None,
         "Anomaly mode found a NaN: look at this op's input (a log or sqrt of 0, a division by 0).",

@@ -301,3 +301,8 @@ def test_ctrl_c_leaves_nothing(folder):
     time.sleep(0.3)
     assert not left(mark)
     assert state(folder) == before
+
+
+def test_a_name_for_standard_input_without_it(gradfix, folder):
+    (folder / "s.py").write_text("import torch\n" + FAULT)
+    refused(gradfix("fix", "s.py", "--stdin-filename", "x.py"), "--stdin-filename names what comes with -")

@@ -350,6 +350,32 @@ def test_what_its_own_gradient_updates_is_made_a_leaf(tmp_path, zygote):
     assert new == drawn.replace("requires_grad=True).double()", "dtype=torch.double, requires_grad=True)")
 
 
+GROWING = """\
+import torch
+
+torch.manual_seed(0)
+w = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([w], lr=1e30)
+for step in range(4):
+    h = (w * 2).exp()
+    h += 1
+    loss = h.sum() - h.sum() / 2
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    w.data.mul_(float("nan"))
+"""
+
+
+def test_a_run_that_ends_in_nan_names_the_option_that_helps(tmp_path, zygote):
+    script = tmp_path / "train.py"
+    script.write_text(GROWING, encoding="utf-8")
+    (found,) = (d for d in testing.one(script, zygote, Settings()).diagnoses if d.status == "left")
+    assert found.cures[0].verdict.reason.endswith("a smaller --steps may end the run before that")
+    (fault,) = (d for d in testing.one(script, zygote, Settings(steps=1)).diagnoses if d.status != "note")
+    assert fault.cures[0].verdict.status == "proved"
+
+
 def test_a_failure_beside_a_missing_gradient_is_told(tmp_path, zygote):
     script = tmp_path / "train.py"
     head, _, _ = GRADIENTS.partition("w = ")

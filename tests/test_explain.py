@@ -135,6 +135,7 @@ OLD = "one of the variables needed for gradient computation has been modified by
             "RuntimeError: Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
             "instead.",
         ),
+        (None, "RuntimeError: cudnn RNN backward can only be called in training mode"),
         (None, "RuntimeError: Function 'LogBackward0' returned nan values in its 0th output."),
     ],
 )

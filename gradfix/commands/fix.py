@@ -51,6 +51,8 @@ class Entries:
             source = Source.decode(name, sys.stdin.buffer.read())
             source.check()
             return [name], source
+        if self.stdin_filename:
+            raise SourceError("--stdin-filename names what comes with -, and - was not given")
         paths = list(self.paths)
         if not paths and not self.scripts:
             if tape is None:

@@ -155,9 +155,12 @@ class Prover:
             raise Refusal("untried", f"the script as it is reaches no backward to compare with{said}")
         infinite = words.infinite(baseline.oracle, baseline.names)
         if infinite:
-            raise Refusal(
-                "untried", f"{infinite} in the script as it is, and what is not finite proves nothing"
+            said = f"{infinite} in the script as it is, and what is not finite proves nothing"
+            begun = [b for b in baseline.oracle.backwards[:1] if math.isfinite(b.value)]
+            less = (
+                "; a smaller --steps may end the run before that" if begun and self.template.steps > 1 else ""
             )
+            raise Refusal("untried", f"{said}{less}")
 
     def _agrees(self, baseline: Baseline) -> None:
         """The first loss is computed before any fault can tell: a script whose losses differ behaves otherwise when

@@ -14,13 +14,13 @@ from gradfix.rewrite.boundary import detach, frame, gather, meeting, rebinding, 
 from gradfix.rewrite.calls import drop_carried_retain
 from gradfix.rewrite.carried import Carried, carried, entries, made_outside, sets_back, stored_elements
 from gradfix.rewrite.dropped import dropped, kept
-from gradfix.rewrite.rerun import reads_of
 from gradfix.rewrite.statements import (
     dotted,
     inside,
     line_of,
     put_after,
     put_before,
+    reads_of,
     touches,
     units,
 )

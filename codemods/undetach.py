@@ -13,9 +13,8 @@ from gradfix.edit import Edit, Project, Replace, View, parenthesized, targets
 from gradfix.rewrite.blocks import of_torch
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.liveness import dotted
-from gradfix.rewrite.rerun import reads_of
 from gradfix.rewrite.spelling import descendants, function_of
-from gradfix.rewrite.statements import block_of, body_of, take_away, unit_in, units, walk
+from gradfix.rewrite.statements import block_of, body_of, reads_of, take_away, unit_in, units, walk
 from gradfix.tape import Cut
 
 GAINS = Effect(

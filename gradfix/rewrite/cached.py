@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import libcst as cst
 
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
-from gradfix.rewrite.rerun import reads_of
 from gradfix.rewrite.statements import (
     Unit,
     body_of,
@@ -18,6 +17,7 @@ from gradfix.rewrite.statements import (
     line_of,
     names,
     put_before,
+    reads_of,
     take_away,
     touches,
     units,

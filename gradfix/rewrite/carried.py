@@ -13,7 +13,7 @@ from gradfix.graph import Crossing
 from gradfix.rewrite.boundary import frame, meeting, same_place, shape_of
 from gradfix.rewrite.liveness import first_use
 from gradfix.rewrite.spelling import descendants
-from gradfix.rewrite.statements import Unit, body_of, dotted, names, stored, touches, units, walk
+from gradfix.rewrite.statements import Unit, body_of, dotted, names, reads_of, stored, touches, units, walk
 from gradfix.tape import Backward, Record, Stack
 
 NUMBERS = ("None", "0", "0.0", "0.", "1", "1.0")
@@ -233,7 +233,7 @@ def _names_of(
     for unit in top[: here + 1]:
         text = view.code(unit.node)
         for name in sorted(bound, key=text.find):
-            exposed = name not in seen and _exposed(unit, name)
+            exposed = name not in seen and _exposed(unit, name) and not _only_called(unit, name)
             if "." in name and name.split(".")[0] in local:
                 continue  # another object in every pass
             outlives = is_loop or "." in name or name in shared
@@ -255,6 +255,12 @@ def _counts(node: cst.AugAssign) -> bool:
 def _exposed(unit: Unit, name: str) -> bool:
     """Whether the unit may read the value that `name` had before it."""
     return first_use([unit.node], name) == "read"
+
+
+def _only_called(unit: Unit, name: str) -> bool:
+    """Whether the unit does nothing with what `name` holds but call it: a module, and no state."""
+    called = [dotted(n.func) for n in descendants(unit.node) if isinstance(n, cst.Call)]
+    return called.count(name) == len(reads_of(unit.node, name)) > 0
 
 
 def _targets(body: cst.CSTNode) -> set[str]:

@@ -34,6 +34,7 @@ from gradfix.rewrite.statements import (
     names,
     put_after,
     put_before,
+    reads_of,
     renamed,
     stored,
     take_away,
@@ -444,21 +445,6 @@ def _find(view: View, flat: Sequence[Unit], node: cst.CSTNode) -> int | None:
 def inside(view: View, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
     """Whether `node` is `outer` or lies in it."""
     return node is outer or any(x is outer for x in view.ancestors(node))
-
-
-def reads_of(node: cst.CSTNode, name: str) -> list[cst.BaseExpression]:
-    """The expressions below `node` that read `name` (a dotted name), outermost first."""
-    if isinstance(node, cst.Assign):
-        found = reads_of(node.value, name)
-        return found + [
-            x for t in node.targets if isinstance(t.target, cst.Subscript) for x in reads_of(t.target, name)
-        ]
-    if isinstance(node, cst.BaseExpression) and dotted(node) == name:
-        return [node]
-    if isinstance(node, cst.Attribute):
-        return reads_of(node.value, name)
-    children = [node.value] if isinstance(node, cst.Arg) else node.children
-    return [x for child in children for x in reads_of(child, name)]
 
 
 def shared_losses(project: Project, node: cst.CSTNode) -> cst.FunctionDef | None:

@@ -89,6 +89,21 @@ def stored(target: cst.CSTNode) -> frozenset[str]:
     return assigned(target).writes
 
 
+def reads_of(node: cst.CSTNode, name: str) -> list[cst.BaseExpression]:
+    """The expressions below `node` that read `name` (a dotted name), outermost first."""
+    if isinstance(node, cst.Assign):
+        found = reads_of(node.value, name)
+        return found + [
+            x for t in node.targets if isinstance(t.target, cst.Subscript) for x in reads_of(t.target, name)
+        ]
+    if isinstance(node, cst.BaseExpression) and dotted(node) == name:
+        return [node]
+    if isinstance(node, cst.Attribute):
+        return reads_of(node.value, name)
+    children = [node.value] if isinstance(node, cst.Arg) else node.children
+    return [x for child in children for x in reads_of(child, name)]
+
+
 def touches(some: Iterable[str], others: Iterable[str]) -> bool:
     """Whether a name of `some` is one of `others`, or lies inside one, or holds one."""
     theirs = set(others)

@@ -103,8 +103,8 @@ class Diagnosis:
     (nothing acceptable), ``note`` (a note, not asked for). `sources` are the texts the conflict's labels speak of
     where an earlier cure had already changed them; reports lead the lines back to the file as it was. `evidence`:
     ``recorded`` in a run; read in the text, where it is ``certain`` whenever that code runs, or ``likely``, since it
-    lies behind a test whose outcome the text does not tell; or shown by a ``traceback``. `along` are notes of their own
-    that the same cure cleans up."""
+    hangs on what the text does not tell (the outcome of a test, say); or shown by a ``traceback``. `along` are notes
+    of their own that the same cure cleans up."""
 
     conflict: Conflict
     cures: tuple[Cure, ...] = ()

@@ -77,7 +77,8 @@ class Reading:
     `reached` are the places of the program (its siblings included) at which a backward was evaluated, `total` all those
     written in the file that was asked for.
     `looked` are the files that were asked after, there or not: what came of it rests on them too.
-    `likely` are the times of events that lie behind a test whose outcome is not known from the text.
+    `likely` are the times of events that lie behind a test whose outcome is not known from the text, or come of taking
+    something otherwise (`gradfix.read.variants`); an entry may have several readings.
     """
 
     entry: str

@@ -10,7 +10,7 @@ import libcst as cst
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
-from gradfix.rewrite.behind import DRIVES, along, calls, harmless
+from gradfix.rewrite.behind import DRIVES, Guarded, along, calls, guarded, harmless
 from gradfix.rewrite.boundary import frame, gather, meeting, pass_end, same_place
 from gradfix.rewrite.calls import backward_call, parameters_of, says, with_arguments
 from gradfix.rewrite.statements import (
@@ -18,7 +18,6 @@ from gradfix.rewrite.statements import (
     Unit,
     block_of,
     common_block,
-    lifted,
     names,
     put_after,
     shown,
@@ -28,7 +27,7 @@ from gradfix.rewrite.statements import (
     unit_in,
     units,
 )
-from gradfix.tape import Backward, Step, Zero
+from gradfix.tape import Backward, Record, Step, Zero
 from gradfix.verdict import NONE, Effect
 from gradfix.wording import listed
 
@@ -89,9 +88,30 @@ for _ in range(2):
         if conflict.kind == "mixed-gradient":
             yield from _restricted(conflict, project)
             return
+        if conflict.record is not None and not _wants(project, conflict.backward, conflict.record):
+            yield from _spared(conflict, project)
         found = _together(project, conflict.backward, conflict.event)
         if found is not None:
             yield from found
+
+
+def _wants(project: Project, backward: Backward, record: Record) -> bool:
+    """Whether the gradient of anything that the backward trains flows through what `record` made."""
+    graph = project.graph
+    trained = {r.storage for k in graph.serves(backward) for r in graph.optimizers[k].refs}
+    return not trained or bool(graph.reaches(record.node) & trained)
+
+
+def _spared(conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """`inputs=` on the backward that would walk through what was overwritten for gradients that nobody steps with."""
+    assert conflict.backward is not None
+    place = backward_call(project, conflict.backward)
+    if place is None or says(place[1], "inputs"):
+        return
+    inputs = _inputs(project, conflict.backward, *place, [conflict.backward])
+    if inputs is not None:
+        put = with_arguments(place[1], {"inputs": inputs})
+        yield Proposal("restrict the backward to the parameters it trains", OWN, gather((place[0], [put])), 1)
 
 
 def _restricted(conflict: Conflict, project: Project) -> Iterator[Proposal]:
@@ -169,16 +189,19 @@ def _pass(project: Project, backward: Backward) -> list[Backward]:
 
 
 def _stepped(project: Project, backward: Backward, step: Step) -> list[Backward]:
-    """The backwards of the same pass whose gradient `step` uses."""
+    """The backwards of the same pass whose gradient `step` uses. (A pass that comes to `backward` now and then only
+    may hold several steps, each with its own.)"""
     graph = project.graph
-    return [b for b in _pass(project, backward) if b.time < step.time and step.optimizer in graph.serves(b)]
+    own = graph.before_step(step)
+    return [b for b in _pass(project, backward) if b in own and step.optimizer in graph.serves(b)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A backward of the body with its statement."""
+    """A backward with its statement in the body, the call itself in the same place or in a function called there."""
 
     event: Backward
+    view: View
     call: cst.Call
     index: int
 
@@ -196,7 +219,7 @@ def _together(project: Project, backward: Backward, culprit: object) -> Iterator
     if not steps:
         return None
     depth = meeting(*(b.stack for b in group), *(s.stack for s in steps))
-    if any(len(b.stack) - 1 != depth for b in group):
+    if depth < 0:
         return None
     return _moved(project, group, steps, _clearing(project, steps, last), depth)
 
@@ -217,27 +240,26 @@ def _moved(
     project: Project, group: Sequence[Backward], steps: Sequence[Step], zeros: Sequence[Zero], depth: int
 ) -> Iterator[Proposal] | None:
     calls = [backward_call(project, b) for b in group]
-    places = [frame(project, e.stack, depth) for e in (*steps, *zeros)]
-    view = calls[0][0] if calls[0] else None
-    if view is None or any(c is None or c[0] is not view for c in calls):
+    found = [frame(project, e.stack, depth) for e in (*group, *steps, *zeros)]
+    view = found[0][0] if found[0] else None
+    if view is None or None in calls or any(p is None or p[0] is not view for p in found):
         return None
-    if any(p is None or p[0] is not view for p in places):
-        return None
-    stepping = [p[1] for p in places[: len(steps)] if p]
-    block = common_block(view, *(c[1] for c in calls if c), *stepping)
+    nodes = [p[1] for p in found if p]
+    stepping, clears = nodes[len(group) : len(group) + len(steps)], nodes[len(group) + len(steps) :]
+    block = common_block(view, *nodes[: len(group)], *stepping)
     if block is None:
         return None
     body = units(block)
     placed = [
-        _Placed(b, c[1], n)
-        for b, c in zip(group, calls, strict=True)
-        if c and (n := unit_in(view, block, c[1])) is not None
+        _Placed(b, *c, n)
+        for b, c, node in zip(group, calls, nodes, strict=False)
+        if c and (n := unit_in(view, block, node)) is not None
     ]
     end = max((p.index for p in placed), default=-1)
     if len(placed) != len(group) or end < 0:
         return None
-    early = [_guarded(view, block, node) for node in dict.fromkeys(stepping)]
-    clearing = [_guarded(view, block, p[1]) for p in places[len(steps) :] if p]
+    early = [guarded(view, block, node) for node in dict.fromkeys(stepping)]
+    clearing = [guarded(view, block, node) for node in clears]
     chosen = [g for g in early if g is not None]
     cleared = {id(g.unit.node): g for g in clearing if g is not None}
     if not chosen or len(chosen) != len(early) or None in clearing:
@@ -254,21 +276,28 @@ def _moved(
         if g is not None
         and any({r.storage for r in z.refs} <= {r.storage for r in s.refs + s.without} for s in steps)
     ]
-    behind = _behind(view, block, placed, [*chosen, *{id(g.unit.node): g for g in own}.values()])
-    if behind is None:
-        return None
+    moving = [*chosen, *{id(g.unit.node): g for g in own}.values()]
     gone = [g.unit for key, g in cleared.items() if key not in {id(g.unit.node) for g in own}]
-    return _proposal(project, view, placed, chosen, behind, gone, body[end])
+    ways = [_behind(view, block, placed, moving), _behind(view, block, placed, moving, alone=True)]
+    if ways[0] is None:
+        return None
+    proposals = (
+        _proposal(project, view, placed, chosen, way, gone, body[end], rank)
+        for rank, way in enumerate(ways)
+        if way is not None and (rank == 0 or len(way) < len(ways[0] or ()))
+    )
+    return (p for several in proposals for p in several)
 
 
 def _behind(
-    view: View, block: Block, placed: Sequence[_Placed], moving: Sequence[_Guarded]
-) -> tuple[_Guarded, ...] | None:
-    """What is put behind the last backward, in order: the statements in `moving`, and what has to see the parameters
-    as the steps leave them."""
+    view: View, block: Block, placed: Sequence[_Placed], moving: Sequence[Guarded], alone: bool = False
+) -> tuple[Guarded, ...] | None:
+    """What is put behind the last backward, in order: the statements in `moving`, and, unless they go `alone`, what
+    may have to see the parameters as the steps leave them. (What it does may as well be meant for the backward: to
+    freeze a part, say.)"""
     body = units(block)
     at = {id(g): n for g in moving if (n := unit_in(view, block, g.unit.node)) is not None}
-    loop = view.loop(placed[0].call)
+    loop = view.loop(body[placed[0].index].node)
     bound = {w for u in body for w in u.writes if "." not in w}
     bound |= stored(loop.target) if isinstance(loop, cst.For) else set()
     for g in moving:
@@ -277,32 +306,32 @@ def _behind(
         if any(not calls(u.node, DRIVES) and not harmless(u.node, bound) for u in rest):
             return None
     first, last = min(at.values()), max(p.index for p in placed)
-    alone = {at[id(g)] for g in moving if g.test is None}
+    own = {at[id(g)] for g in moving if g.test is None}
     fixed = {p.index for p in placed} | {
-        n for n, u in enumerate(body) if n not in alone and calls(u.node, DRIVES)
+        n for n, u in enumerate(body) if n not in own and calls(u.node, DRIVES)
     }
-    others = along(body, first, last, alone, fixed, bound)
+    others = frozenset[int]() if alone else along(body, first, last, own, fixed, bound)
     if others is None:
         return None
     for g in (g for g in moving if g.test is not None):
-        stay = (body[m] for m in range(at[id(g)] + 1, last + 1) if m not in alone and m not in others)
+        stay = (body[m] for m in range(at[id(g)] + 1, last + 1) if m not in own and m not in others)
         if any(touches(u.writes, g.unit.reads) for u in stay):
             return None  # a scaler that is updated between its steps
     several = [(at[id(g)], g) for g in _whole(view, body, moving, at)] + [
-        (n, _Guarded(body[n])) for n in others
+        (n, Guarded(body[n])) for n in others
     ]
     return tuple(g for _, g in sorted(several, key=lambda item: item[0]))
 
 
 def _whole(
-    view: View, body: Sequence[Unit], moving: Sequence[_Guarded], at: dict[int, int]
-) -> Iterator[_Guarded]:
+    view: View, body: Sequence[Unit], moving: Sequence[Guarded], at: dict[int, int]
+) -> Iterator[Guarded]:
     """The statements in `moving`; the ``if`` itself for those of one that moves as a whole."""
     for n in dict.fromkeys(at[id(g)] for g in moving):
         some = [g for g in moving if at[id(g)] == n]
         inner = units(block_of(view, some[0].unit.node) or cst.Module([])) if some[0].test is not None else ()
         if inner and {id(u.node) for u in inner} == {id(g.unit.node) for g in some}:
-            some = [_Guarded(body[n])]
+            some = [Guarded(body[n])]
             at[id(some[0])] = n
         yield from some
 
@@ -314,57 +343,27 @@ def _before(body: Sequence[Unit], placed: Sequence[_Placed]) -> frozenset[str]:
     return frozenset().union(*(u.writes for u in body[:first])) - later
 
 
-@dataclass(frozen=True, slots=True)
-class _Guarded:
-    """A statement of the body, or of an ``if`` without ``else`` in it: then with its test."""
-
-    unit: Unit
-    test: cst.BaseExpression | None = None
-
-    def line(self) -> cst.BaseStatement:
-        """The statement to put elsewhere."""
-        if self.test is None:
-            return lifted(self.unit)
-        return cst.If(self.test.deep_clone(), cst.IndentedBlock([lifted(self.unit)]))
-
-
-def _guarded(view: View, block: cst.CSTNode, node: cst.CSTNode) -> _Guarded | None:
-    inner = block_of(view, node)
-    index = unit_in(view, inner, node) if inner is not None else None
-    if inner is None or index is None:
-        return None
-    unit = units(inner)[index]
-    if not isinstance(unit.node, (cst.Expr, cst.Assign)):
-        return None
-    if inner is block:
-        return _Guarded(unit)
-    around = view.parents.get(inner)
-    plain = isinstance(around, cst.If) and around.orelse is None
-    if not plain or not isinstance(around, cst.If) or view.parents.get(around) is not block:
-        return None
-    return _Guarded(unit, around.test)
-
-
 def _shared(one: Backward, other: Backward) -> bool:
     return any(n >= 0 for n in set(one.nodes) & set(other.nodes))
 
 
 def _keeps_to_itself(project: Project, backward: Backward, group: Sequence[Backward]) -> bool:
-    """Whether a backward fills no gradients but those of the parameters it trains."""
+    """Whether a backward fills no gradients but those of the parameters it trains: the others may be frozen."""
     graph = project.graph
     own = {r.storage for k in _trained(project, backward, group) for r in graph.optimizers[k].refs}
     others = {r.storage for e in graph.optimizers.values() for r in e.refs} - own
-    return not any(graph.reaches(n) & others for n in backward.nodes if n >= 0)
+    return not others & {r.storage for r in backward.accumulates}
 
 
 def _proposal(
     project: Project,
     view: View,
     placed: Sequence[_Placed],
-    early: Sequence[_Guarded],
-    behind: Sequence[_Guarded],
+    early: Sequence[Guarded],
+    behind: Sequence[Guarded],
     clearing: Sequence[Unit],
     end: Unit,
+    rank: int,
 ) -> Iterator[Proposal]:
     steps = ", ".join(f"`{shown(view, g.unit.node)}`" for g in early)
     around = {id(x) for g in early for x in (g.unit.node, *view.ancestors(g.unit.node))}
@@ -372,27 +371,25 @@ def _proposal(
     moved = [e for g in behind for e in take_away(g.unit, view)]
     moved += [e for unit in clearing for e in take_away(unit, view, comments=True)]
     moved.append(put_after(end, *(g.line() for g in behind)))
-    restricted: list[Edit] = []
-    kept: list[Edit] = []
+    restricted: list[tuple[View, list[Edit | None]]] = []
+    kept: list[tuple[View, list[Edit | None]]] = []
+    restrained = False
     every = [p.event for p in placed]
     for n, p in enumerate(placed):
         put: dict[str, cst.BaseExpression] = {}
         if not says(p.call, "inputs") and not _keeps_to_itself(project, p.event, every):
-            inputs = _inputs(project, p.event, view, p.call, every)
+            inputs = _inputs(project, p.event, p.view, p.call, every)
             if inputs is None:
                 return
-            put = {"inputs": inputs}
-        if not any(_shared(p.event, x.event) for x in placed if x is not p):
-            restricted.append(with_arguments(p.call, put))
-        elif n == len(placed) - 1:
-            restricted.append(with_arguments(p.call, put, ("retain_graph",)))
-        elif says(p.call, "retain_graph") == "True":
-            restricted.append(with_arguments(p.call, put))
-        else:
-            keep = {"retain_graph": cst.Name("True")}
-            kept.append(with_arguments(p.call, keep))
-            restricted.append(with_arguments(p.call, {**keep, **put}))
-    summary = f"take every gradient before {steps}, each into its own parameters"
+            put, restrained = {"inputs": inputs}, True
+        keep, drop = _retaining(p, placed, last=n == len(placed) - 1)
+        if keep:
+            kept.append((p.view, [with_arguments(p.call, keep)]))
+        if keep or put or drop:
+            restricted.append((p.view, [with_arguments(p.call, {**keep, **put}, drop)]))
+    summary = f"take every gradient before {steps}"
+    if restrained:
+        summary += ", each into its own parameters"
     if others:
         summary += f"; what sees the stepped parameters goes along ({listed(others)})"
     # Where the boundary can be detached, or the later loss be made behind the step, that is the field's way.
@@ -400,8 +397,23 @@ def _proposal(
     effect = (
         OWN if mixed else NONE
     )  # (what another optimizer would have stepped with is no part of it any more)
-    yield Proposal(summary, effect, gather((view, [*restricted, *moved])), 2, last_resort=True)
-    if clearing:
+    yield Proposal(summary, effect, gather(*restricted, (view, moved)), 2 + rank, last_resort=True)
+    if clearing or rank:
         return
     # The plain reorder is in real repositories: shown with what it does to the other gradients.
-    yield Proposal(f"only move {steps} behind the last backward", NONE, gather((view, [*kept, *moved])), 9)
+    yield Proposal(f"only move {steps} behind the last backward", NONE, gather(*kept, (view, moved)), 9)
+
+
+def _retaining(
+    this: _Placed, placed: Sequence[_Placed], last: bool
+) -> tuple[dict[str, cst.BaseExpression], tuple[str, ...]]:
+    """The ``retain_graph`` to put into a backward's call, and what to drop: all but the last keep what is shared. A
+    variable that says so already is for other callers, too."""
+    said = says(this.call, "retain_graph")
+    if not any(_shared(this.event, other.event) for other in placed if other is not this):
+        return {}, ()
+    if last:
+        return {}, ("retain_graph",) if said == "True" else ()
+    if said == "True" or (said and this.event.retain):
+        return {}, ()
+    return {"retain_graph": cst.Name("True")}, ()

@@ -232,8 +232,9 @@ class Legacy(Event):
     """Something of autograd's past that today's PyTorch still takes.
 
     `use` is ``Variable`` (a tensor was wrapped in one; `said` is ``volatile`` where that was asked for), ``type`` (a
-    tensor's type was compared with Variable: never equal today) or ``deprecated`` (`said` is PyTorch's warning).
-    `ref` is the wrapped tensor; `attached` says that it required grad, which Variable() takes away today.
+    tensor's type was compared with Variable: never equal today), ``cleared`` (a leaf's ``.grad`` was read and is None)
+    or ``deprecated`` (`said` is PyTorch's warning). `ref` is the wrapped tensor, or the leaf; `attached` says that it
+    required grad, which Variable() takes away today.
     """
 
     use: str

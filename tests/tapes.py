@@ -14,6 +14,7 @@ from gradfix.tape import (
     Failure,
     Free,
     GradRead,
+    Legacy,
     Mutate,
     Optimizer,
     Record,
@@ -202,6 +203,10 @@ class Script:
 
     def grad_read(self, tensor: Tensor, line: Lines) -> None:
         self.events.append(GradRead(self.tick(), stack(line), self.ref(tensor), tensor.node))
+
+    def none(self, leaf: Tensor, line: Lines) -> None:
+        """``.grad`` of a leaf is read, and is None."""
+        self.events.append(Legacy(self.tick(), stack(line), "cleared", self.ref(leaf)))
 
     def failure(self, type: str, message: str, line: Lines) -> None:
         self.events.append(Failure(self.tick(), stack(line), type, message))

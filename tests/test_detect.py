@@ -514,6 +514,23 @@ def test_api_that_is_gone(type: str, message: str) -> None:
     assert (conflict.kind, conflict.severity) == ("legacy-api", "error")
 
 
+@pytest.mark.parametrize("filled", [True, False])
+def test_gradient_that_zero_grad_took_away(filled: bool) -> None:
+    s = Script()
+    used, other = s.leaf("net.used"), s.leaf("net.other")
+    opt = s.optimizer("opt", [used, other], 2)
+    s.backward(s.linear(3, other if filled else used, s.data()), 4)
+    s.step(opt, 5)
+    s.zero(opt, 6)
+    s.backward(s.linear(7, used, s.data()), 8)
+    s.none(other, 9)
+    s.failure("AttributeError", "'NoneType' object has no attribute 'data'", 9)
+    found = [c for c in detect(s.end("failed")) if c.kind == "legacy-api"]
+    assert [(c.pattern, c.severity, [x.at.line for x in c.labels]) for c in found] == (
+        [("cleared", "error", [6, 9])] if filled else []
+    )
+
+
 def test_failure_that_is_not_autograds() -> None:
     s = Script()
     s.failure("ValueError", "Target size (torch.Size([5, 1])) must be the same as input size", 3)

@@ -130,6 +130,35 @@ for i in range(9): late.step(); print(i)
     assert run(text, steps=2).stdout == "pretrained\n0\n"
 
 
+FOLLOWER = """
+target = torch.nn.Linear(2, 1)
+with_it = torch.optim.Adam(target.parameters(), lr=0.1)
+with torch.no_grad():
+    target.weight.fill_(1.0)
+for i in range(9):
+    train()
+    {write}
+    print(i)
+"""
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "target.load_state_dict({k: 0.9 * v + 0.1 for k, v in target.state_dict().items()})",
+        "[p.data.copy_(0.9 * p.data + 0.1) for p in target.parameters()]",
+    ],
+)
+def test_a_target_networks_optimizer_is_not_waited_for(run: Callable[..., Outcome], write: str) -> None:
+    outcome = run(MODEL + FOLLOWER.format(write=write), steps=2)
+    assert (outcome.ended, outcome.stdout) == ("steps", "0\n1\n")
+
+
+def test_what_is_initialised_once_is_waited_for(run: Callable[..., Outcome]) -> None:
+    text = FOLLOWER.format(write="if i == 4: target.weight.data.fill_(0.5)")
+    assert run(MODEL + text, steps=2).ended == "finished"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -148,6 +148,7 @@ PATTERNS = {
     "legacy-api": {
         "removed": "an API that current PyTorch no longer has",
         "compared": "a type is compared with Variable, which no tensor's is today",
+        "cleared": "a gradient is used that zero_grad() set to zero once, and sets to None today",
         "variable": "a tensor is wrapped in Variable",
         "deprecated": "PyTorch warns that a name has a successor",
     },

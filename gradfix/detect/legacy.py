@@ -7,7 +7,7 @@ import re
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Found, make
 from gradfix.graph import Graph
-from gradfix.tape import Cut, Failure, Legacy, Site, Stack
+from gradfix.tape import Backward, Cut, Failure, Legacy, Site, Stack, Zero
 
 # (exception, wording) of API that autograd's past had and today's PyTorch refuses
 REMOVED = (
@@ -29,7 +29,10 @@ UNDIMENSIONED = (
 
 
 def removed(graph: Graph, event: Failure) -> Conflict | None:
-    """An API that is gone, where that ended the run."""
+    """An API that is gone, or a gradient that is, where that ended the run."""
+    cleared = _cleared(graph, event)
+    if cleared is not None:
+        return cleared
     what = _gone(graph, event)
     if not what:
         return None
@@ -44,12 +47,51 @@ def removed(graph: Graph, event: Failure) -> Conflict | None:
     )
 
 
+def _cleared(graph: Graph, failure: Failure) -> Conflict | None:
+    """A gradient that is None where the run ended, though a backward had filled it before it was cleared."""
+    here = failure.at
+    if here is None or "'NoneType'" not in failure.message:
+        return None
+    events = graph.tape.events
+    reads = [e for e in events if isinstance(e, Legacy) and e.use == "cleared" and e.at is not None]
+    read = next(
+        (e for e in reads if e.at is not None and (e.at.file, e.at.line) == (here.file, here.line)), None
+    )
+    leaf = read.ref.storage if read is not None and read.ref is not None else None
+    zero: Zero | None = None
+    filled = lost = False
+    for event in events:
+        if event is read:
+            break
+        if isinstance(event, Backward) and any(r.storage == leaf for r in event.accumulates):
+            filled, lost = True, False
+        elif isinstance(event, Zero) and filled and any(r.storage == leaf for r in event.refs):
+            zero, lost = event, True
+    if read is None or read.ref is None or zero is None or not lost:
+        return None
+    name = f"`{read.ref.name}`" if read.ref.name else "a parameter"
+    return make(
+        "legacy-api",
+        "cleared",
+        f"the gradient of {name} is None here: since PyTorch 2.0 zero_grad() takes gradients away, where it had set "
+        "them to zero, and no backward has given this one again",
+        [
+            ("zero", zero.stack, "sets gradients to None today"),
+            ("read", failure.stack, f"fails: {failure.message.splitlines()[0]}"),
+        ],
+        "read",
+        severity="error",
+        ref=read.ref,
+        event=failure,
+    )
+
+
 def outdated(graph: Graph) -> Found:
     """Uses of autograd's past that still run: one conflict a place."""
     failure = next((e for e in graph.tape.events if isinstance(e, Failure)), None)
     for event in graph.tape.events:
-        if not isinstance(event, Legacy) or event.at is None:
-            continue
+        if not isinstance(event, Legacy) or event.at is None or event.use == "cleared":
+            continue  # (a gradient that is None: only where that ends the run)
         found = _compared(event, failure) if event.use == "type" else _noted(event)
         yield ("legacy", event.use, event.stack[-1]), event, found
 

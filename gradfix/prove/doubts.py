@@ -172,11 +172,8 @@ def _as_often(now: Measured, before: Measured) -> bool:
 def drift(after: Measured, before: Measured) -> list[str]:
     """Differences beside the gradients."""
     said = []
-    last = [
-        (after.by_optimizer[k][-1], steps[-1])
-        for k, steps in before.by_optimizer.items()
-        if k in after.by_optimizer
-    ]
+    pairs_of = ((after.by_optimizer.get(k, ()), steps) for k, steps in before.by_optimizer.items())
+    last = [list(zip(mine, were, strict=False))[-1] for mine, were in pairs_of if mine]
     for i, whose in enumerate(("", "Python's ", "NumPy's ")):
         pairs = ((s.random[i : i + 1], t.random[i : i + 1]) for s, t in last)
         if any(x and y and x != y for x, y in pairs):  # (one that never imported NumPy drew nothing of it)

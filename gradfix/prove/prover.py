@@ -112,7 +112,8 @@ class Prover:
         if baseline.base:
             return baseline
         if "restored" in kinds:
-            return self._with_base(baseline, {"shims": True})
+            zeros = any(c.pattern == "cleared" for c in conflicts)
+            return self._with_base(baseline, {"shims": True, **({"zeros": True} if zeros else {})})
         if "adds-gradient" in kinds and not baseline.oracle.passes:
             return self._with_base(baseline, {"retain": True})
         known: list[Any] = []
@@ -372,7 +373,8 @@ class Prover:
         unit = "step" if baseline.oracle.steps else "backward"
         over = f"over {passes} {unit}{'s' * (passes != 1)}"
         if cut_short:
-            if after.measured.passes <= passes and not after.short:
+            restored = "shims" in baseline.base  # (it can get no further than the old calls do)
+            if after.measured.passes <= passes and not after.short and not restored:
                 return Verdict("rejected", f"gets no further than before ({passes} {unit}s)", measured)
             reason = f"equal as far as the script could run before ({over.removeprefix('over ')})"
             return Verdict("intended", reason + rest, measured)

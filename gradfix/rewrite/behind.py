@@ -4,10 +4,12 @@ the parameters that the step left, and must go on to see them."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import libcst as cst
 
-from gradfix.rewrite.statements import Unit, dotted, names, touches
+from gradfix.edit import View
+from gradfix.rewrite.statements import Unit, block_of, dotted, lifted, names, touches, unit_in, units
 
 LEAVES = (cst.Continue, cst.Break, cst.Return, cst.Raise, cst.Yield)
 # calls that read the tensors they are given, and neither parameters nor anything else of the program's
@@ -63,6 +65,38 @@ def harmless(node: cst.CSTNode, bound: Collection[str]) -> bool:
     }
     reads = names(node).reads
     return all(map(_plain, inner)) and all(r in kept or r in PLAIN or r.split(".")[0] in bound for r in reads)
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A statement of the body, or of an ``if`` without ``else`` in it: then with its test."""
+
+    unit: Unit
+    test: cst.BaseExpression | None = None
+
+    def line(self) -> cst.BaseStatement:
+        """The statement to put elsewhere."""
+        if self.test is None:
+            return lifted(self.unit)
+        return cst.If(self.test.deep_clone(), cst.IndentedBlock([lifted(self.unit)]))
+
+
+def guarded(view: View, block: cst.CSTNode, node: cst.CSTNode) -> Guarded | None:
+    """The statement of `node` in `block`, or in an ``if`` of it; None where it stands elsewhere."""
+    inner = block_of(view, node)
+    index = unit_in(view, inner, node) if inner is not None else None
+    if inner is None or index is None:
+        return None
+    unit = units(inner)[index]
+    if not isinstance(unit.node, (cst.Expr, cst.Assign)):
+        return None
+    if inner is block:
+        return Guarded(unit)
+    around = view.parents.get(inner)
+    plain = isinstance(around, cst.If) and around.orelse is None
+    if not plain or not isinstance(around, cst.If) or view.parents.get(around) is not block:
+        return None
+    return Guarded(unit, around.test)
 
 
 def calls(node: cst.CSTNode, methods: Collection[str]) -> bool:

@@ -191,6 +191,8 @@ def parameters_of(project: Project, optimizer: int, view: View, at: cst.CSTNode)
     that are frozen, where some ever are. None where the optimizer has no name there."""
     found = _as_made(project, optimizer, view, at)
     if found is None:
+        found = _as_owned(project, optimizer, view, at)
+    if found is None:
         found = _as_called(project, optimizer, view, at)
     if found is None:
         found = _as_held(project, optimizer, view, at)
@@ -206,6 +208,40 @@ def _as_made(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> c
     given = next((a.value for a in call.args if a.keyword is None or a.keyword.value == "params"), None)
     found = _as_list(given) if given is not None else None
     return found if found is not None and all(_bound_once(own, call, n) for n in names(found).reads) else None
+
+
+def _as_owned(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> cst.BaseExpression | None:
+    """``list(agent.net.parameters())`` where the step is that of ``agent.net.optimizer``, and the class of
+    ``agent.net`` made it of its own: ``self.optimizer = Adam(self.parameters())``."""
+    made = project.graph.optimizers[optimizer]
+    own = project.view(made.stack[-1].file) if made.stack else None
+    call = own.call_at(made.stack[-1]) if own and made.stack else None
+    statement = own.small_statement(call) if own and call else None
+    held = _named_here(project, optimizer, view, at)
+    if call is None or not isinstance(statement, cst.Assign) or not isinstance(held, cst.Attribute):
+        return None
+    target = statement.targets[0].target
+    if dotted(target) != f"self.{held.attr.value}" or statement.value is not call:
+        return None
+    given = next((a.value for a in call.args if a.keyword is None or a.keyword.value == "params"), None)
+    found = _as_list(given) if given is not None else None
+    if found is None or not all(n.startswith("self.") for n in names(found).reads - {"self", "list"}):
+        return None
+    owned = found.visit(_Owner(held.value))
+    return owned if isinstance(owned, cst.BaseExpression) else None
+
+
+class _Owner(cst.CSTTransformer):
+    """`self` becomes another expression."""
+
+    def __init__(self, owner: cst.BaseExpression) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.Attribute:
+        if isinstance(original_node.value, cst.Name) and original_node.value.value == "self":
+            return updated_node.with_changes(value=self.owner.deep_clone())
+        return updated_node
 
 
 def _as_called(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> cst.BaseExpression | None:
@@ -245,13 +281,21 @@ def _imported(view: View) -> frozenset[str]:
 
 
 def _as_held(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> cst.BaseExpression | None:
+    named = _named_here(project, optimizer, view, at)
+    if named is None:
+        return None
+    code = cst.Module([]).code_for_node(named)
+    return cst.parse_expression(f'[p for group in {code}.param_groups for p in group["params"]]')
+
+
+def _named_here(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> cst.BaseExpression | None:
+    """The optimizer as its step in the same function names it."""
     steps = [e for e in project.graph.tape.events if isinstance(e, Step) and e.optimizer == optimizer]
     for step in steps[:1]:
         named = step_expression(project, step)
         place = project.node(step.stack[-1])
         if named is not None and place and place[0] is view and view.function(place[1]) is view.function(at):
-            code = cst.Module([]).code_for_node(named)
-            return cst.parse_expression(f'[p for group in {code}.param_groups for p in group["params"]]')
+            return named
     return None
 
 

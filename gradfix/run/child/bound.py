@@ -11,8 +11,14 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
 from . import failure
 
+_REWRITTEN = 2  # times that parameters change without a step before nobody waits for one
+_LOOKED_AT = 4  # parameters of an optimizer, and numbers of each, that tell whether they changed
+_NUMBERS = 16
 _PATIENCE = 32  # steps of one optimizer after which the loop that makes it anew is waited for no longer
 Line = tuple[str, int]  # file and line of the user's where optimizers are made
 
@@ -24,11 +30,15 @@ class Bound:
     a hundred of pre-training with another optimizer. One that is made anew in every iteration inherits the
     count of the dead one that was made on the same line. Where it is made in a loop, that loop has to go round
     twice (Reptile's steps on one task, MAML's): the optimizer of the second round steps as often, or gives way
-    to a third.
+    to a third. One whose parameters the script itself writes again and again is a target network's, made by the
+    class of what it follows: it never steps, and nobody waits for it.
     """
 
     def __init__(self, steps: int, done: Callable[[], None]) -> None:
         self.steps, self.done = steps, done
+        self.idle: dict[
+            int, _Idle
+        ] = {}  # by optimizer, those that have not stepped since the first of all did
         self.pid = os.getpid()
         self.counts: dict[int, int] = {}
         self.living: dict[int, Any] = {}
@@ -69,6 +79,7 @@ class Bound:
         count, heir = self.counts.pop(key), self.heirs.get(line)
         del self.living[key]
         self.places.pop(key, None)
+        self.idle.pop(key, None)
         if heir in self.counts:
             self.counts[heir] += count
         else:
@@ -80,13 +91,59 @@ class Bound:
         if id(optimizer) in self.places:
             steps, number = self.places[id(optimizer)]
             steps[number] += 1
-        enough = min(self.counts.values()) >= self.steps and all(map(self._went_round, self.rounds.values()))
+        self.idle.pop(id(optimizer), None)
+        self._watch_idle()
+
+        counted = all(c >= self.steps or self._follows(k) for k, c in self.counts.items())
+        enough = counted and all(map(self._went_round, self.rounds.values()))
         if enough and os.getpid() == self.pid:
             self.done()
 
     def _went_round(self, steps: list[int]) -> bool:
         second = len(steps) == 2 and steps[1] >= min(self.steps, steps[0])
         return second or len(steps) > 2 or sum(steps) >= max(self.steps, _PATIENCE)
+
+    def _watch_idle(self) -> None:
+        """Look once more at the parameters of those that have not stepped."""
+        waiting = [
+            (key, one) for key, c in self.counts.items() if not c and (one := self.living[key]()) is not None
+        ]
+        if not waiting:
+            return
+        others = (ref() for key, ref in self.living.items() if self.counts[key])
+        stepped = {id(p) for other in others if other is not None for p in _parameters(other)}
+        with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+            for key, optimizer in waiting:
+                own = _parameters(optimizer)
+                if stepped.isdisjoint(map(id, own)):
+                    self.idle.setdefault(key, _Idle()).look([p for p in own if _has_numbers(p)][:_LOOKED_AT])
+
+    def _follows(self, key: int) -> bool:
+        return key in self.idle and self.idle[key].rewritten >= _REWRITTEN
+
+
+class _Idle:
+    """What the parameters of an optimizer that has not stepped hold, and how often that has changed."""
+
+    __slots__ = ("held", "rewritten")
+
+    def __init__(self) -> None:
+        self.held: list[list[float]] | None = None
+        self.rewritten = 0
+
+    def look(self, parameters: list[Any]) -> None:
+        now = [p.detach().reshape(-1)[:_NUMBERS].tolist() for p in parameters]
+        self.rewritten += self.held is not None and now != self.held
+        self.held = now
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _has_numbers(parameter: Any) -> bool:
+    plain = type(parameter) in (torch.Tensor, torch.nn.Parameter)  # a lazy one has no shape yet
+    return plain and parameter.layout is torch.strided and not parameter.is_meta
 
 
 def _user_frame() -> Any:

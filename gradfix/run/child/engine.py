@@ -382,7 +382,8 @@ class Engine:
         walk.nodes += inner.nodes
         walk.parents.update(inner.parents)
         r.record(walk, dull)
-        leaves = {id(t): t for t in (*walk.accumulated, *inner.accumulated)}
+        # (what was frozen behind the forward is walked to, and given nothing)
+        leaves = {id(t): t for t in (*walk.accumulated, *inner.accumulated) if t.requires_grad}
         fields: dict[str, Any] = _flags(*flags)
         if leaves:
             fields["accumulates"] = r.leaves.refs(leaves.values())

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import candidates, dynamo, failure, network
-from .bound import Bound
 
 PACKAGE = __package__ or "gradfix.run.child"
 EXIT = os._exit  # the real one: the script finds a version of ours that says goodbye first
@@ -103,7 +102,8 @@ class _Execution:
             network.watch(self.emit)
         self._instrument()
         if request.get("steps"):
-            Bound(request["steps"], self._steps_are_done).install()
+            bound = importlib.import_module(PACKAGE + ".bound").Bound
+            bound(request["steps"], self._steps_are_done).install()
 
     def _instrument(self) -> None:
         """Only what was asked for is even imported. Each has install() and finish(how, exc)."""

@@ -16,7 +16,7 @@ _CLEARS = ("zero_", "_foreach_zero_")
 
 
 class Gradients:
-    """Emits Zero, GradWrite and GradRead. `r` is the recorder."""
+    """Emits Zero, GradWrite and GradRead, and Legacy where a gradient is None. `r` is the recorder."""
 
     def __init__(self, recorder: Any) -> None:
         self.r = recorder
@@ -110,3 +110,15 @@ class Gradients:
         node = tensor.grad_fn
         fields = {} if node is None else {"node": node._sequence_nr()}
         r.tape.event("GradRead", r.clock.tick(), stack, ref=r.tape.ref(storage, tensor), **fields)
+
+    def none(self, leaf: Any, frame: Any) -> None:
+        """``.grad`` of a leaf that has none, maybe since ``zero_grad()``: before PyTorch 2.0 it was a tensor of zeros
+        then."""
+        r = self.r
+        if r.off() or not r.sites.is_user(frame.f_code):
+            return
+        stack = r.sites.stack(frame)
+        if r.seen(("none", stack)) > 1:
+            return
+        with torch._C.DisableTorchFunction():
+            r.tape.event("Legacy", r.clock.tick(), stack, use="cleared", ref=r.leaf_refs([leaf])[0])

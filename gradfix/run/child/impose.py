@@ -24,6 +24,7 @@ The request is a JSON object; every key is optional, and they combine:
              (``keep``), or are leaves (``leaf``).
 ``create``   ``torch.autograd.grad`` at the [file, line]s listed makes a graph of its own (``create_graph=True``).
 ``shims``    calls of PyTorch 0.x that were removed do what they did.
+``zeros``    ``zero_grad()`` sets gradients to zero, as before PyTorch 2.0.
 
 Standard library and torch only; installed after the recorder and before the measurer.
 """
@@ -41,6 +42,7 @@ from .imposed_ops import MADE, Keep, Made, Ops
 from .imposed_steps import Rounds, Steps
 from .measure import Optimizers, quiet
 from .pretend import (
+    clear_to_zero,
     differentiate_twice,
     foreign,
     freeze_statistics,
@@ -89,6 +91,8 @@ class Imposer:
             retain_gradients()
         if self.request.get("shims"):
             restore_old_calls()
+        if self.request.get("zeros"):
+            clear_to_zero()
         if self.request.get("keep"):
             each_thread.enter(Keep(self.request["keep"]))
         if "draws" in self.request or "write" in self.request:

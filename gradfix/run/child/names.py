@@ -121,9 +121,13 @@ class Names:
         for inner, tensor in module.named_buffers():
             self._offer(f"{name}.{inner}", tensor, place)
         for child_name, child in module.named_modules():
-            for key, item in list(vars(child).items()):  # a hidden state kept on self
+            for key, item in list(
+                vars(child).items()
+            ):  # a hidden state kept on self, the network's own optimizer
                 if isinstance(item, torch.Tensor):
                     self._offer(".".join(x for x in (name, child_name, key) if x), item, place)
+                elif isinstance(item, torch.optim.Optimizer):
+                    self._own(".".join(x for x in (name, child_name, key) if x), item, place)
 
     def _offer(self, name: str, tensor: Any, place: _Place) -> None:
         storage = self._storages.at(address_of(tensor))

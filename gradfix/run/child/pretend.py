@@ -162,6 +162,19 @@ def retain_gradients() -> None:
     torch.optim.Optimizer.add_param_group = add_param_group  # type: ignore
 
 
+def clear_to_zero() -> None:
+    """``zero_grad()`` without a word sets gradients to zero."""
+    for owner in (torch.optim.Optimizer, torch.nn.Module):
+        owner.zero_grad = _to_zero(owner.zero_grad)  # type: ignore
+
+
+def _to_zero(plain: Any) -> Any:
+    def zero_grad(self: Any, set_to_none: bool = False) -> None:
+        plain(self, set_to_none)
+
+    return zero_grad
+
+
 def restore_old_calls() -> None:
     """PyTorch 0.x took: loss.data[0], loss.data.numpy()[0], backward(retain_variables=), clip_grad_norm,
     Variable(volatile=), and Variable was the type of what has a graph."""

@@ -409,10 +409,13 @@ class Watch(TorchFunctionMode):
     # ---- .grad
 
     def _get_grad(self, func: Any, args: Any) -> Any:
-        tensor = args[0]
-        if not tensor.is_leaf and not tensor.retains_grad:
-            self.r.gradients.read(tensor, _getframe(2))
-        return func(*args)
+        tensor, result = args[0], func(*args)
+        if result is None and tensor.requires_grad:
+            if tensor.is_leaf:
+                self.r.gradients.none(tensor, _getframe(2))
+            elif not tensor.retains_grad:
+                self.r.gradients.read(tensor, _getframe(2))
+        return result
 
     def _set_grad(self, func: Any, args: Any) -> Any:
         result = func(*args)

@@ -110,8 +110,10 @@ def _spared(conflict: Conflict, project: Project) -> Iterator[Proposal]:
         return
     inputs = _inputs(project, conflict.backward, *place, [conflict.backward])
     if inputs is not None:
-        put = with_arguments(place[1], {"inputs": inputs})
-        yield Proposal("restrict the backward to the parameters it trains", OWN, gather((place[0], [put])), 1)
+        edits = gather((place[0], [with_arguments(place[1], {"inputs": inputs})]))
+        plain = isinstance(inputs, cst.Call)  # list(net.parameters()), and no roundabout way of saying it
+        said = "restrict the backward to the parameters it trains"
+        yield Proposal(said, OWN, edits, 1 if plain else 4, last_resort=not plain)
 
 
 def _restricted(conflict: Conflict, project: Project) -> Iterator[Proposal]:
@@ -348,11 +350,13 @@ def _shared(one: Backward, other: Backward) -> bool:
 
 
 def _keeps_to_itself(project: Project, backward: Backward, group: Sequence[Backward]) -> bool:
-    """Whether a backward fills no gradients but those of the parameters it trains: the others may be frozen."""
+    """Whether a backward fills no gradients but those of the parameters it trains: the others may be frozen, or
+    cleared before anybody steps with them."""
     graph = project.graph
-    own = {r.storage for k in _trained(project, backward, group) for r in graph.optimizers[k].refs}
-    others = {r.storage for e in graph.optimizers.values() for r in e.refs} - own
-    return not others & {r.storage for r in backward.accumulates}
+    mine = _trained(project, backward, group)
+    used = graph.uses(backward).union(*(_trained(project, b, group) for b in group)) - mine
+    own, others = ({r.storage for k in some for r in graph.optimizers[k].refs} for some in (mine, used))
+    return not (others - own) & {r.storage for r in backward.accumulates}
 
 
 def _proposal(

@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from tapes import Script
 
+from gradfix.detect import detect
 from gradfix.prove import Baseline, Prover, Verdict
 from gradfix.prove.compare import Measured, difference, likeness, read
+from gradfix.prove.cured import Lines, left
 from gradfix.prove.effects import own_loss_by_time, period
 from gradfix.prove.prover import Refusal
 from gradfix.run import Outcome, Run
@@ -744,3 +747,30 @@ def test_a_candidate_that_the_clock_stopped_is_judged_as_far_as_it_came(bench):
     slow.steps = 1
     verdict = slow.prove(baseline, after, Effect("none"), conflict)
     assert "stopped by the time limit at 1 of the 3 steps" in verdict.reason
+
+
+def test_of_two_faults_of_one_step_the_other_is_not_the_cured_one():
+    s = Script()
+    w = s.leaf("w")
+    opt = s.optimizer("opt", [w], 1)
+    s.backward(s.linear(2, w, s.data()), 3)
+    h = [s.op("mm", line, w, s.data(), saves=[w]) for line in (4, 5)]
+    s.step(opt, 6)
+    s.backward(h[0], 7)
+    s.backward(h[1], 8)
+    first, second = (c for c in detect(s.end()) if c.kind == "stale-saved-tensor")
+    assert first.at == second.at
+    found = left([second], [first, second], [first], Lines({}, {}))
+    assert (found.still, found.others, found.gone) == ((), (second,), (first,))
+
+
+@pytest.mark.parametrize("size", [2, 65_537, 300_001])
+def test_a_tensor_in_three_numbers(size: int) -> None:
+    import torch
+
+    from gradfix.run.child.measure import number
+
+    values = torch.linspace(-1.0, 2.0, size).sin()
+    wide, weights = values.double(), torch.linspace(1.0, 2.0, size, dtype=torch.float64)
+    expected = [wide.norm().item(), wide.sum().item(), wide.dot(weights).item()]
+    assert number(values) == pytest.approx(expected, rel=1e-9)

@@ -81,10 +81,10 @@ def left(
     new: list[Conflict] = []
     others: list[Conflict] = []
     for conflict in after:
-        # the exact place first: two faults may be needed by one backward
-        match = _first(conflict, [*cured, *known], _same_place_at_fault, lines) or _first(
-            conflict, [*cured, *known], _same_need, lines
-        )
+        # the exact place first: two faults may be needed by one backward, and one step may cause two
+        ways = (_same_place_and_need, _same_place_at_fault, _same_need)
+        matches = (_first(conflict, [*cured, *known], way, lines) for way in ways)
+        match = next((m for m in matches if m is not None), None)
         if match is not None and any(match is c for c in cured):
             still.append(match)
         elif conflict.severity == "error":
@@ -107,6 +107,10 @@ def _first(
     lines: Lines,
 ) -> Conflict | None:
     return next((b for b in before if b.kind == after.kind and alike(after, b, lines)), None)
+
+
+def _same_place_and_need(after: Conflict, before: Conflict, lines: Lines) -> bool:
+    return _same_place_at_fault(after, before, lines) and _same_need(after, before, lines)
 
 
 def _same_place_at_fault(after: Conflict, before: Conflict, lines: Lines) -> bool:

@@ -216,7 +216,8 @@ class Trace:
         free = self.tick()
         refused, wrong = self._judged(nodes)
         self._record(nodes)
-        filled = leaves if accumulate else []
+        # (what was frozen behind the forward is walked to, and given nothing)
+        filled = [t for t in leaves if t.requires is not False] if accumulate else []
         for tensor in filled:
             tensor.storage.known = True
         numbers = (*(n.number for n in nodes), *(~t.storage.number for t in leaves))

@@ -289,12 +289,17 @@ def _as_held(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> c
 
 
 def _named_here(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> cst.BaseExpression | None:
-    """The optimizer as its step in the same function names it."""
+    """The optimizer as its step names it, in the same function or on the same object."""
     steps = [e for e in project.graph.tape.events if isinstance(e, Step) and e.optimizer == optimizer]
     for step in steps[:1]:
         named = step_expression(project, step)
         place = project.node(step.stack[-1])
-        if named is not None and place and place[0] is view and view.function(place[1]) is view.function(at):
+        if named is None or place is None or place[0] is not view:
+            continue
+        held = (dotted(named) or "").startswith("self.") and view.enclosing(at, cst.ClassDef) is not None
+        if view.function(place[1]) is view.function(at) or (
+            held and view.enclosing(place[1], cst.ClassDef) is view.enclosing(at, cst.ClassDef)
+        ):
             return named
     return None
 

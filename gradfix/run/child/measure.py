@@ -96,7 +96,7 @@ class Measurer:
         self.buffers: weakref.WeakKeyDictionary[Any, dict[str, None]] = weakref.WeakKeyDictionary()
         self.before: dict[int, list[Any]] = {}  # parameter values when step() began
         self.after: dict[int, list[Any]] = {}  # and when it ended
-        self.sketches: dict[int, tuple[Any, Any]] = {}
+        self.signs: dict[int, Any] = {}  # by size
         self.done = False
 
     def install(self) -> None:
@@ -185,8 +185,11 @@ class Measurer:
             last = self.after.get(k)
             changed = []
             if last is not None and len(last) == len(ps):
-                changed = [j for j, (p, q) in enumerate(zip(ps, last)) if _differ(p, q)]  # noqa: B905
-            self.before[k] = [p.detach().clone() for p in ps]
+                same = [p.shape == q.shape and torch.equal(p.detach(), q) for p, q in zip(ps, last)]  # noqa: B905
+                changed = [j for j, p in enumerate(ps) if not same[j] and _differ(p, last[j])]
+                self.before[k] = [last[j] if same[j] else p.detach().clone() for j, p in enumerate(ps)]
+            else:
+                self.before[k] = [p.detach().clone() for p in ps]
             line = {
                 "m": "s",
                 "o": k,
@@ -253,24 +256,27 @@ class Measurer:
             t = t.to_dense()
         if t.is_complex():
             t = torch.view_as_real(t)
-        t = t.to("cpu")
-        wide = t.double().flatten()
-        norm, total = wide.norm().item(), wide.sum().item()
+        t = t.to("cpu").flatten()
+        norm, total = wide_norm(t).item(), t.sum(dtype=torch.float64).item()
         if t.numel() > FULL:
-            buckets, signs = self._sketch(t.numel())
-            sketch = torch.zeros(BUCKETS, dtype=torch.float64).index_add_(0, buckets, wide * signs)
-            return [norm, total, "cs", encode(sketch.float())]
+            return [norm, total, "cs", encode(self._sketch(t))]
         if t.dtype == torch.float64:
-            return [norm, total, "f8", encode(wide)]
-        return [norm, total, "f4", encode(wide.float())]
+            return [norm, total, "f8", encode(t)]
+        return [norm, total, "f4", encode(t.float())]
 
-    def _sketch(self, size: int) -> tuple[Any, Any]:
-        if size not in self.sketches:
+    def _sketch(self, t: Any) -> Any:
+        """Sums of the elements that lie BUCKETS apart, each with a sign of its own (a count sketch: inner products
+        are kept on average)."""
+        size = t.numel()
+        if size not in self.signs:
             g = torch.Generator().manual_seed(size)  # its own: the script's draws stay as they are
-            buckets = torch.randint(BUCKETS, (size,), generator=g)
-            signs = torch.randint(0, 2, (size,), generator=g, dtype=torch.int8).double() * 2 - 1
-            self.sketches[size] = (buckets, signs)
-        return self.sketches[size]
+            self.signs[size] = torch.randint(0, 2, (size,), generator=g, dtype=torch.int8).mul_(2).sub_(1)
+        signed = t * self.signs[size]
+        rows = size // BUCKETS
+        sketch = signed[: rows * BUCKETS].view(rows, BUCKETS).sum(0, dtype=torch.float64)
+        rest = signed[rows * BUCKETS :]
+        sketch[: rest.numel()] += rest
+        return sketch.float()
 
 
 def encode(t: Any) -> str:
@@ -287,13 +293,34 @@ def number(t: Any) -> list[float]:
         t = t.to_dense()
     if t.is_complex():
         t = torch.view_as_real(t)
-    t = t.double().flatten()
-    if t.numel() == 1:
-        value = t.item()
+    t, size = t.flatten(), t.numel()
+    if size == 1:
+        value = float(t)
         return [abs(value), value, value]
-    weights = torch.linspace(1.0, 2.0, t.numel(), dtype=torch.float64, device=t.device)
-    found: list[float] = torch.stack([t.norm(), t.sum(), t.dot(weights)]).tolist()
+    if size <= FULL:
+        t = t.double()
+        weights = torch.linspace(1.0, 2.0, size, dtype=torch.float64, device=t.device)
+        found: list[float] = torch.stack([t.norm(), t.sum(), t.dot(weights)]).tolist()
+        return found
+    # the same without a copy in double precision: weights from 1 to 2, of rows, of columns, of what is left over
+    rows = size // BUCKETS
+    square, rest = t[: rows * BUCKETS].view(rows, BUCKETS), t[rows * BUCKETS :].double()
+    along, down = square.sum(1, dtype=torch.float64), square.sum(0, dtype=torch.float64)
+    total = along.sum() + rest.sum()
+    placed = along.dot(_places(rows, t)) * BUCKETS + down.dot(_places(BUCKETS, t))
+    placed = placed + rest.dot(_places(rest.numel(), t) + rows * BUCKETS)
+    found = torch.stack([wide_norm(t), total, total + placed / (size - 1)]).tolist()
     return found
+
+
+def _places(count: int, like: Any) -> Any:
+    return torch.arange(count, dtype=torch.float64, device=like.device)
+
+
+def wide_norm(t: Any) -> Any:
+    """The norm, summed up in double precision without a copy in it."""
+    t = t if t.is_floating_point() else t.double()
+    return torch.linalg.vector_norm(t, dtype=torch.float64)
 
 
 def random_state(seed: int) -> list[int]:
@@ -353,8 +380,8 @@ def _grad_state(p: Any) -> tuple[int, int]:
 
 def _differ(p: Any, q: Any) -> bool:
     """Whether `p` holds other values than `q`; what was added and taken off again differs by its rounding."""
-    if p.shape != q.shape or torch.equal(p.detach(), q):
-        return bool(p.shape != q.shape)
+    if p.shape != q.shape:
+        return True
     if not q.is_floating_point():
         return True
     far = (p.detach() - q).abs().max()
@@ -367,5 +394,5 @@ def _state(optimizer: Any, ps: list[Any]) -> dict[str, list[float]]:
     for p in ps:
         for key, t in optimizer.state[p].items() if p in optimizer.state else ():
             if isinstance(t, torch.Tensor) and t.numel():
-                found.setdefault(str(key), []).append(float(t.detach().double().norm()))
+                found.setdefault(str(key), []).append(float(wide_norm(t.detach())))
     return found

@@ -773,4 +773,4 @@ def test_a_tensor_in_three_numbers(size: int) -> None:
     values = torch.linspace(-1.0, 2.0, size).sin()
     wide, weights = values.double(), torch.linspace(1.0, 2.0, size, dtype=torch.float64)
     expected = [wide.norm().item(), wide.sum().item(), wide.dot(weights).item()]
-    assert number(values) == pytest.approx(expected, rel=1e-9)
+    assert number(values) == pytest.approx(expected, rel=1e-5)

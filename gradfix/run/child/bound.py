@@ -93,7 +93,6 @@ class Bound:
             steps[number] += 1
         self.idle.pop(id(optimizer), None)
         self._watch_idle()
-
         counted = all(c >= self.steps or self._follows(k) for k, c in self.counts.items())
         enough = counted and all(map(self._went_round, self.rounds.values()))
         if enough and os.getpid() == self.pid:

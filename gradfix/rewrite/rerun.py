@@ -302,6 +302,27 @@ def _plain_branches(unit: Unit) -> bool:
 def plan(project: Project, backward: Backward) -> Plan | None:
     """How to give `backward` a graph that no step has made stale; None where the body does not show it."""
     records, step = stale(project, backward)
+    whole = tuple(dict.fromkeys((*records, *_of_stepped(project, backward))))
+    found = _plan(project, backward, whole, step) if len(whole) > len(records) else None
+    return found or _plan(project, backward, records, step)
+
+
+def _of_stepped(project: Project, backward: Backward) -> Iterator[Record]:
+    """The nodes of `backward`, made since its previous execution, that take in a parameter which has been stepped
+    since, though nothing of it was saved (a first layer's weight): what is made of it alone again would mix parameters
+    of before with those of after."""
+    graph = project.graph
+    since = max((b.time for b in same_place(graph, backward) if b.time < backward.time), default=-1)
+    stepped = {r.storage: s.time for s in graph.steps if since < s.time < backward.time for r in s.refs}
+    for node in backward.nodes:
+        record = graph.records.get(node)
+        if record is None or record.time < since:
+            continue
+        if any(p < 0 and stepped.get(~p, -1) > record.time for p in record.parents):
+            yield record
+
+
+def _plan(project: Project, backward: Backward, records: tuple[Record, ...], step: Stack) -> Plan | None:
     depth = meeting(step, backward.stack) if records else -1
     stepped, needed = frame(project, step, depth), frame(project, backward.stack, depth)
     if depth < 0 or stepped is None or needed is None or stepped[0] is not needed[0]:

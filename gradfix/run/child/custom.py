@@ -11,6 +11,7 @@ gradients are exact; the engine measures how far off plain PyTorch is.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import weakref
 from typing import Any
@@ -112,10 +113,8 @@ class Custom:
         BackwardCFunction.apply = apply_backward  # type: ignore[method-assign]
 
     def _is_users(self, cls: Any) -> bool:
-        code = getattr(getattr(cls, "forward", None), "__code__", None)
-        if code is None:
-            return False
-        return hasattr(cls.forward, _MARKED) or bool(self.r.sites.is_user(code))
+        code = getattr(inspect.unwrap(cls.forward), "__code__", None)  # (torch.amp.custom_fwd wraps it)
+        return code is not None and bool(self.r.sites.is_user(code))
 
     # ---- forward
 

@@ -229,9 +229,9 @@ class Measurer:
                 if id(value) in seen or not value.requires_grad or len(seen) > LEAVES:
                     return
                 seen.add(id(value))
-                if value.is_leaf:
+                if _asked(value, "is_leaf"):
                     leaves[name] = self.vector(value.grad)
-                elif value.retains_grad:
+                elif _asked(value, "retains_grad"):
                     retained[name] = self.vector(value.grad)
             elif isinstance(value, torch.nn.Module):
                 for n, p in value.named_parameters():
@@ -276,6 +276,15 @@ class Measurer:
         sketch = square.sum(0).double()
         sketch[: rest.numel()] += rest
         return sketch.float()
+
+
+def _asked(tensor: Any, question: str) -> bool:
+    """What a tensor says of itself; no, where PyTorch does not let it be asked: of several views that one op made, and
+    whose base was written since."""
+    try:
+        return bool(getattr(tensor, question))
+    except RuntimeError:
+        return False
 
 
 def encode(t: Any) -> str:

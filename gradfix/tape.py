@@ -220,6 +220,16 @@ class Custom(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Terms(Event):
+    """Two terms `nodes` of the one loss of the backward at `stack`, both through the same two optimizers' networks:
+    `cosine` is that of their gradients for the value of `node`, where one network enters the other."""
+
+    nodes: tuple[int, int]
+    node: int
+    cosine: float
+
+
+@dataclass(frozen=True, slots=True)
 class GradRead(Event):
     """``.grad`` of a non-leaf that does not retain it was read: PyTorch warns and gives None."""
 
@@ -309,6 +319,7 @@ AnyEvent = (
     | Cut
     | Added
     | Custom
+    | Terms
     | GradRead
     | Legacy
     | Kept
@@ -330,6 +341,7 @@ EVENTS: dict[str, type[Event]] = {
         Cut,
         Added,
         Custom,
+        Terms,
         GradRead,
         Legacy,
         Kept,

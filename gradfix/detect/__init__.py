@@ -6,7 +6,7 @@ kinds; each takes the graph and yields (time, conflict).
 
 from __future__ import annotations
 
-from gradfix.detect import custom, freed, overwritten, refused, targets, training
+from gradfix.detect import custom, freed, opposed, overwritten, refused, targets, training
 from gradfix.detect.conflict import KINDS, PATTERNS, Conflict, Label, Severity
 from gradfix.graph import Graph
 from gradfix.tape import Tape
@@ -27,6 +27,7 @@ def detect(tape: Tape) -> tuple[Conflict, ...]:
         *refused.refusals(graph),
         *training.habits(graph),
         *targets.attached_targets(graph),
+        *opposed.opposed_terms(graph),
     ]
     kept = [(time, c) for time, c in found if not any(_told(c, other) for _, other in found)]
     return tuple(conflict for _, conflict in sorted(kept, key=lambda item: item[0]))

@@ -132,6 +132,7 @@ PATTERNS = {
     "mixed-gradient": {
         "left-over": "a backward meant for another optimizer's step left its gradient behind",
         "flows-on": "a backward's loss also flows into a model that another loss trains",
+        "opposed": "one backward of two losses that pull apart what one model gives to another",
     },
     "attached-target": {
         "bootstrap": "r + gamma * value(next), regressed on with its graph",

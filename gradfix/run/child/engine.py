@@ -140,6 +140,8 @@ class Engine:
             if self._overwritten_unseen([*touched, *held], unseen) or suspects:
                 wrong, blame = self._difference(used, outputs, grads, inputs, more, kwargs, walk, suspects)
                 r.custom.tell(blame)
+            elif accumulate and not (refused or create or inputs):
+                self._terms(walk, stack, grads, kwargs)
             dull = seen[0] > _FULL and not (refused or wrong or new)
             if dull:
                 r.flood()
@@ -371,6 +373,14 @@ class Engine:
         if not wrong or not (len(places) > 1 or suspects) or len(places) > _CULPRITS:
             return wrong, []
         return wrong, [[time, off(right, place)] for place, time in places.items()]
+
+    def _terms(self, walk: Walk, stack: Any, grads: Any, kwargs: Any) -> None:
+        options = dict(kwargs, accumulate_grad=False, allow_unreachable=True)
+
+        def gradients(outputs: Any, given: Any, inputs: Any) -> Any:
+            return self._engine(None, outputs, given, True, False, inputs, (), options)
+
+        self.r.opposed.look(walk, stack, gradients, grads)
 
     def _emit(
         self, stack: Any, time: int, walk: Walk, inner: Walk, flags: tuple[Any, Any, Any],

@@ -94,6 +94,15 @@ class Optimizers:
     def number(self, optimizer: Any) -> int:
         return self._of(optimizer).number
 
+    def owners(self, leaves: Any) -> dict[int, int]:
+        """storage -> the optimizer that holds the leaf in it, for those of `leaves` that one holds."""
+        owned: dict[int, int] = {}
+        for known in list(self._known.values()):
+            optimizer = known.weak()
+            for group in optimizer.param_groups if optimizer is not None else ():
+                owned.update((id(p), known.number) for p in group["params"])
+        return {self.r.leaves.of(t).number: owned[id(t)] for t in leaves if id(t) in owned}
+
     def _of(self, optimizer: Any) -> _Known:
         key = id(optimizer)
         known = self._known.get(key)

@@ -30,6 +30,7 @@ from .kept import Kept
 from .leaves import Leaves
 from .legacy import Legacy
 from .names import Names
+from .opposed import Opposed
 from .optimizers import Optimizers
 from .plain import PlainGradients
 from .regions import Regions
@@ -122,6 +123,7 @@ class Recorder:
         self.legacy = Legacy(self)
         self.kept = Kept(self)
         self.custom = Custom(self)
+        self.opposed = Opposed(self)
 
     def install(self) -> None:
         self.tape.header(str(self._request.get("script", "")))

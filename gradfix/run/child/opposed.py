@@ -1,0 +1,129 @@
+"""Two terms of one loss that pull the same value apart: a discriminator's loss and a generator's, added up and
+differentiated at once, when each network is given the gradient of both.
+
+On the tape this looks like training several tasks. What tells it apart is measured: where a value that one
+optimizer's network made enters another's, the gradients of two terms through the very same network are opposite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge
+
+_PASSES = 3  # of one backward that are measured
+_MOST = 4  # terms that reach two networks
+_SAMPLES = 4  # in a batch; the gradients of one or two are opposite by chance
+_UNLIKE = 10.0  # times as long: a regulariser, not what the other network is there for
+_SUMS = ("AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "NegBackward0")
+Engine = Callable[[tuple[Any, ...], Any, tuple[Any, ...]], Any]
+
+
+class Opposed:
+    """Measures such terms, and writes a Terms event for each pair and value. `r` is the recorder."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.r = recorder
+
+    def look(self, walk: Any, stack: Any, engine: Engine, grads: Any) -> None:
+        """`engine` gives the gradients of edges by edges: of outputs, with their own gradients, by inputs."""
+        owners = self.r.optimizers.owners(walk.accumulated)
+        if len(set(owners.values())) < 2 or len(walk.roots) != 1 or self.r.seen(("opposed", stack)) > _PASSES:
+            return
+        nodes = {n: node for n, node in zip(walk.numbers, walk.nodes) if node is not None}  # noqa: B905 (Python 3.9)
+        masks = _masks(walk, owners)
+        terms = [t for t in _terms(walk.roots[0], nodes, walk.parents) if _several(masks[t])]
+        if not 2 <= len(terms) <= _MOST:
+            return
+        below = {t: _below(t, walk.parents) for t in terms}
+        edges = {t: GradientEdge(nodes[t], 0) for t in terms}
+        weights: dict[int, Any] = {}
+        for value, maker, output in _meetings(nodes, walk.parents, masks):
+            found = {}
+            for t in (t for t in terms if value in below[t]):
+                if not weights:
+                    given = engine((GradientEdge(nodes[walk.roots[0]], 0),), grads, tuple(edges.values()))
+                    weights.update(zip(edges, given))  # noqa: B905 (Python 3.9)
+                found[t] = engine((edges[t],), (weights[t],), (GradientEdge(maker, output),))[0]
+            for s, t in combinations(found, 2):
+                same = {n for n in below[s] if n < 0} == {n for n in below[t] if n < 0}
+                if same and _comparable(found[s], found[t]):
+                    a, b = found[s].flatten(), found[t].flatten()
+                    cosine = float(torch.nn.functional.cosine_similarity(a, b, 0))
+                    fields = {"nodes": [s, t], "node": value, "cosine": cosine}
+                    self.r.tape.event("Terms", self.r.clock.tick(), stack, **fields)
+
+
+def _comparable(a: Any, b: Any) -> bool:
+    """Whether two gradients of a value weigh about the same, and for so many samples that their directions say
+    something."""
+    if a is None or b is None or a.dim() < 2 or a.shape[0] < _SAMPLES:
+        return False
+    one, other = float(a.norm()), float(b.norm())
+    return 0 < one < _UNLIKE * other and other < _UNLIKE * one
+
+
+def _masks(walk: Any, owners: dict[int, int]) -> dict[int, int]:
+    """node -> the optimizers whose parameters it reaches, as a bit mask; `owners` has them by the leaf's storage."""
+    masks: dict[int, int] = {}
+    for number in sorted(walk.parents):
+        masks[number] = 0
+        for parent in walk.parents[number]:
+            if parent >= 0:
+                masks[number] |= masks.get(parent, 0)
+            elif ~parent in owners:
+                masks[number] |= 1 << owners[~parent]
+    return masks
+
+
+def _several(mask: int) -> bool:
+    return bool(mask & (mask - 1))
+
+
+def _terms(root: int, nodes: dict[int, Any], parents: dict[int, tuple[int, ...]]) -> list[int]:
+    """The nodes that `root` adds up, scaled maybe."""
+    found, pending = [], [root]
+    while pending:
+        number = pending.pop()
+        inputs = [p for p in parents[number] if p >= 0]
+        sums = nodes[number].name() in _SUMS and (len(inputs) == 1 or nodes[number].name() in _SUMS[:2])
+        if sums and inputs:
+            pending += inputs
+        elif number not in found:
+            found.append(number)
+    return found
+
+
+def _below(root: int, parents: dict[int, tuple[int, ...]]) -> set[int]:
+    """The nodes and leaves behind `root`, itself among them."""
+    found, pending = {root}, [root]
+    while pending:
+        more = [p for p in parents.get(pending.pop(), ()) if p not in found]
+        found.update(more)
+        pending += more
+    return found
+
+
+def _meetings(
+    nodes: dict[int, Any], parents: dict[int, tuple[int, ...]], masks: dict[int, int]
+) -> Iterator[tuple[int, Any, int]]:
+    """(number, node, which output) of the values of one optimizer's network that enter another's."""
+    seen = set()
+    for consumer, node in nodes.items():
+        for maker, output in node.next_functions if _several(masks[consumer]) else ():
+            number = maker._sequence_nr() if maker is not None else -1
+            if (
+                number not in masks
+                or (number, output) in seen
+                or not masks[number]
+                or _several(masks[number])
+            ):
+                continue
+            seen.add((number, output))
+            if any(
+                len(parents.get(n, ())) > 1 for n in _below(number, parents)
+            ):  # else a parameter seen another way
+                yield number, maker, output

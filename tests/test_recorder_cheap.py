@@ -12,6 +12,7 @@ import pytest
 import torch
 from test_recorder import of, record, warm
 
+from gradfix.run.child.names import Names
 from gradfix.run.child.pause import Pause
 from gradfix.run.child.sites import Sites
 from gradfix.run.child.storages import Storages
@@ -140,3 +141,19 @@ def test_storages_that_are_gone_are_let_go() -> None:
     assert sum(each.weak is not None for each in passed) < 300
     assert [storages.of(t).number for t in held] == numbers
     assert len({each.number for each in passed}) == 1000
+
+
+def test_a_name_is_not_inherited_with_an_id() -> None:
+    """An id is given again as soon as an object is gone (an optimizer made in every task of a meta-learner)."""
+    names = Names(Sites(), Storages())
+    code = "nets = [torch.nn.ReLU() for _ in range(64)]\nlook(sys._getframe())\n"
+    scope: dict[str, object] = {"torch": torch, "sys": sys, "look": names.look}
+    exec(compile(code, __file__, "exec"), scope)
+    nets = scope.pop("nets")
+    assert isinstance(nets, list)
+    gone = {id(net) for net in nets}
+    assert names.owner(nets[3]) == "nets[3]"
+    del nets
+    new = [torch.nn.ReLU() for _ in range(64)]
+    assert gone & {id(net) for net in new}, "no id was given again: the test shows nothing"
+    assert {names.owner(net) for net in new} == {""}

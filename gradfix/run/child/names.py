@@ -4,6 +4,7 @@ needed."""
 from __future__ import annotations
 
 import dis
+import weakref
 from collections.abc import Iterator
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -25,6 +26,14 @@ class _Place(NamedTuple):
     depth: int  # user frames outwards
 
 
+class _Owner(NamedTuple):
+    """A module or an optimizer and what it is called. Ids are given again: only `of` says whose this is."""
+
+    of: weakref.ref[Any]
+    rank: tuple[int, int, int]
+    name: str
+
+
 class Names:
     """Fills in the names of storages that have a number; remembers those of modules and optimizers."""
 
@@ -33,7 +42,7 @@ class Names:
         self._storages = storages
         self._looks: dict[Any, int] = {}
         self._ranks: dict[int, tuple[int, int, int]] = {}  # storage number -> rank of the name it has
-        self._owners: dict[int, tuple[tuple[int, int, int], str]] = {}  # id of module or optimizer -> name
+        self._owners: dict[int, _Owner] = {}  # by id
         self._passing: dict[CodeType, frozenset[str]] = {}
 
     def look(self, frame: FrameType | None, again: bool = False) -> None:
@@ -73,11 +82,15 @@ class Names:
 
     def owner(self, thing: Any, frame: FrameType | None = None) -> str:
         """The name of a module or an optimizer, or ""."""
-        found = self._owners.get(id(thing))
+        found = self._known(thing)
         if found is None and frame is not None:
             self.look(frame, again=True)
-            found = self._owners.get(id(thing))
-        return found[1] if found else ""
+            found = self._known(thing)
+        return found.name if found else ""
+
+    def _known(self, thing: Any) -> _Owner | None:
+        found = self._owners.get(id(thing))
+        return found if found is not None and found.of() is thing else None
 
     def _loop_variables(self, code: CodeType) -> frozenset[str]:
         """What ``for`` binds in `code`: ``net`` of ``for net in (G, D)`` outlives its loop and names whatever
@@ -140,9 +153,9 @@ class Names:
 
     def _own(self, name: str, thing: Any, place: _Place) -> None:
         rank = _rank(name, place)
-        known = self._owners.get(id(thing))
-        if known is None or rank < known[0]:
-            self._owners[id(thing)] = (rank, name)
+        known = self._known(thing)
+        if known is None or rank < known.rank:
+            self._owners[id(thing)] = _Owner(weakref.ref(thing), rank, name)
 
 
 def _rank(name: str, place: _Place) -> tuple[int, int, int]:

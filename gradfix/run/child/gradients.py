@@ -121,4 +121,6 @@ class Gradients:
         if r.seen(("none", stack)) > 1:
             return
         with torch._C.DisableTorchFunction():
-            r.tape.event("Legacy", r.clock.tick(), stack, use="cleared", ref=r.leaf_refs([leaf])[0])
+            r.tape.event(
+                "Legacy", r.clock.tick(), stack, use="cleared", ref=r.tape.ref(r.leaves.of(leaf), leaf)
+            )

@@ -544,3 +544,37 @@ def test_a_piped_patch_of_a_file_elsewhere_is_from_the_root(tmp_path, monkeypatc
     (tmp_path / "gan.py").write_text(made.GAN)
     gradfix("fix", "../gan.py")
     assert f"--- a{os.path.realpath(tmp_path)}/gan.py\n" in capsys.readouterr().out
+
+
+LOST_CHILD = """
+import os, signal, time
+from gradfix import cli
+
+def missed(*_):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    except KeyboardInterrupt:
+        raise RuntimeError("a child is gone") from None
+
+cli._plainly = missed
+cli.main(["rules"])
+"""
+TOO_EARLY = """
+import sys
+from gradfix.__main__ import main
+
+class Interrupted:
+    def find_spec(self, name, path, target=None):
+        if name == "gradfix.cli":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+main()
+"""
+
+
+@pytest.mark.parametrize(("code", "said"), [(LOST_CHILD, "gradfix: interrupted\n"), (TOO_EARLY, "")])
+def test_an_interrupt_is_no_fault_whenever_it_comes(code, said):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, said)

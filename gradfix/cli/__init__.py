@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import NoReturn
 
 from gradfix.cli.check import check
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     _refuse_files(ours)
     atexit.register(gc.freeze)  # Python would go through every object once more before it ends
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # let `with` end the children
+    interrupted = _told_of_interrupts()
     try:
         code = _plainly(ours, theirs)
         if code is None:
@@ -54,10 +56,27 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         say(f"{problem}: a fault of that codemod's, not of your script's")
         code = FAILED
     except Exception:
-        traceback.print_exc()
-        say("this is a fault of gradfix's own; please report it with the lines above")
-        code = FAILED
+        if interrupted:  # the children were, too, and one may be missed before this process hears of it
+            say("interrupted")
+            code = INTERRUPTED
+        else:
+            traceback.print_exc()
+            say("this is a fault of gradfix's own; please report it with the lines above")
+            code = FAILED
     sys.exit(code)
+
+
+def _told_of_interrupts() -> list[int]:
+    """The interrupts of this process, as they come. Where somebody else decides what they do, there are none."""
+    heard: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    return heard
 
 
 def _refuse_files(words: Sequence[str]) -> None:

@@ -305,4 +305,6 @@ def test_ctrl_c_leaves_nothing(folder):
 
 def test_a_name_for_standard_input_without_it(gradfix, folder):
     (folder / "s.py").write_text("import torch\n" + FAULT)
-    refused(gradfix("fix", "s.py", "--stdin-filename", "x.py"), "--stdin-filename names what comes with -")
+    for command in ("fix", "check"):
+        done = gradfix(command, "s.py", "--stdin-filename", "x.py")
+        refused(done, "--stdin-filename names what comes with -")

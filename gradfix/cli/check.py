@@ -101,6 +101,8 @@ def check(
 
     if statistics and output_format in formats.DOCUMENTS:
         fail(f"--statistics is for people; the {output_format} report holds every diagnostic to count")
+    if stdin_filename and "-" not in (paths or ()):
+        fail("--stdin-filename names what comes with -, and - was not given")
     # cures are for those who see them
     helped = output_format in formats.CURES and not statistics and not update_baseline
     more = {"notes": notes, "evidence": evidence, "repair": helped}

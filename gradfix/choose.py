@@ -29,14 +29,7 @@ MISGUESSED = (
     "UnboundLocalError",
 )  # how a proposal fails that does not fit
 SLOW = 20.0  # seconds of a run from which on alternatives are not worth their proof
-_SPOTLESS = (
-    False,
-    False,
-    False,
-    False,
-    0,
-    0,
-)  # the beginning of the merit of what cures all, and nothing else
+_BLEMISHES = 6  # so many items of a merit speak of what is not cured, or of what a cure spoils
 _ANY = (False, 0, 0, "")
 ORDER: tuple[Status, ...] = ("proved", "preserved", "intended", "untried", "rejected")
 
@@ -150,7 +143,7 @@ def try_all(
             return None
         after = dict(files) | dict(candidate.texts)
         tried = Tried(candidate, prover.prove(baseline, after, candidate.proposal.effect, conflict))
-        if _merit(tried)[:6] == _SPOTLESS:
+        if not any(_merit(tried)[:_BLEMISHES]):
             if slow and tried.verdict.status == ORDER[0]:
                 best.append(_promise(candidate))
             if idea is not None:

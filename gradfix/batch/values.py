@@ -189,10 +189,8 @@ class Written:
         changes = dict(self.changes)
         for path, (old, new) in result.changes.items():
             first, last = changes.get(path, (old, old))
-            changes[path] = (
-                first if last in (old, new) else old,
-                new,
-            )  # new: noted before a kill, and now again
+            # (last == new: noted before a kill, and now again)
+            changes[path] = (first if last in (old, new) else old, new)
         more = [name for step in result.steps for name in step.codemod.split("+")]
         return dataclasses.replace(
             self, changes=changes, codemods=tuple(dict.fromkeys([*self.codemods, *more]))

@@ -1,13 +1,11 @@
 """What one reading of an entry takes one way, and could take another: whoever runs the program decides it.
 
 A reading follows one path. Where the program itself says what else there is (the values that an option of the command
-line is compared with, a switch of a layer's constructor, a remainder that comes up every so many passes), the entry is
-read again, with one such thing taken otherwise.
+line is compared with, a switch of a layer's constructor), the entry is read again, with one such thing taken otherwise.
 """
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,7 +13,7 @@ from gradfix.read.values import Unknown
 
 MOST = 4  # readings of one entry beside the first
 
-Kind = Literal["option", "switch", "activations", "turns"]
+Kind = Literal["option", "switch", "activations"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +31,8 @@ class Variant:
 class Open:
     """What could have been otherwise in a reading, as it was met."""
 
-    options: dict[str, dict[Any, None]] = field(
-        default_factory=dict
-    )  # values that an option is compared with
+    # the values that an option is compared with
+    options: dict[str, dict[Any, None]] = field(default_factory=dict)
     others: dict[Variant, None] = field(default_factory=dict)
 
     def met(self, *values: Any) -> None:
@@ -71,8 +68,3 @@ class Asked(Unknown):
     """What has to be given on the command line."""
 
     name: str = ""
-
-
-def turns(test: ast.expr) -> bool:
-    """Whether a test hangs on a remainder: ``(step + 1) % every == 0``."""
-    return any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) for node in ast.walk(test))

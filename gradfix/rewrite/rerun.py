@@ -98,9 +98,8 @@ class Plan:
     kept: tuple[Unit, ...]
     around: cst.With | None
     event: Backward
-    named: Mapping[cst.CSTNode, str] = field(
-        default_factory=dict
-    )  # in `kept`: made once, under this name, before them
+    # expressions in `kept` that are made once, under this name, before them
+    named: Mapping[cst.CSTNode, str] = field(default_factory=dict)
 
     @property
     def moved(self) -> tuple[Unit, ...]:

@@ -36,9 +36,8 @@ class Bound:
 
     def __init__(self, steps: int, done: Callable[[], None]) -> None:
         self.steps, self.done = steps, done
-        self.idle: dict[
-            int, _Idle
-        ] = {}  # by optimizer, those that have not stepped since the first of all did
+        # by optimizer, those that have not stepped since the first of all did
+        self.idle: dict[int, _Idle] = {}
         self.pid = os.getpid()
         self.counts: dict[int, int] = {}
         self.living: dict[int, Any] = {}

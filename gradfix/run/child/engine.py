@@ -351,9 +351,8 @@ class Engine:
 
         def off(right: Any, place: Any) -> float:
             self.saves.as_plain = place
-            own = tuple(
-                [g.clone() if isinstance(g, torch.Tensor) else g for g in grads]
-            )  # a backward may write into it
+            # (a backward may write into what it is given)
+            own = tuple([g.clone() if isinstance(g, torch.Tensor) else g for g in grads])
             try:
                 return _relative(right, self._engine(None, outputs, own, True, False, leaves, (), options))
             except RuntimeError:

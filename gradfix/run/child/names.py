@@ -134,9 +134,8 @@ class Names:
         for inner, tensor in module.named_buffers():
             self._offer(f"{name}.{inner}", tensor, place)
         for child_name, child in module.named_modules():
-            for key, item in list(
-                vars(child).items()
-            ):  # a hidden state kept on self, the network's own optimizer
+            # a hidden state kept on self, the network's own optimizer
+            for key, item in list(vars(child).items()):
                 if isinstance(item, torch.Tensor):
                     self._offer(".".join(x for x in (name, child_name, key) if x), item, place)
                 elif isinstance(item, torch.optim.Optimizer):

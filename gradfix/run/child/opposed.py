@@ -123,7 +123,6 @@ def _meetings(
             ):
                 continue
             seen.add((number, output))
-            if any(
-                len(parents.get(n, ())) > 1 for n in _below(number, parents)
-            ):  # else a parameter seen another way
+            # else a parameter seen another way
+            if any(len(parents.get(n, ())) > 1 for n in _below(number, parents)):
                 yield number, maker, output

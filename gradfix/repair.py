@@ -19,7 +19,7 @@ from gradfix.detect import Conflict
 from gradfix.discover import project_root
 from gradfix.edit import Project
 from gradfix.fingerprint import fingerprint
-from gradfix.prove import Baseline, Prover, Verdict
+from gradfix.prove import Baseline, Prover, Runner, Verdict
 from gradfix.result import Cure, Diagnosis, Problem, Result, Settings
 from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError, readable
@@ -45,7 +45,7 @@ def repair(
     served = source is None or source.kind == "notebook"  # what is not on the disk as Python would read it
     overlay = dict(siblings) | ({str(entry): script} if served else {})
     root = project_root(entry)
-    prover = Prover(zygote, settings.template(entry, root, overlay))
+    prover = Prover(Runner(zygote, settings.template(entry, root, overlay)))
     say("recording a run")
     baseline = prover.baseline(overlay)
     ran = {path: text for path, text in siblings.items() if path in baseline.tape.sources}

@@ -4,7 +4,7 @@ import pytest
 
 from gradfix.codemod import Effect
 from gradfix.edit import Project
-from gradfix.prove import Prover
+from gradfix.prove import Prover, Runner
 from gradfix.run import Run
 
 A2C = """\
@@ -38,7 +38,7 @@ for x, returns in zip(torch.randn(3, 5, 3), torch.randn(3, 5)):
 def test_only_the_edge_into_the_weight_is_cut(old, new, status, tmp_path, zygote):
     script = tmp_path / "a2c.py"
     script.write_text(A2C, encoding="utf-8")
-    prover = Prover(zygote, Run(script, tmp_path, tmp_path))
+    prover = Prover(Runner(zygote, Run(script, tmp_path, tmp_path)))
     path = str(script)
     baseline = prover.baseline({path: A2C})
     (conflict,) = baseline.conflicts

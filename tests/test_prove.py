@@ -12,7 +12,7 @@ import pytest
 from tapes import Script
 
 from gradfix.detect import detect
-from gradfix.prove import Baseline, Prover, Verdict
+from gradfix.prove import Baseline, Prover, Runner, Verdict
 from gradfix.prove.compare import Measured, difference, likeness, read
 from gradfix.prove.cured import Lines, left
 from gradfix.prove.effects import own_loss_by_time, period
@@ -116,7 +116,7 @@ class Bench:
     def prover(self, before: str) -> tuple[Prover, Baseline]:
         script = self.folder / "train.py"
         script.write_text(before)
-        prover = Prover(self.zygote, Run(script=script, root=self.folder, cwd=self.folder))
+        prover = Prover(Runner(self.zygote, Run(script=script, root=self.folder, cwd=self.folder)))
         return prover, prover.baseline({})
 
     def verdict(self, before: str, after: str, effect: EffectKind, kind: str = "") -> Verdict:
@@ -702,23 +702,23 @@ def test_runs_that_the_clock_stopped_are_compared_as_far_as_both_came(bench):
     done = {"m": "u", "o": 0, "u": [[0.1]], "b": [], "st": {"step": [1.0]}}
     cut = Outcome("timeout", Tape(()), (step, done) * 3, None, "", "", 1.0, "")
 
-    class Twice(Prover):
-        def _imposed(self, baseline, impose):
+    class Twice(Runner):
+        def imposed(self, baseline, impose):
             return replace(baseline.outcome, measurement=(step, done, step))
 
-    prover = Twice(bench.zygote, Run(Path("x.py"), Path("."), Path(".")))
+    prover = Prover(Twice(bench.zygote, Run(Path("x.py"), Path("."), Path("."))))
     prover._is_deterministic(Baseline({}, cut, cut, ()))
     with pytest.raises(Refusal, match="not deterministic"):
         prover._is_deterministic(Baseline({}, replace(cut, ended="steps"), cut, ()))
 
 
-class _Slow(Prover):
+class _Slow(Runner):
     """The clock stops every candidate behind so many steps."""
 
     steps = 2
 
-    def _start(self, files, record=False, impose=None):
-        outcome = super()._start(files, record, impose).result()
+    def start(self, files, record=False, impose=None):
+        outcome = super().start(files, record, impose).result()
         ended: Future[Outcome] = Future()
         if files:
             ends = [n for n, line in enumerate(outcome.measurement) if line["m"] == "u"]
@@ -730,21 +730,21 @@ class _Slow(Prover):
 
 def test_a_candidate_that_the_clock_stopped_is_judged_as_far_as_it_came(bench):
     prover, baseline = bench.prover(NET + INPLACE)
-    slow = _Slow(prover.zygote, prover.template)
+    runner = _Slow(prover.runner.zygote, prover.runner.template)
+    slow = Prover(runner)
     after = {str(bench.folder / "train.py"): NET + INPLACE.replace("h *= 2", "h = h * 2")}
     wrong = {str(bench.folder / "train.py"): NET + INPLACE.replace("h *= 2", "h = h.detach() * 2 + h")}
     conflict = baseline.conflicts[0]
     verdict = slow.prove(baseline, after, Effect("none"), conflict)
     assert "ends otherwise than before: timeout" in verdict.reason  # it had all the time that others need
-    baseline = replace(baseline, outcome=replace(baseline.outcome, seconds=slow.template.timeout / 2))
+    baseline = replace(baseline, outcome=replace(baseline.outcome, seconds=runner.template.timeout / 2))
     verdict = slow.prove(baseline, after, Effect("none"), conflict)
     assert (
         verdict.status,
         verdict.reason,
     ) == ("proved", "every gradient equal to the exact one over 2 steps")
     assert slow.prove(baseline, wrong, Effect("none"), conflict).status == "rejected"
-    slow = _Slow(prover.zygote, prover.template)
-    slow.steps = 1
+    runner.steps = 1
     verdict = slow.prove(baseline, after, Effect("none"), conflict)
     assert "stopped by the time limit at 1 of the 3 steps" in verdict.reason
 

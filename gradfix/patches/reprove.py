@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gradfix.discover import project_root
 from gradfix.patches.values import Fix
-from gradfix.prove import Prover, Verdict
+from gradfix.prove import Prover, Runner, Verdict
 from gradfix.result import Settings
 from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError
@@ -34,7 +34,7 @@ def reprove(
         return Verdict("untried", problem.sentence)
     script = {str(entry): before.get(str(entry), source.text)}
     old, new = {**script, **before}, {**script, **after}
-    prover = Prover(zygote, settings.template(entry, project_root(entry), old))
+    prover = Prover(Runner(zygote, settings.template(entry, project_root(entry), old)))
     say("recording a run")
     first = prover.baseline(old)
     kinds = {c.kind for c in fix.cures}

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from gradfix.detect import Conflict, detect
 from gradfix.prove import words
-from gradfix.prove.compare import (
-    Difference,
-    Likeness,
-    Measured,
-    aligned,
-    difference,
-    head,
-    likeness,
-    read,
-)
+from gradfix.prove.accept import Trial, accepted, doubted
+from gradfix.prove.compare import Difference, Measured, aligned, difference, head, likeness, read
 from gradfix.prove.cured import Lines, left, stale_for_ever
-from gradfix.prove.doubts import cancelled, drift, idle, unmoved, weak, zeros
 from gradfix.prove.effects import Attempt, Impose, attempts, kept_sites
-from gradfix.prove.runs import CLEAN, After, Baseline, joined, met
-from gradfix.run import Outcome, Run
-from gradfix.run.zygote import Zygote
+from gradfix.prove.runner import Runner
+from gradfix.prove.runs import CLEAN, After, Baseline, Equal, joined, met
+from gradfix.run import Outcome
 from gradfix.tape import Tape
 from gradfix.verdict import Effect, Status, Verdict
 from gradfix.wording import shortened
 
 HIDDEN = 4  # missing gradients that hide one behind the other
-WORKERS = 4  # runs at once, over all candidates
 
 
 class Refusal(Exception):
@@ -47,19 +34,13 @@ class Refusal(Exception):
 class Prover:
     """Proves candidates of one script. Thread-safe."""
 
-    def __init__(self, zygote: Zygote, template: Run) -> None:
-        self.zygote = zygote
-        self.template = template
-        self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="gradfix-run")
-        self.lock = threading.Lock()
-        self.runs: dict[
-            tuple[object, ...], Future[Outcome]
-        ] = {}  # a candidate that is applied is the next baseline
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
 
     def baseline(self, files: Mapping[str, str]) -> Baseline:
         """Run the script as it is (`files` over the disk), recorded and plain. Raises InterpreterError."""
-        plain = self._start(files)
-        recorded = self._start(files, record=True).result()
+        plain = self.runner.start(files)
+        recorded = self.runner.start(files, record=True).result()
         tape = recorded.tape
         return Baseline(dict(files), recorded, plain.result(), detect(tape) if tape else ())
 
@@ -90,7 +71,7 @@ class Prover:
             after = self._run_after(baseline, files, conflicts, lines, whole)
             gone = after.left.gone
             conflicts = tuple(c for c in gone if c.severity != "note") or gone
-            verdict = self._compare(baseline, files, after, effects, conflicts)
+            verdict = self._compare(Trial(files, baseline, after, effects, conflicts))
             if verdict.status != "rejected":
                 name = stale_for_ever(baseline.tape, after.recorded.tape or Tape(()), conflicts, lines)
                 if name:
@@ -130,7 +111,7 @@ class Prover:
 
     def _with_base(self, baseline: Baseline, base: Impose) -> Baseline:
         """The baseline run with `base` imposed for good; as it is where that brings it to no backward."""
-        outcome = self._imposed(baseline, base)
+        outcome = self.runner.imposed(baseline, base)
         if not read(outcome.measurement).passes:
             return baseline
         found = detect(outcome.tape) if outcome.tape else ()
@@ -159,7 +140,9 @@ class Prover:
             said = f"{infinite} in the script as it is, and what is not finite proves nothing"
             begun = [b for b in baseline.oracle.backwards[:1] if math.isfinite(b.value)]
             less = (
-                "; a smaller --steps may end the run before that" if begun and self.template.steps > 1 else ""
+                "; a smaller --steps may end the run before that"
+                if begun and self.runner.template.steps > 1
+                else ""
             )
             raise Refusal("untried", f"{said}{less}")
 
@@ -175,7 +158,7 @@ class Prover:
             raise Refusal("untried", f"tampered: the first loss of the script as it is is {said}")
 
     def _is_deterministic(self, baseline: Baseline) -> None:
-        outcome, first = self._imposed(baseline, {}), baseline.oracle
+        outcome, first = self.runner.imposed(baseline, {}), baseline.oracle
         second = read(outcome.measurement)
         if "timeout" in (
             outcome.ended,
@@ -195,11 +178,11 @@ class Prover:
         lines: Lines,
         whole: bool,
     ) -> After:
-        self._begin(baseline, {})  # the second run before, needed at the end
-        plain = self._start(files).result()
+        self.runner.begin(baseline, {})  # the second run before, needed at the end
+        plain = self.runner.start(files).result()
         _trust(plain)
         # (a limit that the run before was far from is no excuse: what hangs is no cure)
-        near = 4 * baseline.outcome.seconds > self.template.timeout
+        near = 4 * baseline.outcome.seconds > self.runner.template.timeout
         ends = (*CLEAN, baseline.outcome.ended, *(("timeout",) if near else ()))
         failed = plain.ended not in ends
         more = whole or any(
@@ -249,7 +232,7 @@ class Prover:
     def _run_on(self, files: Mapping[str, str], on: bool) -> tuple[Outcome, tuple[Conflict, ...], Impose]:
         """A recorded run and the faults it shows, with what was imposed on it: where a missing gradient ends it, and
         it is to go `on`, the gradient is there."""
-        recorded = self._start(files, record=True).result()
+        recorded = self.runner.start(files, record=True).result()
         _trust(recorded)
         found = first = detect(recorded.tape) if recorded.tape else ()
         sites: list[Any] = []
@@ -258,89 +241,49 @@ class Prover:
             if not on or recorded.ended != "failed" or not more:
                 break
             sites += more
-            recorded = self._start(files, record=True, impose={"keep": sites}).result()
+            recorded = self.runner.start(files, record=True, impose={"keep": sites}).result()
             now = detect(recorded.tape) if recorded.tape else ()
             found = joined(met(first, found), now)
         return recorded, found, {"keep": sites} if sites else {}
 
-    def _compare(
-        self,
-        baseline: Baseline,
-        files: Mapping[str, str],
-        after: After,
-        effects: Sequence[Effect],
-        conflicts: Sequence[Conflict],
-    ) -> Verdict:
-        names, oracle = baseline.names, baseline.oracle
-        like = likeness(after.measured, oracle)
-        exact = words.exact(conflicts)
-        measured: dict[str, object] = {"optimizers": words.numbers(like, names), "passes": oracle.passes}
-        zero = zeros(after.measured)
-        if zero:
-            measured["zero"] = zero
-        if after.left.others:
-            measured["remaining"] = len(after.left.others)
-        if after.left.doubtful:
-            measured["warnings"] = after.left.doubtful
-        cut_short = baseline.outcome.ended not in (*CLEAN, "exit")
+    def _compare(self, trial: Trial) -> Verdict:
+        names, after = trial.baseline.names, trial.after
         if after.broken_off and not after.measured.passes:
             said = f"gets further, to no step yet; still to cure: {after.left.others[0].message}"
-            return Verdict("intended", said, measured)
+            return Verdict("intended", said, trial.measured)
         first: Difference | None = None
         claimed: Attempt | None = None
-        for attempt in attempts(effects, conflicts, baseline.tape, oracle):
-            found, before, now = self._try(baseline, files, after, attempt, cut_short)
-            if found is None:
-                problem = weak(attempt, before, now, after.measured, baseline.oracle, names)
-                if problem:
-                    return Verdict("rejected", problem, measured)
-                lost = "cut-round" in attempt.effects and idle(baseline.tape, baseline.oracle, after.measured)
-                if lost:
-                    said = f"the cut ends the training of {names.parameters(*lost)}"
-                    return Verdict("rejected", f"{said}: only the next pass reads what they make", measured)
-                dead = {"later-parameters", "new-draw"} & set(attempt.effects) and cancelled(
-                    after.measured, names
-                )
-                if dead:
-                    said = (
-                        f"the gradient of {names.parameters(*dead)} is zero at every step, as it was before"
-                    )
-                    return Verdict("untried", f"{said}: that proves nothing of them", measured)
-                unknown = unmoved(effects, conflicts, baseline.oracle, after.measured)
-                if unknown:
-                    return Verdict("untried", unknown, measured)
-                if attempt.fresh:
-                    measured["fresh"] = True
-                measured["imposed"] = dict(attempt.before or {}) and sorted(attempt.before or {})
-                return self._accepted(baseline, after, attempt, conflicts, like, measured, cut_short)
+        for attempt in attempts(trial.effects, trial.conflicts, trial.baseline.tape, trial.baseline.oracle):
+            found = self._try(trial, attempt)
+            if isinstance(found, Equal):
+                return doubted(trial, attempt, found) or accepted(trial, attempt)
             if attempt.effects and claimed is None:
                 first, claimed = found, attempt  # of what the effect leaves unexplained
             first = first or found
         assert first is not None
         said = words.differs(first, names)
-        numbers = words.alike(like, names, exact)
+        numbers = words.alike(trial.like, names, words.exact(trial.conflicts))
         if claimed is not None and claimed.before:  # two comparisons, which may well say different things
             said = f"{words.imposed(claimed.effects)}, {said}"
             numbers = numbers and f"compared as it runs: {numbers}"
-        if any(e.kind == "changes-value" for e in effects):
-            return Verdict(
-                "untried", f"changes a value on purpose, which nothing proves: {numbers or said}", measured
-            )
+        if any(e.kind == "changes-value" for e in trial.effects):
+            reason = f"changes a value on purpose, which nothing proves: {numbers or said}"
+            return Verdict("untried", reason, trial.measured)
         reason = said if not numbers or first.what in ("lost", "steps", "finite") else f"{said}; {numbers}"
-        return Verdict("rejected", reason, measured)
+        return Verdict("rejected", reason, trial.measured)
 
-    def _try(
-        self, baseline: Baseline, files: Mapping[str, str], after: After, attempt: Attempt, cut_short: bool
-    ) -> tuple[Difference | None, Measured, Measured]:
-        """(the first difference or None, what was measured before, after)."""
+    def _try(self, trial: Trial, attempt: Attempt) -> Difference | Equal:
+        """The first difference, with what `attempt` imposes on either side."""
+        baseline, after = trial.baseline, trial.after
         run = None
         if attempt.after is not None:
-            run = self._start(files, record=bool(after.left.others), impose={**after.base, **attempt.after})
+            impose = {**after.base, **attempt.after}
+            run = self.runner.start(trial.files, record=bool(after.left.others), impose=impose)
         before = baseline.oracle
         if attempt.before is not None:
-            before = read(self._imposed(baseline, attempt.before).measurement)
+            before = read(self.runner.imposed(baseline, attempt.before).measurement)
         now = read(run.result().measurement) if run is not None else after.measured
-        if cut_short:
+        if trial.cut_short:
             now = head(now, before)
         if after.short:
             before = head(before, now)
@@ -348,98 +291,13 @@ class Prover:
         if attempt.terms.gains:
             now = aligned(now, _kept(baseline.names, words.Names.of(after.recorded.tape or Tape(()))))
         found = difference(now, before, attempt.terms)
-        if found is not None and "draws" in (attempt.after or {}):
+        if found is None:
+            return Equal(before, now)
+        if "draws" in (attempt.after or {}):
             keys = {k for k in {*now.draws, *before.draws} if now.draws.get(k) != before.draws.get(k)}
             if keys and not (attempt.after or {})["draws"]:
-                return self._try(baseline, files, after, attempt.with_constant_draws(sorted(keys)), cut_short)
-        return found, before, now
-
-    def _accepted(
-        self,
-        baseline: Baseline,
-        after: After,
-        attempt: Attempt,
-        conflicts: Sequence[Conflict],
-        like: Mapping[int, Likeness],
-        measured: dict[str, object],
-        cut_short: bool,
-    ) -> Verdict:
-        names = baseline.names
-        rest = ""
-        if after.left.others:
-            rest = f"; still to cure: {after.left.others[0].message}"
-        drifted = [] if after.short else drift(after.measured, baseline.oracle)
-        passes = (after.measured if after.short else baseline.oracle).passes
-        unit = "step" if baseline.oracle.steps else "backward"
-        over = f"over {passes} {unit}{'s' * (passes != 1)}"
-        if cut_short:
-            restored = "shims" in baseline.base  # (it can get no further than the old calls do)
-            if after.measured.passes <= passes and not after.short and not restored:
-                return Verdict("rejected", f"gets no further than before ({passes} {unit}s)", measured)
-            reason = f"equal as far as the script could run before ({over.removeprefix('over ')})"
-            return Verdict("intended", reason + rest, measured)
-        as_leaf = any(how == "leaf" for *_, how in baseline.base.get("keep", ()))
-        if as_leaf or "shims" in baseline.base or "retain" in baseline.base:
-            old = "as it ran on the PyTorch it was written for"
-            reason = (
-                f"equal {over} to the script {old if 'shims' in baseline.base else 'run as if it had leaves'}"
-            )
-            return Verdict("intended", "; ".join([reason, *drifted]) + rest, measured)
-        if attempt.effects:
-            said = (
-                words.alike(like, names, words.exact(conflicts))
-                or f"equal {over} {words.imposed(attempt.effects)}"
-            )
-            if "draws" in (attempt.after or {}) and after.measured.drawn != baseline.oracle.drawn:
-                # (gradients of other random numbers: their cosine says nothing of the effect)
-                said = f"equal {over} with the same random numbers and parameters"
-            return Verdict("intended", "; ".join([said, *drifted]) + rest, measured)
-        if "keep" in baseline.base:
-            return Verdict("proved", f"the gradient is kept now; all others equal {over}{rest}", measured)
-        if not baseline.sound:
-            exact = words.exact(conflicts, "through" in (attempt.before or {}))
-            reason = f"every gradient equal to {exact} {over}"
-            return Verdict("proved", "; ".join([reason, *drifted]) + rest, measured)
-        if set(after.measured.retained) - set(baseline.oracle.retained):
-            return Verdict("proved", f"the gradient is kept now; all others equal {over}{rest}", measured)
-        if all(c.severity == "note" for c in conflicts):
-            if drifted:
-                return Verdict("rejected", "; ".join(drifted), measured)
-            return Verdict("preserved", f"every gradient equal {over}{rest}", measured)
-        measured["idle"] = True
-        return Verdict("rejected", f"trains exactly as before {over}: it cures nothing", measured)
-
-    # ---- runs
-
-    def _start(
-        self, files: Mapping[str, str], record: bool = False, impose: Impose | None = None
-    ) -> Future[Outcome]:
-        """A run of `files`, or the one there was."""
-        if impose is not None:
-            return self._run(files, record, impose)
-        key = (record, *sorted(files.items()))
-        with self.lock:
-            if key not in self.runs:
-                self.runs[key] = self._run(files, record)
-            return self.runs[key]
-
-    def _run(
-        self, files: Mapping[str, str], record: bool = False, impose: Impose | None = None
-    ) -> Future[Outcome]:
-        run = replace(self.template, files=dict(files), record=record, measure=True, impose=impose)
-        return self.pool.submit(self.zygote.run, run)
-
-    def _begin(self, baseline: Baseline, impose: Impose) -> Future[Outcome]:
-        """A recorded run before with `impose`, begun once; {} is the script once more."""
-        impose = {**baseline.base, **impose}
-        key = json.dumps(impose, sort_keys=True)
-        with self.lock:
-            if key not in baseline._imposed:
-                baseline._imposed[key] = self._run(baseline.files, record=True, impose=impose or None)
-            return baseline._imposed[key]
-
-    def _imposed(self, baseline: Baseline, impose: Impose) -> Outcome:
-        return self._begin(baseline, impose).result()
+                return self._try(trial, attempt.with_constant_draws(sorted(keys)))
+        return found
 
 
 def _tells(came: Measured, before: Measured) -> bool:

@@ -98,6 +98,14 @@ class After:
         return any(isinstance(c.event, Failure) and c.kind == "legacy-api" for c in self.left.others)
 
 
+@dataclass(frozen=True)
+class Equal:
+    """Two runs in which nothing differs: the script as it is, and the candidate, as far as they were compared."""
+
+    before: Measured
+    now: Measured
+
+
 def joined(known: Sequence[Conflict], found: Sequence[Conflict]) -> tuple[Conflict, ...]:
     """The `known` faults and those `found` that are others."""
     return (*known, *(c for c in found if not any(alike(c, k) for k in known)))

@@ -1,0 +1,59 @@
+"""The runs that a proof asks for: side by side, and none of them twice."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from gradfix.prove.effects import Impose
+from gradfix.prove.runs import Baseline
+from gradfix.run import Outcome, Run
+from gradfix.run.zygote import Zygote
+
+WORKERS = 4  # runs at once, over all candidates
+
+
+class Runner:
+    """Runs a script with texts in place of its files, as `template` says. Thread-safe."""
+
+    def __init__(self, zygote: Zygote, template: Run) -> None:
+        self.zygote = zygote
+        self.template = template
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="gradfix-run")
+        self._lock = threading.Lock()
+        # by texts: a candidate that is applied is the next baseline
+        self._runs: dict[tuple[object, ...], Future[Outcome]] = {}
+
+    def start(
+        self, files: Mapping[str, str], record: bool = False, impose: Impose | None = None
+    ) -> Future[Outcome]:
+        """A run of `files`, or the one there was; one with `impose` is always a new one."""
+        if impose is not None:
+            return self._run(files, record, impose)
+        key = (record, *sorted(files.items()))
+        with self._lock:
+            if key not in self._runs:
+                self._runs[key] = self._run(files, record)
+            return self._runs[key]
+
+    def begin(self, baseline: Baseline, impose: Impose) -> Future[Outcome]:
+        """A recorded run of the script as it is with `impose`, begun once; {} is the script once more."""
+        impose = {**baseline.base, **impose}
+        key = json.dumps(impose, sort_keys=True)
+        with self._lock:
+            if key not in baseline._imposed:
+                baseline._imposed[key] = self._run(baseline.files, record=True, impose=impose or None)
+            return baseline._imposed[key]
+
+    def imposed(self, baseline: Baseline, impose: Impose) -> Outcome:
+        """What `begin` comes to."""
+        return self.begin(baseline, impose).result()
+
+    def _run(
+        self, files: Mapping[str, str], record: bool = False, impose: Impose | None = None
+    ) -> Future[Outcome]:
+        run = replace(self.template, files=dict(files), record=record, measure=True, impose=impose)
+        return self._pool.submit(self.zygote.run, run)

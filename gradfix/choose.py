@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 
 import libcst as cst
 
 from gradfix.codemod import Codemod, Proposal, codemods
 from gradfix.detect import Conflict, Severity
 from gradfix.edit import Project
-from gradfix.prove import Baseline, Prover, Status, Verdict
+from gradfix.merit import ORDER, Candidate, Promise, Tried, changed
+from gradfix.prove import Baseline, Prover, Status
 from gradfix.verdict import HELD
 
 ROUNDS = 12  # more faults than that in one file are reported, and cured by the next call
@@ -29,26 +29,6 @@ MISGUESSED = (
     "UnboundLocalError",
 )  # how a proposal fails that does not fit
 SLOW = 20.0  # seconds of a run from which on alternatives are not worth their proof
-_BLEMISHES = 6  # so many items of a merit speak of what is not cured, or of what a cure spoils
-_ANY = (False, 0, 0, "")
-ORDER: tuple[Status, ...] = ("proved", "preserved", "intended", "untried", "rejected")
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A proposal and the texts it makes, by absolute path, changed files only."""
-
-    proposal: Proposal
-    texts: Mapping[str, str]
-    size: int  # characters that differ
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """A candidate with its verdict."""
-
-    candidate: Candidate
-    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +81,7 @@ def candidates(
         if broken is not None:
             stalled(f"{proposal.codemod} made {broken} unreadable; that proposal is dropped")
             continue
-        size = sum(_changed(project.files[path], text) for path, text in texts.items())
+        size = sum(changed(project.files[path], text) for path, text in texts.items())
         yield Candidate(proposal, texts, size)
         if len(seen) >= PROPOSALS:
             return
@@ -132,37 +112,37 @@ def try_all(
     in the order in which they would be chosen, and what can't come before one that is proved is not run."""
     hint = wanted.hinted(conflict, files)
     slow = baseline.outcome.seconds > SLOW
-    best: list[tuple[bool, int, int, str]] = []
+    best: list[Promise] = []
     carried_out: dict[tuple[str, str], int] = {}  # ideas, by the rank of what holds without a blemish
 
     def one(candidate: Candidate) -> Tried | None:
-        idea = _idea(candidate)
-        if wanted.late() or (best and min(best) < _promise(candidate)):
+        idea, rank = _idea(candidate), candidate.proposal.rank
+        if wanted.late() or (best and min(best) < candidate.promise):
             return None
-        if idea is not None and carried_out.get(idea, candidate.proposal.rank) < candidate.proposal.rank:
+        if idea is not None and carried_out.get(idea, rank) < rank:
             return None
         after = dict(files) | dict(candidate.texts)
         tried = Tried(candidate, prover.prove(baseline, after, candidate.proposal.effect, conflict))
-        if not any(_merit(tried)[:_BLEMISHES]):
+        if tried.merit.flawless:
             if slow and tried.verdict.status == ORDER[0]:
-                best.append(_promise(candidate))
+                best.append(candidate.promise)
             if idea is not None:
-                carried_out[idea] = min(
-                    candidate.proposal.rank, carried_out.get(idea, candidate.proposal.rank)
-                )
+                carried_out[idea] = min(rank, carried_out.get(idea, rank))
         return tried
 
-    def rank(n: int) -> tuple[bool, tuple[bool, int, int, str]]:
-        return found[n].proposal.codemod != hint, _promise(found[n]) if slow else _ANY
-
-    turn = sorted(range(len(found)), key=rank)
+    turn = list(range(len(found)))
+    if slow:
+        turn.sort(key=lambda n: found[n].promise)
+    turn.sort(key=lambda n: found[n].proposal.codemod != hint)
     with ThreadPoolExecutor(2) as pool:
         proved = dict(zip(turn, pool.map(one, [found[n] for n in turn]), strict=True))
     tried = [t for n in range(len(found)) if (t := proved[n]) is not None]
     # two ways to do one thing, and two that read alike and measured alike, are one to the person; a guess at what a
     # name holds that was wrong is none
     alike: dict[tuple[str, ...], Tried] = {}
-    for t in sorted((t for t in tried if t.verdict.measured.get("failed") not in MISGUESSED), key=_merit):
+    for t in sorted(
+        (t for t in tried if t.verdict.measured.get("failed") not in MISGUESSED), key=lambda t: t.merit
+    ):
         proposal, verdict = t.candidate.proposal, t.verdict
         read = (proposal.codemod, proposal.summary, verdict.status, verdict.reason)
         alike.setdefault(_idea(t.candidate) or read, t)
@@ -223,31 +203,6 @@ def identity(conflict: Conflict, project: Project) -> tuple[str, str]:
     return conflict.kind, text
 
 
-def _merit(tried: Tried) -> tuple[bool, bool, bool, bool, int, int, int, int, int, str]:
-    """What cures before what does not, a last resort behind all else that does, all of a chain of faults before one of
-    them, what cuts off old gradients alone before what cuts off fresh ones, and what leaves fewer warnings before what
-    leaves more. A loss whose parts cancel (both sides of a ratio made anew) may give the exact gradient, zero, of what
-    was written: then what trains more of the model goes first."""
-    proposal, verdict = tried.candidate.proposal, tried.verdict
-    zero, warnings = verdict.measured.get("zero", 0), verdict.measured.get("warnings", 0)
-    return (
-        verdict.status not in HELD,
-        proposal.last_resort,
-        bool(verdict.measured.get("remaining")),
-        bool(verdict.measured.get("fresh")),
-        zero if isinstance(zero, int) else 0,
-        warnings if isinstance(warnings, int) else 0,
-        ORDER.index(verdict.status),
-        *_promise(tried.candidate)[1:],
-    )
-
-
-def _promise(candidate: Candidate) -> tuple[bool, int, int, str]:
-    """What decides between two candidates that are proved: the end of their merit."""
-    proposal = candidate.proposal
-    return (proposal.last_resort, proposal.rank, candidate.size, proposal.codemod)
-
-
 def _parses(text: str) -> bool:
     try:
         cst.parse_module(text)
@@ -255,15 +210,3 @@ def _parses(text: str) -> bool:
     except (cst.ParserSyntaxError, SyntaxError, ValueError):
         return False
     return True
-
-
-def _changed(old: str, new: str) -> int:
-    a, b = old.splitlines(), new.splitlines()
-    return sum(
-        sum(map(len, a[i:j])) + sum(map(len, b[k:m]))
-        for tag, i, j, k, m in SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-        if tag != "equal"
-    )
-
-
-__all__ = ["Candidate", "Round", "Tried", "Wanted", "candidates", "identity", "rounds", "try_all"]

@@ -19,6 +19,7 @@ from gradfix.detect import Conflict
 from gradfix.discover import project_root
 from gradfix.edit import Project
 from gradfix.fingerprint import fingerprint
+from gradfix.merit import Candidate
 from gradfix.prove import Baseline, Prover, Runner, Verdict
 from gradfix.result import Cure, Diagnosis, Problem, Result, Settings
 from gradfix.run.zygote import Zygote
@@ -102,7 +103,7 @@ def raised(first: Baseline) -> bool:
     return first.failure is not None
 
 
-def _cure(candidate: choose.Candidate, verdict: Verdict, before: Mapping[str, str]) -> Cure:
+def _cure(candidate: Candidate, verdict: Verdict, before: Mapping[str, str]) -> Cure:
     proposal = candidate.proposal
     old = {path: before[path] for path in candidate.texts}
     return Cure(proposal.codemod, proposal.summary, proposal.effect, verdict, old, candidate.texts)

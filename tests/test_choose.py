@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gradfix import testing
-from gradfix.choose import Candidate, Tried, Wanted, _merit, try_all
+from gradfix.choose import Candidate, Tried, Wanted, try_all
 from gradfix.codemod import Proposal
 from gradfix.result import Settings
 from gradfix.verdict import NONE, Verdict
@@ -136,17 +136,17 @@ def tried(status, rank=0, **measured):
 
 
 def test_what_cuts_old_gradients_alone_goes_before_what_cuts_fresh_ones():
-    assert _merit(tried("intended", 1)) < _merit(tried("intended", 0, fresh=True))
+    assert tried("intended", 1).merit < tried("intended", 0, fresh=True).merit
 
 
 def test_a_whole_cure_goes_before_one_of_a_chain():
-    assert _merit(tried("intended", 5)) < _merit(tried("proved", 0, remaining=1))
+    assert tried("intended", 5).merit < tried("proved", 0, remaining=1).merit
 
 
 def test_a_last_resort_goes_behind_one_of_a_chain():
     resort = Tried(Candidate(Proposal("", NONE, {}, last_resort=True), {}, 1), Verdict("proved", ""))
-    assert _merit(tried("proved", 1, remaining=1)) < _merit(resort)
-    assert _merit(resort) < _merit(tried("rejected"))
+    assert tried("proved", 1, remaining=1).merit < resort.merit
+    assert resort.merit < tried("rejected").merit
 
 
 def test_of_several_ways_to_do_one_thing_the_first_that_holds_is_shown():
@@ -167,12 +167,12 @@ def test_of_several_ways_to_do_one_thing_the_first_that_holds_is_shown():
 
 
 def test_what_trains_goes_before_what_cancels():
-    assert _merit(tried("intended", 5)) < _merit(tried("proved", 0, zero=4))
-    assert _merit(tried("proved", 0, zero=4)) < _merit(tried("rejected"))
+    assert tried("intended", 5).merit < tried("proved", 0, zero=4).merit
+    assert tried("proved", 0, zero=4).merit < tried("rejected").merit
 
 
 def test_what_leaves_fewer_warnings_goes_first():
-    assert _merit(tried("intended", 5)) < _merit(tried("proved", 0, warnings=1))
+    assert tried("intended", 5).merit < tried("proved", 0, warnings=1).merit
 
 
 ACTOR_CRITIC = """\

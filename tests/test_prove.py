@@ -13,9 +13,10 @@ from tapes import Script
 
 from gradfix.detect import detect
 from gradfix.prove import Baseline, Prover, Runner, Verdict
-from gradfix.prove.compare import Measured, difference, likeness, read
+from gradfix.prove.compare import difference, likeness
 from gradfix.prove.cured import Lines, left
 from gradfix.prove.effects import own_loss_by_time, period
+from gradfix.prove.measured import Measured, read
 from gradfix.prove.prover import Refusal
 from gradfix.run import Outcome, Run
 from gradfix.run.zygote import Zygote

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from gradfix.detect import Conflict
 from gradfix.prove import words
-from gradfix.prove.compare import Measured, Stepped, kept, likeness
+from gradfix.prove.compare import kept, likeness
 from gradfix.prove.effects import Attempt
+from gradfix.prove.measured import Measured, Stepped
 from gradfix.prove.words import Names
 from gradfix.tape import Optimizer, Record, Step, Tape
 from gradfix.verdict import Effect

@@ -14,7 +14,8 @@ from typing import Any
 from gradfix.detect import Conflict
 from gradfix.detect.targets import target_edges
 from gradfix.graph import Graph
-from gradfix.prove.compare import Measured, Terms
+from gradfix.prove.compare import Terms
+from gradfix.prove.measured import Measured
 from gradfix.tape import Backward, GradRead, Mutate, Optimizer, Record, Stack, Tape
 from gradfix.verdict import Effect, EffectKind
 

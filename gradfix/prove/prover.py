@@ -10,9 +10,10 @@ from typing import Any
 from gradfix.detect import Conflict, detect
 from gradfix.prove import words
 from gradfix.prove.accept import Trial, accepted, doubted
-from gradfix.prove.compare import Difference, Measured, aligned, difference, head, likeness, read
+from gradfix.prove.compare import Difference, difference, likeness
 from gradfix.prove.cured import Lines, left, stale_for_ever
 from gradfix.prove.effects import Attempt, Impose, attempts, kept_sites
+from gradfix.prove.measured import Measured, aligned, head, read
 from gradfix.prove.runner import Runner
 from gradfix.prove.runs import CLEAN, After, Baseline, Equal, joined, met
 from gradfix.run import Outcome

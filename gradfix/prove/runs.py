@@ -9,9 +9,10 @@ from functools import cached_property
 
 from gradfix.detect import Conflict
 from gradfix.prove import words
-from gradfix.prove.compare import Measured, difference, read
+from gradfix.prove.compare import difference
 from gradfix.prove.cured import Left
 from gradfix.prove.effects import Impose
+from gradfix.prove.measured import Measured, read
 from gradfix.run import Outcome
 from gradfix.tape import Failure, Note, Tape
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradfix.detect import Conflict
-from gradfix.prove.compare import Difference, Likeness, Measured
+from gradfix.prove.compare import Difference, Likeness
+from gradfix.prove.measured import Measured
 from gradfix.tape import Optimizer, Ref, Tape
 from gradfix.verdict import EffectKind
 

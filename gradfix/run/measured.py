@@ -14,7 +14,7 @@ _SIZES = {"f4": 4, "f8": 8, "cs": 4}  # bytes of an element
 
 
 def is_measurement(line: Mapping[str, Any]) -> bool:
-    """Whether gradfix.prove.compare can read this line (see gradfix/run/child/measure.py for what it says)."""
+    """Whether gradfix.prove.measured can read this line (see gradfix/run/child/measure.py for what it says)."""
     shape = _LINES.get(str(line.get("m")))
     return shape is not None and all(
         check(line[name.rstrip("?")]) if name.rstrip("?") in line else name.endswith("?")

@@ -305,3 +305,21 @@ def test_a_module_of_lightnings_is_one(tmp_path):
             return y
     """
     assert found(tmp_path, text) == {("certain", "stale-saved-tensor")}
+
+
+def test_an_option_that_nothing_is_taken_for_may_be_any_of_its_choices(tmp_path):
+    text = """\
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--loss', type=int, choices=[1, 2])
+    args = parser.parse_args()
+    chosen = 1
+    if args.loss:
+        chosen = args.loss
+    for batch in range(4):
+        if chosen == 1:
+            plain(torch.randn(3, 2))
+        else:
+            both(torch.randn(3, 2))
+    """
+    faulty = FACTOR.replace("net(x)\n    ours", "net(net(x))\n    ours")
+    assert found(tmp_path, faulty + textwrap.dedent(text)) == {("certain", "stale-saved-tensor")}

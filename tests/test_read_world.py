@@ -204,3 +204,81 @@ def test_a_layer_of_a_loaded_model_whichever_it_is(tmp_path):
     model.layer[int(input())].weight[:, 0] -= 1
     """
     assert kinds(tmp_path, text) == [("certain", "leaf-write")]
+
+
+EVALUATED = """\
+net = torch.nn.Linear(2, 2)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+
+def train():
+    opt.zero_grad()
+    net(torch.randn(3, 2)).sum().backward()
+    opt.step()
+
+def evaluate(on=False):
+    {off}
+    return net(torch.randn(3, 2)).argmax()
+
+for epoch in range(3):
+    train()
+    evaluate()
+"""
+
+
+def test_gradients_that_a_function_turns_off_stay_off(tmp_path):
+    assert set(kinds(tmp_path, EVALUATED.format(off="torch.set_grad_enabled(False)"))) == {
+        ("certain", "cut-graph")
+    }
+
+
+@pytest.mark.parametrize(
+    "off",
+    [
+        "torch.set_grad_enabled(False); torch.set_grad_enabled(bool(input()))",
+        "with torch.set_grad_enabled(False): pass",
+        "if input(): torch.set_grad_enabled(False)",
+    ],
+)
+def test_gradients_that_may_be_on_again_are(tmp_path, off):
+    assert kinds(tmp_path, EVALUATED.format(off=off)) == []
+
+
+@pytest.mark.parametrize("nothing", ["None", "[]"])
+def test_what_returns_nothing_after_a_test_that_is_not_known_may_have_returned_something(tmp_path, nothing):
+    text = f"""\
+    def files(folder):
+        if input():
+            return folder.glob("*")
+        return {nothing}
+
+    net = torch.nn.Linear(2, 2)
+    found = files("data")
+    for epoch in range(3):
+        if not found:
+            break
+        value = net(torch.randn(3, 2)).exp()
+        value += 1
+        value.sum().backward()
+    """
+    assert set(kinds(tmp_path, text)) == {("certain", "stale-saved-tensor")}
+
+
+@pytest.mark.parametrize("moved", ["cuda()", "to('cuda')", "cpu()"])
+def test_data_on_another_device_is_not_asked_for_the_gradients_of_what_is_there(tmp_path, moved):
+    text = f"""\
+    net = torch.nn.Linear(2, 2)
+    image = torch.randn(3, 2)
+
+    def saliency(x):
+        x = x.{moved}
+        x.requires_grad_()
+        net(x).sum().backward()
+        return x.grad
+
+    saliency(image)
+    noisy = image + torch.randn(3, 2)
+    noisy.requires_grad_()
+    net(noisy).sum().backward()
+    print(noisy.grad.abs())
+    """
+    assert kinds(tmp_path, text) == []

@@ -31,6 +31,7 @@ MODES = {
     "torch.autograd.no_grad": "no_grad",
     "torch.autograd.grad_mode.no_grad": "no_grad",
 }
+NOTHING: tuple[Value, ...] = (None, "", (), [], {})  # what a function gives that found nothing
 TRANSPARENT = ("functools.wraps", "functools.lru_cache", "functools.cache", "torch.jit", "torch.compile")
 
 
@@ -168,11 +169,14 @@ def run(m: Machine, function: Function, frame: Frame) -> Value:
             if isinstance(function.node, ast.Lambda):
                 return evaluate(m, function.node.body)
             block(m, function.node.body)
+            if frame.passed_over and frame.result in NOTHING:
+                return m.unknown("returned otherwise")
             return frame.result
     except Deep:
         return m.unknown("depth")
     finally:
-        m.grad = grad
+        if function.wrappers:
+            m.grad = grad
         m.doubts = doubts
 
 

@@ -32,7 +32,7 @@ class Frame:
     """A running function (or module or class body) of the program's."""
 
     __slots__ = (
-        "cls", "declared", "doubts", "function", "here", "names", "node", "parent", "prefix", "qualname",
+        "cls", "declared", "doubts", "function", "here", "names", "node", "parent", "passed_over", "prefix", "qualname",
         "result", "stacks", "unit",
         "yielding",
     )  # fmt: skip
@@ -50,6 +50,7 @@ class Frame:
         self.stacks: dict[int, Stack] = {}
         self.yielding: Callable[[Value], None] | None = None
         self.doubts = 0
+        self.passed_over = False  # a value that would have been returned, had a test come out otherwise
 
     def stack(self) -> Stack:
         node = self.node

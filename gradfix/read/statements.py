@@ -13,6 +13,7 @@ from gradfix.read.values import Class, Later, Lib, ModuleValue, Unknown, Value
 
 Left = str | None  # "break", "continue", "return" or None: went on to its end
 _ENDS = (ast.Raise, ast.Return, ast.Break, ast.Continue)
+_LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Dict, type(None))
 _EXITS = {"exit", "quit", "_exit"}
 _ASKING = {
     "is_available",
@@ -66,6 +67,8 @@ def _delete(m: Machine, node: ast.Delete) -> Left:
 
 def _return(m: Machine, node: ast.Return) -> Left:
     m.frame.result = evaluate(m, node.value) if node.value is not None else None
+    if not isinstance(node.value, _LITERAL):
+        m.frame.passed_over = False
     return "return"
 
 
@@ -116,12 +119,17 @@ def _if(m: Machine, node: ast.If) -> Left:
         taken = True
     else:
         taken = m.decide(node.test)
+    other = node.orelse if taken else node.body
+    if other and isinstance(other[-1], ast.Return) and other[-1].value is not None:
+        m.frame.passed_over = True
+    grad = m.grad
     m.doubts += 1
     m.trace.guessed = True
     try:
         return block(m, node.body if taken else node.orelse)
     finally:
         m.doubts -= 1
+        m.grad = m.grad or grad  # that they were turned off is not known
 
 
 def _for(m: Machine, node: ast.For | ast.AsyncFor) -> Left:

@@ -220,12 +220,15 @@ def _argument(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str,
 def _given(m: Machine, name: str, default: Value, kwargs: dict[str, Value]) -> Value:
     """What an option has: what this reading is about, its default, or one of its choices where it has to be given."""
     if m.variant is not None and (m.variant.kind, m.variant.name) == ("option", name):
-        return Option(m.variant.value, name)
+        chosen = m.variant.value
+        return Option(chosen, name) if isinstance(chosen, str) else chosen
     kind, choices = kwargs.get("type"), kwargs.get("choices")
     if isinstance(default, str) and isinstance(kind, Lib) and kind.path in ("builtins.int", "builtins.float"):
         return calls.call(m, kind, [default], {})
     if isinstance(default, Unknown) and isinstance(choices, list | tuple) and choices:
         default = choices[0]
+    if default is None and isinstance(choices, list | tuple):
+        m.open.choose(name, choices)
     if isinstance(default, str):
         return Option(default, name)
     if isinstance(default, Unknown) and (kind is None or kind == Lib("builtins.str")):

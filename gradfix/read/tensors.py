@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from gradfix.read import backward, effects, ops, shapes
@@ -239,6 +240,13 @@ def _to(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value])
             return _cast(m, tensor, each.dtype)
         if isinstance(each, Lib) and each.path.startswith("torch.") and "device" not in each.path:
             return _cast(m, tensor, shapes.dtype_name(each))
+    return _moved(m, tensor, [], {})
+
+
+def _moved(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """On another device, or where it was: data that is asked for gradients there may not be asked for them here."""
+    if tensor.node is None and not tensor.requires:
+        return copy(tensor)
     return tensor
 
 
@@ -292,6 +300,7 @@ METHODS: dict[str, Callable[..., Value]] = {
     "backward": _backward,
     "register_hook": _hook,
     **dict.fromkeys(SELF, lambda m, t, args, kwargs: t),
+    **dict.fromkeys(("cuda", "cpu"), _moved),
     "contiguous": _contiguous,
     **dict.fromkeys(FRESH, _new),
     **dict.fromkeys(NOT_TENSORS, lambda m, t, args, kwargs: m.unknown("tensor property")),

@@ -271,8 +271,7 @@ def _mode(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) ->
     if path == "torch.set_grad_enabled":
         value.extra["before"] = m.grad
         wanted = args[0] if args else kwargs.get("mode")
-        if isinstance(wanted, bool):
-            m.grad = wanted
+        m.grad = wanted if isinstance(wanted, bool) else True  # nothing rests on their being off, then
     return value
 
 
@@ -290,7 +289,7 @@ def enter_mode(m: Machine, value: Instance) -> Callable[[], None]:
         m.grad = True
     elif kind == "torch.set_grad_enabled":
         grad = value.extra["before"]
-        m.grad = given[0] if given and isinstance(given[0], bool) else m.grad
+        m.grad = given[0] if given and isinstance(given[0], bool) else grad
     elif kind == "torch.autocast":
         enabled = value.extra["kwargs"].get("enabled", True)
         m.autocast = enabled is not False

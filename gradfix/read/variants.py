@@ -6,6 +6,7 @@ line is compared with, a switch of a layer's constructor), the entry is read aga
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -42,6 +43,11 @@ class Open:
                 for value in values:
                     if isinstance(value, str) and value is not option and value != option:
                         self.options.setdefault(option.name, {})[str(value)] = None
+
+    def choose(self, option: str, choices: Iterable[Any]) -> None:
+        """An option that nothing is taken for may be one of these, the first at last: it is what most begin with."""
+        known = [c for c in choices if isinstance(c, str | int)]
+        self.options.setdefault(option, {}).update(dict.fromkeys([*known[1:], *known[:1]]))
 
     def add(self, variant: Variant) -> None:
         self.others[variant] = None

@@ -62,12 +62,14 @@ for x in torch.randn(3, 4, 3):
         old, new = (name.rpartition(".")[2] for name in said.groups())
         calls = [n for n in (node, *descendants(node)) if isinstance(n, cst.Call) and function_of(n) == old]
         if calls:
-            edits = tuple(_renamed(view, old, new, isinstance(calls[0].func, cst.Name)))
+            alone = view.path == project.tape.script
+            edits = tuple(_renamed(view, old, new, isinstance(calls[0].func, cst.Name), alone))
             yield Proposal(f"`{new}` for `{old}`", NONE, {view.path: edits})
 
 
-def _renamed(view: View, old: str, new: str, imported: bool) -> Iterator[Edit]:
-    """Every call of the old name in the file; with its import, where it is called by its bare name."""
+def _renamed(view: View, old: str, new: str, imported: bool, alone: bool) -> Iterator[Edit]:
+    """Every call of the old name in the file; with its import, where it is called by its bare name. A file that is not
+    `alone` keeps the old import: others, which perhaps did not run, may take the name from it."""
     for node in descendants(view.module):
         if not isinstance(node, cst.Name) or node.value != old:
             continue
@@ -75,7 +77,21 @@ def _renamed(view: View, old: str, new: str, imported: bool) -> Iterator[Edit]:
         bare = not isinstance(parent, cst.Attribute | cst.Arg | cst.Param)
         called = isinstance(parent, cst.Attribute) and parent.attr is node and _called(view, parent)
         if (imported and (bare or (isinstance(parent, cst.Arg) and parent.value is node))) or called:
-            yield Replace(node, lambda _: cst.Name(new))
+            whole = view.parents[parent]
+            if alone or not isinstance(parent, cst.ImportAlias) or not isinstance(whole, cst.ImportFrom):
+                yield Replace(node, lambda _: cst.Name(new))
+            else:
+                yield Replace(whole, lambda now: _with(now, new))
+
+
+def _with(now: cst.CSTNode, name: str) -> cst.CSTNode:
+    """An import of one more name."""
+    assert isinstance(now, cst.ImportFrom)
+    assert not isinstance(now.names, cst.ImportStar)
+    comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+    *some, last = now.names
+    more = cst.ImportAlias(cst.Name(name), comma=last.comma)
+    return now.with_changes(names=[*some, last.with_changes(comma=comma), more])
 
 
 def _called(view: View, node: cst.CSTNode) -> bool:

@@ -68,7 +68,10 @@ for batch in torch.randn(3, 4, 3):
                 gone.append(call.func)
         if edits:
             what = "the tensor" if len(edits) == 1 else f"{len(edits)} tensors"
-            edits += _unimported(view, gone)
+            if (
+                view.path == project.tape.script
+            ):  # of a module, files that did not run may take the name from here
+                edits += _unimported(view, gone)
             yield Proposal(f"take {what} out of `Variable`", NONE, {view.path: tuple(edits)})
 
 

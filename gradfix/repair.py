@@ -9,6 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,36 +47,37 @@ def repair(
     served = source is None or source.kind == "notebook"  # what is not on the disk as Python would read it
     overlay = dict(siblings) | ({str(entry): script} if served else {})
     root = project_root(entry)
-    prover = Prover(Runner(zygote, settings.template(entry, root, overlay)))
-    say("recording a run")
-    baseline = prover.baseline(overlay)
-    ran = {path: text for path, text in siblings.items() if path in baseline.tape.sources}
-    texts = readable(baseline.tape.sources, root, {**ran, str(entry): script})
-    files = {path: text for path, text in texts.items() if settings.edits(path)}
-    if not settings.repair:
-        return _result(entry, settings, [(baseline, texts)], (), _Kept((baseline, texts)), started)
-    project = Project(baseline.tape, files)
-    wanted = choose.Wanted(
-        asked=lambda c, now: (
-            asked(c, settings, {**texts, **now}) and (c.severity != "note" or settings.notes)
-        ),
-        codemods=[m for m in codemods() if not settings.codemods or m.name() in settings.codemods],
-        accept=settings.accepted(raised(baseline)),
-        granted=lambda c, now: (
-            bool(settings.granted) and fingerprint(c, {**texts, **now}) in settings.granted
-        ),
-        hinted=lambda c, now: (
-            settings.hints.get(fingerprint(c, {**texts, **now}), "") if settings.hints else ""
-        ),
-        late=lambda: time.monotonic() > settings.until,
-    )
-    done: list[choose.Round] = []
-    states: list[_State] = [(baseline, files)]
-    for round_, now, last in choose.rounds(project, baseline, prover, wanted, say):
-        done.append(round_)
-        states.append((last, now.files))
-    kept = _kept(prover, done, states, wanted)
-    result = _result(entry, settings, [(baseline, texts), *states[1:]], done, kept, started)
+    with closing(Runner(zygote, settings.template(entry, root, overlay))) as runner:
+        prover = Prover(runner)
+        say("recording a run")
+        baseline = prover.baseline(overlay)
+        ran = {path: text for path, text in siblings.items() if path in baseline.tape.sources}
+        texts = readable(baseline.tape.sources, root, {**ran, str(entry): script})
+        files = {path: text for path, text in texts.items() if settings.edits(path)}
+        if not settings.repair:
+            return _result(entry, settings, [(baseline, texts)], (), _Kept((baseline, texts)), started)
+        project = Project(baseline.tape, files)
+        wanted = choose.Wanted(
+            asked=lambda c, now: (
+                asked(c, settings, {**texts, **now}) and (c.severity != "note" or settings.notes)
+            ),
+            codemods=[m for m in codemods() if not settings.codemods or m.name() in settings.codemods],
+            accept=settings.accepted(raised(baseline)),
+            granted=lambda c, now: (
+                bool(settings.granted) and fingerprint(c, {**texts, **now}) in settings.granted
+            ),
+            hinted=lambda c, now: (
+                settings.hints.get(fingerprint(c, {**texts, **now}), "") if settings.hints else ""
+            ),
+            late=lambda: time.monotonic() > settings.until,
+        )
+        done: list[choose.Round] = []
+        states: list[_State] = [(baseline, files)]
+        for round_, now, last in choose.rounds(project, baseline, prover, wanted, say):
+            done.append(round_)
+            states.append((last, now.files))
+        kept = _kept(prover, done, states, wanted)
+        result = _result(entry, settings, [(baseline, texts), *states[1:]], done, kept, started)
     if result.problem is None or result.diagnoses:
         return result
     return _read_instead(result, settings, script)

@@ -12,7 +12,7 @@ import pytest
 from repositories import faulty, git, nobody_works_in, plain, repository, sound, state
 
 from gradfix import choose
-from gradfix.batch import engine
+from gradfix.batch import workers
 from gradfix.batch.engine import local
 from gradfix.batch.git import GitError
 from gradfix.batch.intake import specs
@@ -243,6 +243,24 @@ def test_the_pull_request_names_the_runs_of_its_cures(tmp_path):
     assert "Measured by running `train.py` before and after" in told
 
 
+def test_the_pull_request_tells_copies_of_a_fault_apart(tmp_path):
+    script = (
+        "import torch\n\nx = torch.ones(2, requires_grad=True)\ny = x * 2\ny.sum().backward()\n"
+        "print(x.data)\nprint(y.data)\n"
+    )
+    migrate(tmp_path / "ws", [plain(tmp_path / "repo", {"train.py": script})], Options(prove=True))
+    known = State(tmp_path / "ws")
+    told = pull_request(known.result("repo"))
+    known.close()
+    lines = [line for line in told.splitlines() if line.startswith(("**data-attribute**", "Cure:"))]
+    assert [("line 6" in line or "`x." in line, "line 7" in line or "`y." in line) for line in lines] == [
+        (True, False),
+        (True, False),
+        (False, True),
+        (False, True),
+    ]
+
+
 # ---- limits
 
 
@@ -256,7 +274,7 @@ def test_a_repository_that_takes_too_much_is_a_sentence(tmp_path):
 def test_a_worker_that_obeys_nobody_is_ended_with_all_it_started(tmp_path, monkeypatch, does):
     """One that a fault of gradfix's own, or of torch's, has taken over: it ignores signals, has started processes in
     sessions of their own, one of which its parent has left, and one of them starts others without end."""
-    monkeypatch.setattr(engine, "GRACE", 1.0)
+    monkeypatch.setattr(workers, "GRACE", 1.0)
     site = plain(tmp_path / "site", {"sitecustomize.py": OBEYS_NOBODY})
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("DOES", does)

@@ -1,6 +1,7 @@
 """The reports of a batch: report.html in a real browser, and what nobody may smuggle into them."""
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -129,3 +130,6 @@ def test_pictures_of_odd_numbers():
     assert "&lt;b&gt;" in drawn
     mark = {"role": "saved", "text": "x", "path": "p.py", "line": 3, "code": "", "version": 0}
     assert "line 3" in timeline([mark])
+    far = mark | {"path": "a/long/way/down/" * 9 + "p.py"}
+    assert max(map(len, re.findall(r"<text[^>]*>([^<]*)", timeline([far, far])))) <= 54
+    assert "p.py:3<" in timeline([far, far])

@@ -43,7 +43,9 @@ def timeline(marks: Sequence[Mapping[str, Any]]) -> str:
         parts.append(_text(x, 14, mark["role"], bold=True))
         where = f"line {mark['line']}"
         parts.append(_text(x, 52, _short(mark["code"], int(room / 7)) or where))
-        parts.append(_text(x, 68, f"{mark['path']}:{mark['line']}" if room > 160 else where))
+        parts.append(
+            _text(x, 68, _end(f"{mark['path']}:{mark['line']}", int(room / 7)) if room > 160 else where)
+        )
     said = " → ".join(mark["role"] for mark in marks)
     return _svg("timeline", WIDTH, 76, said, parts)
 
@@ -117,6 +119,10 @@ def _svg(kind: str, width: int, height: int, said: str, parts: Sequence[str]) ->
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: max(most - 1, 1)] + "…"
+
+
+def _end(text: str, most: int) -> str:
+    return text if len(text) <= most else "…" + text[-max(most - 1, 1) :]
 
 
 def _safe(text: str) -> str:

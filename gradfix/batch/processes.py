@@ -5,54 +5,64 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import suppress
-from pathlib import Path
 
 PATIENCE = 10.0  # seconds that the system may take to end what was killed
 
 
-def resident(pid: int) -> int:
-    """Bytes that a process and all below it hold in memory, without what they share with files; 0 where the system
-    does not tell."""
-    return sum(map(_held, (pid, *below(pid))))
+def hold_more(pid: int, most: int) -> bool:
+    """Whether a process and all below it hold more than `most` bytes in memory, without what they share with files;
+    never where the system does not tell.
+
+    The exact number is dear: the system walks through every page, and the process waits meanwhile. So it is asked for
+    only where all that each of them maps, shared or not, would come to more."""
+    all_ = (pid, *below(pid))
+    return sum(map(_mapped, all_)) > most and sum(map(_held, all_)) > most
+
+
+def _mapped(pid: int) -> int:
+    """One process's part, with what it shares with those it was forked from, or forked."""
+    with suppress(OSError, IndexError, ValueError):
+        held = _read(f"/proc/{pid}/statm").split()
+        return (int(held[1]) - int(held[2])) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def _held(pid: int) -> int:
     """One process's part. What it shares with those it was forked from, or forked, is counted once in all where the
     system says so: the runs are forks of one that has torch in memory."""
     with suppress(OSError, IndexError, ValueError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_bytes().split(b"\n"):
+        for line in _read(f"/proc/{pid}/smaps_rollup").split(b"\n"):
             if line.startswith(b"Pss_Anon:"):
                 return int(line.split()[1]) * 1024
-    with suppress(OSError, IndexError, ValueError):
-        held = Path(f"/proc/{pid}/statm").read_bytes().split()
-        return (int(held[1]) - int(held[2])) * os.sysconf("SC_PAGE_SIZE")
-    return 0
+    return _mapped(pid)
 
 
-def kill_below(pid: int) -> None:
-    """End all processes below one, those that they have started meanwhile too."""
+def kill_below(pid: int, spared: Set[int] = frozenset()) -> None:
+    """End all processes below one but those `spared` and what is below them; those too that they have started
+    meanwhile."""
     late = time.monotonic() + PATIENCE
-    while time.monotonic() < late and (found := [one for one in below(pid) if not _ended(one)]):
+    while time.monotonic() < late and (found := [one for one in below(pid, spared) if not _ended(one)]):
         for one in found:
             with suppress(OSError):
                 os.kill(one, signal.SIGKILL)
         time.sleep(0.01)
 
 
-def below(pid: int) -> Iterator[int]:
-    """All processes below one, in whatever session they are; none where the system does not tell."""
+def below(pid: int, spared: Set[int] = frozenset()) -> Iterator[int]:
+    """All processes below one, in whatever session they are, without those `spared` and what is below them; none where
+    the system does not tell."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if name.isdigit():
             with suppress(OSError, IndexError, ValueError):
                 children.setdefault(int(_about(int(name))[1]), []).append(int(name))
-    todo = children.pop(pid, [])
+    todo = [one for one in children.pop(pid, []) if one not in spared]
     while todo:
         one = todo.pop()
         yield one
-        todo += children.pop(one, [])
+        todo += [child for child in children.pop(one, []) if child not in spared]
 
 
 def _ended(pid: int) -> bool:
@@ -64,4 +74,13 @@ def _ended(pid: int) -> bool:
 
 def _about(pid: int) -> list[bytes]:
     """State, parent and so on: what follows the name, which may hold anything."""
-    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+
+
+def _read(file: str) -> bytes:
+    """A file of the system's, without what makes reading one of a person's convenient: they are read by the hundred."""
+    found = os.open(file, os.O_RDONLY)
+    try:
+        return os.read(found, 1 << 16)
+    finally:
+        os.close(found)

@@ -14,6 +14,7 @@ from gradfix.batch.intake import Opened, Refused, opened, sources
 from gradfix.batch.steps import steps
 from gradfix.batch.told import fault, remarks
 from gradfix.batch.values import Entry, Fault, Options, RepoResult, Spec, Step
+from gradfix.batch.warm import Warm
 from gradfix.config import Config, ConfigError, configured, nearest_file
 from gradfix.detect import Conflict
 from gradfix.examine import Examined, examine
@@ -30,16 +31,21 @@ Say = Callable[[str], None]
 SPARE = 5.0  # seconds that are kept for the end
 
 
-def migrate_one(spec: Spec, options: Options, scratch: Path, say: Say = lambda _: None) -> RepoResult:
+def migrate_one(
+    spec: Spec, options: Options, scratch: Path, say: Say = lambda _: None, warm: Warm | None = None
+) -> RepoResult:
     """All that is to be known of one repository. The same files and options give the same result, but for times.
 
-    What has to be unpacked lies below `scratch`, which is the caller's to remove. Never raises for what the repository
-    holds: it is refused with a sentence.
+    What has to be unpacked lies below `scratch`, which is the caller's to remove; `warm` is an interpreter to be used
+    again by the next. Never raises for what the repository holds: it is refused with a sentence.
     """
+    if warm is None:
+        with Warm() as own:
+            return migrate_one(spec, options, scratch, say, own)
     started = time.monotonic()
     try:
         with opened(spec, scratch) as there:
-            work = _Work(there, options, _settings(there.root, options), started + options.seconds, say)
+            work = _Work(there, options, _settings(there.root, options), started + options.seconds, say, warm)
             work.go()
             result = work.result(spec.name)
     except Refused as why:
@@ -56,6 +62,7 @@ class _Work:
     configured: tuple[Settings, Config]
     deadline: float
     say: Say
+    warm: Warm
     files: list[Path] = field(default_factory=list)
     dirty: list[str] = field(default_factory=list)
     lines: int = 0
@@ -159,7 +166,7 @@ class _Work:
             self._leave("not run (--entries)", entries[self.options.entries :])
             entries = entries[: self.options.entries]
         try:
-            with Zygote(settings.python, sandbox=settings.sandbox or "strict") as zygote:
+            with self.warm.zygote(settings) as zygote:
                 for n, entry in enumerate(entries):
                     if self._late():
                         self._leave("not run", entries[n:])
@@ -177,6 +184,7 @@ class _Work:
             self.say(f"{name}: {what}")
 
         (result,) = pipeline.fix(entry, bounded, self._text(entry), say, zygote, self.texts)
+        zygote.settle()  # what was begun in case it would be needed
         if result.files and not self._still_hold(result, bounded, zygote):
             held = "its cures would break another script of this repository"
             result = replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from gradfix.batch.delivery import save
 from gradfix.batch.html import page
 from gradfix.batch.state import State
 from gradfix.batch.summary import Data, repositories, summary
-from gradfix.batch.values import RepoResult, Spec
+from gradfix.batch.values import Fault, RepoResult, Spec, Step
 from gradfix.batch.words import counts, sentence
 from gradfix.report.layout import safe
 
@@ -94,11 +94,12 @@ def pull_request(result: RepoResult) -> str:
         f"Fix {len(result.steps)} autograd fault{'s' * (len(result.steps) != 1)} ({', '.join(kinds)})",
         "",
     ]
-    shown = {f.fingerprint: f for f in result.faults if f.status == "cured"}
+    untold = [f for f in result.faults if f.status == "cured"]
     for step in result.steps:
         for name in step.fingerprints:
-            fault = shown.get(name)
+            fault = _told_of(step, name, untold)
             if fault is not None:
+                untold.remove(fault)
                 lines += [
                     f"**{fault.kind}** in `{fault.path}`, line {fault.line}: {fault.message}.",
                     "",
@@ -120,6 +121,13 @@ def pull_request(result: RepoResult) -> str:
         lines.append("Nothing was run: these changes are not proved.")
     lines.append("Found and changed by gradfix; please review it as any other patch.")
     return "\n".join(lines) + "\n"
+
+
+def _told_of(step: Step, fingerprint: str, untold: Sequence[Fault]) -> Fault | None:
+    """The fault that a step cured. Copies of one fault share a fingerprint; their cures may differ in words."""
+    alike = [f for f in untold if f.fingerprint == fingerprint]
+    same = [f for f in alike if f.cures and f.cures[0].summary in step.summary]
+    return next(iter(same or alike), None)
 
 
 def _cured(repo: Data) -> int:

@@ -27,6 +27,10 @@ class Runner:
         # by texts: a candidate that is applied is the next baseline
         self._runs: dict[tuple[object, ...], Future[Outcome]] = {}
 
+    def close(self) -> None:
+        """Begin no more runs."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
     def start(
         self, files: Mapping[str, str], record: bool = False, impose: Impose | None = None
     ) -> Future[Outcome]:

@@ -27,12 +27,15 @@ class ForkedRun(Conversation):
     def __init__(self, run: Run, terms: Terms, copy: Copy | None) -> None:
         super().__init__(run, terms, copy)
         self.status = bytearray()  # what the keeper says
+        self._keeper: socket.socket | None = None
+        self._unwanted = False
 
     def hold(self, send: Callable[[list[int]], None]) -> Outcome:
         """Have the run made by `send`, wait for its end. Raises Refused, Gone."""
         with ExitStack() as open_:
             channel, channel_theirs = _pair(open_)
             status, status_theirs = _pair(open_)
+            self._keeper = status
             out, out_theirs = os.pipe()
             err, err_theirs = os.pipe()
             for fd in (out, err):
@@ -49,6 +52,8 @@ class ForkedRun(Conversation):
                 BrokenPipeError, ConnectionResetError
             ):  # the keeper ended: the status socket says why
                 channel.sendall(struct.pack("!Q", len(request)) + request)
+            if self._unwanted:
+                self.stop()  # it had no keeper yet that could have heard
             started = time.monotonic()
             self._listen(
                 {channel.fileno(): self.said, status.fileno(): self.status, out: self.out, err: self.err},
@@ -61,6 +66,13 @@ class ForkedRun(Conversation):
         if "refused" in keeper:
             raise Refused(keeper["refused"])
         return self.outcome(seconds, keeper.get("status"), keeper.get("why", ""))
+
+    def stop(self) -> None:
+        """Have it end soon, from any thread; its outcome is worth nothing then."""
+        self._unwanted = True
+        if self._keeper is not None:
+            with suppress(OSError):  # it has ended
+                self._keeper.shutdown(socket.SHUT_WR)
 
     # ---- while it runs
 

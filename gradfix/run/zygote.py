@@ -32,6 +32,7 @@ from gradfix.run.walls import BUBBLEWRAP, NONE, Terms, Wall
 
 CHILD = Path(__file__).with_name("child")
 START = 120.0  # seconds for an interpreter to import torch
+SETTLE = 10.0  # seconds for runs that are stopped to end
 _PYTHONS_OWN = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b|.*[Pp]ython")
 
 # One thread, a fixed hash, no window. Set before torch is imported.
@@ -68,6 +69,8 @@ class Zygote:
         self._closed = False
         self._forks = fork and hasattr(os, "fork")
         self._cold: set[subprocess.Popen[bytes]] = set()  # runs that are not the zygote's children
+        self._forked: set[ForkedRun] = set()  # those that are
+        self._less = threading.Condition()  # there are fewer of these
         self._sandbox = sandbox
         self._walls = list(walls.order(sandbox, self._forks))  # the one in use, and what is left to try
         self._refused: list[tuple[Wall, str]] = []
@@ -94,6 +97,11 @@ class Zygote:
         """The version of the interpreter, like ``3.11.7``."""
         return self.ready()["python"]
 
+    @property
+    def pid(self) -> int:
+        """The process that all others of it are below."""
+        return self._process.pid
+
     def ready(self) -> Mapping[str, str]:
         """Wait until torch is imported; what the interpreter says of itself. Raises InterpreterError."""
         with self._lock:
@@ -106,6 +114,14 @@ class Zygote:
                     self._problem = str(problem)
                     raise
             return self._hello
+
+    def settle(self) -> bool:
+        """Stop every run. Whether nothing is left of them, so that others find the interpreter as these did."""
+        with self._less:
+            for run in self._forked:
+                run.stop()
+            over = self._less.wait_for(lambda: not self._forked, SETTLE)
+        return over and not self._cold and self._process.poll() is None
 
     def close(self) -> None:
         """End the interpreter and every run of it; run() raises InterpreterError from then on."""
@@ -208,6 +224,8 @@ class Zygote:
             copied = Copy(run.root, _needed(run), terms.masked, self._place) if wall.copies else nullcontext()
             with copied as copy:
                 conversation = ForkedRun(run, terms, copy)
+                with self._less:
+                    self._forked.add(conversation)
                 try:
                     outcome = conversation.hold(self._send)
                     self._load_dynamo(conversation.needs_dynamo)
@@ -219,6 +237,10 @@ class Zygote:
                     self._restart()
                     if deaths > 2:
                         return _killer(wall, self.python)
+                finally:
+                    with self._less:
+                        self._forked.remove(conversation)
+                        self._less.notify_all()
 
     # ---- the process
 

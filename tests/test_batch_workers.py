@@ -6,9 +6,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from repositories import nobody_works_in, plain, working_in
+from repositories import faulty, nobody_works_in, plain, working_in
 
-from gradfix.batch import workers
+from gradfix.batch import repository, workers
 from gradfix.batch.engine import Engine, local
 from gradfix.batch.values import Options, RepoResult, Spec, loads
 from gradfix.batch.warm import Warm
@@ -63,3 +63,12 @@ def test_the_next_repository_finds_no_run_of_the_one_before(tmp_path):
         assert zygote.settle()
         assert run.result(timeout=10).ended != "finished"
         assert warm.processes == before
+
+
+def test_what_was_found_is_told_when_time_is_over(tmp_path, monkeypatch):
+    place = plain(tmp_path / "repo", {"train.py": faulty()})
+    monkeypatch.setattr(repository._Work, "_prove", lambda self, *_: setattr(self, "deadline", 0.0))
+    late = repository.migrate_one(Spec("repo", str(place)), Options(prove=True), tmp_path / "scratch")
+    assert [(f.kind, f.cures) for f in late.faults] == [("stale-saved-tensor", ())]
+    said = "train.py: no cures were looked for in what is read only: the 900 s for a repository were over."
+    assert said in late.remarks

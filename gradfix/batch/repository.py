@@ -78,6 +78,7 @@ class _Work:
     crashes: list[str] = field(default_factory=list)
     seen: set[object] = field(default_factory=set)
     ran: dict[Path, frozenset[str]] = field(default_factory=dict)  # scripts and the files that they ran
+    uncured: list[Path] = field(default_factory=list)
 
     def go(self) -> None:
         settings, config = self.configured
@@ -88,6 +89,8 @@ class _Work:
             self._prove([path for path, examined in read.items() if examined.starts], settings)
         for path, examined in read.items():
             self._tell_read(path, examined, settings)
+        if self.uncured:
+            self._leave("no cures were looked for in what is read only", self.uncured)
 
     def result(self, name: str) -> RepoResult:
         return RepoResult(
@@ -143,7 +146,9 @@ class _Work:
         new = self._untold(examined, path)
         if not new:
             return
-        if self.options.prove:
+        if self.options.prove and self._late():  # what was found is worth more than what might cure it
+            self.uncured.append(path)
+        elif self.options.prove:
             again = self._examine(path, settings)
             new = self._untold(again, path) if again is not None else new
         elif "untried" in settings.accept and self._text(path) is None:

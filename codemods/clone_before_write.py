@@ -13,7 +13,7 @@ from gradfix.edit import Edit, Insert, Project, Replace, View, exchange
 from gradfix.rewrite.blocks import assignment, copy, line, method
 from gradfix.rewrite.liveness import dotted, parameters, reads, scope_of, shared_with, sharing
 from gradfix.rewrite.passed import Passed, passed
-from gradfix.rewrite.spelling import descendants, function_of, peeled, undone_data
+from gradfix.rewrite.spelling import descendants, function_of, peeled, undone_data, unused
 from gradfix.rewrite.tensors import detached_alias, element_of, is_leaf, of_container
 from gradfix.rewrite.writes import Write, may_rebind, write_of
 from gradfix.tape import Cut, Stack
@@ -248,10 +248,7 @@ def _value_first(write: Write) -> tuple[Edit, ...] | None:
     if write.name not in reads(small.value):
         return None
     root = cast(cst.BaseAssignTargetExpression, element_of(write))
-    taken = {n.value for n in descendants(write.view.module) if isinstance(n, cst.Name)}
-    new = f"new_{write.name.rpartition('.')[2]}"
-    while new in taken:
-        new += "_"
+    new = unused(write.view, f"new_{write.name.rpartition('.')[2]}")
     value = assignment(cst.Name(new), copy(small.value))
     clone = assignment(root, method(copy(root), "clone"))
     return (

@@ -12,8 +12,8 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View, parenthesized
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.calls import backward_call, loss_of, retain
+from gradfix.rewrite.loops import bound, repeatable
 from gradfix.rewrite.rerun import stale
-from gradfix.rewrite.spelling import function_of
 from gradfix.rewrite.statements import (
     Unit,
     common_block,
@@ -32,17 +32,6 @@ from gradfix.tape import Backward, Event, Step, Zero
 from gradfix.verdict import NONE, Effect
 
 GRADIENTS = re.compile(r"(?<!no_)(?<!enable_)grad")
-# calls whose result may be gone through once more by calling again
-_AGAIN = {
-    "zip",
-    "enumerate",
-    "list",
-    "tuple",
-    "sorted",
-    "reversed",
-    "items",
-    "values",
-}
 TWICE = Effect("changes-value", "the gradient is counted once instead of twice")
 
 
@@ -218,7 +207,9 @@ def _loop(view: View, call: cst.Call) -> Iterator[Proposal]:
     line = line_of(cst.Expr(cst.Call(cst.Attribute(total, cst.Name("backward")))))
     if len(body) == 1:
         edits: tuple[Edit, ...] = (Replace(loop, lambda node: _in_place_of(node, line)),)
-    elif any(GRADIENTS.search(view.code(u.node)) for u in body if u is not body[at]) or not _again(loop.iter):
+    elif any(GRADIENTS.search(view.code(u.node)) for u in body if u is not body[at]) or not repeatable(
+        loop.iter
+    ):
         return  # looks at the gradients of each loss, or can be gone through only once
     else:
         edits = (*take_away(body[at], view, comments=True), Insert(loop, after=(line,)))
@@ -228,7 +219,7 @@ def _loop(view: View, call: cst.Call) -> Iterator[Proposal]:
 
 def _total(loop: cst.For, loss: cst.BaseExpression) -> cst.Call | None:
     """The sum of what the loop differentiates; None where a pass makes that itself."""
-    own, read = _bound(loop.target), {r.split(".")[0] for r in names(loss).reads}
+    own, read = bound(loop.target), {r.split(".")[0] for r in names(loss).reads}
     if any(touches(read, u.names.binds) for u in walk(loop.body)):
         return None
     if isinstance(loop.target, cst.Name) and dotted(loss) == loop.target.value:
@@ -243,21 +234,6 @@ def _total(loop: cst.For, loss: cst.BaseExpression) -> cst.Call | None:
     else:
         return None
     return cst.Call(cst.Name("sum"), [cst.Arg(summed)])
-
-
-def _again(items: cst.BaseExpression) -> bool:
-    """Whether what a loop goes through may be gone through once more."""
-    if isinstance(items, cst.Call):
-        return function_of(items) in _AGAIN
-    return not isinstance(items, cst.GeneratorExp)
-
-
-def _bound(target: cst.BaseExpression) -> set[str]:
-    """The plain names that a loop binds."""
-    if isinstance(target, cst.Name):
-        return {target.value}
-    elements = target.elements if isinstance(target, (cst.Tuple, cst.List)) else ()
-    return set().union(*(_bound(e.value) for e in elements))
 
 
 def _in_place_of(node: cst.CSTNode, line: cst.SimpleStatementLine) -> cst.CSTNode:

@@ -6,6 +6,7 @@ loss of gradient (in a prototype it accepted 32 wrong repairs).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
@@ -16,7 +17,7 @@ from gradfix.detect.targets import target_edges
 from gradfix.graph import Graph
 from gradfix.prove.compare import Terms
 from gradfix.prove.measured import Measured
-from gradfix.tape import Backward, GradRead, Mutate, Optimizer, Record, Stack, Tape
+from gradfix.tape import Backward, GradRead, Mutate, Optimizer, Record, Stack, Step, Tape
 from gradfix.verdict import Effect, EffectKind
 
 Impose = Mapping[str, Any]
@@ -92,12 +93,17 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
     if kind in ("later-parameters", "new-draw"):
         # what a clip or an ascent makes of the parameters is a change of theirs, as the step's is
         for clips in ({}, {"clips": True}) if before.steps and _clips(tape) else ({},):
-            if round_ and len(round_) > 1:
-                # updates put off to the round's end: parameters still move, so a frozen copy or lr=0 shows
-                moving = {"null": "rounds", "draws": {}, **rounds, **clips}
-                yield Attempt(before=moving, after=moving, terms=Terms(still=True))
-            still = {"null": "steps" if before.steps else "writes", "draws": {}, **rounds, **clips}
-            yield Attempt(before=still, after=still, terms=Terms(still=True), frozen=True)
+            for steps in dict.fromkeys(filter(None, (round_, _steps_a_making(round_, conflicts, tape)))):
+                own: dict[str, Any] = {"period": list(steps), **clips}
+                if len(steps) > 1:
+                    # updates put off to the round's end: parameters still move, so a frozen copy or lr=0 shows
+                    moving = {"null": "rounds", "draws": {}, **own}
+                    yield Attempt(before=moving, after=moving, terms=Terms(still=True))
+                still = {"null": "steps" if before.steps else "writes", "draws": {}, **own}
+                yield Attempt(before=still, after=still, terms=Terms(still=True), frozen=True)
+            if not round_:
+                still = {"null": "steps" if before.steps else "writes", "draws": {}, **rounds, **clips}
+                yield Attempt(before=still, after=still, terms=Terms(still=True), frozen=True)
     elif kind == "cut-round":
         for limit in ("step", "backward"):
             yield Attempt(before={"cut": limit, **rounds}, terms=Terms(cut=True, losses=False))
@@ -155,6 +161,21 @@ def period(before: Measured) -> tuple[int, ...] | None:
         if set(head) == used and all(k == head[i % length] for i, k in enumerate(steps)):
             return tuple(head)
     return tuple(steps) if steps and len(steps) == len(used) else None
+
+
+def _steps_a_making(
+    round_: tuple[int, ...] | None, conflicts: Sequence[Conflict], tape: Tape
+) -> tuple[int, ...] | None:
+    """The optimizers' steps between two makings of what the steps made stale, where these are several whole rounds: a
+    loop that steps with each of its losses."""
+    steps = [e.time for e in tape.events if isinstance(e, Step)]
+    for made in (c.record for c in conflicts if c.record is not None and round_):
+        times = (e.time for e in tape.events if isinstance(e, Record) and e.stack == made.stack)
+        done = list(dict.fromkeys(bisect_left(steps, time) for time in times))
+        count = done[1] - done[0] if len(done) > 1 else 0
+        if round_ and count > len(round_) and count % len(round_) == 0:
+            return round_ * (count // len(round_))
+    return None
 
 
 def own_loss(before: Measured, tape: Tape) -> Iterator[list[list[int] | None]]:

@@ -282,8 +282,16 @@ def _imported(view: View) -> frozenset[str]:
 
 def _as_held(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> cst.BaseExpression | None:
     named = _named_here(project, optimizer, view, at)
-    if named is None:
-        return None
+    return _held(named) if named is not None else None
+
+
+def parameters_held(project: Project, optimizer: int, named: cst.BaseExpression) -> cst.BaseExpression:
+    """What the param_groups of an optimizer hold, by the name it is given, whichever it is in other passes; without
+    what is frozen, where some ever is."""
+    return _unfrozen(_held(named)) if _freezes(project, optimizer) else _held(named)
+
+
+def _held(named: cst.BaseExpression) -> cst.BaseExpression:
     code = cst.Module([]).code_for_node(named)
     return cst.parse_expression(f'[p for group in {code}.param_groups for p in group["params"]]')
 

@@ -122,6 +122,14 @@ def descendants(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         yield from descendants(child)
 
 
+def unused(view: View, name: str) -> str:
+    """`name`, with underscores behind it as long as the file knows it already."""
+    taken = {n.value for n in view.parents if isinstance(n, cst.Name)}
+    while name in taken:
+        name += "_"
+    return name
+
+
 def function_of(call: cst.Call) -> str:
     """The last name of what is called: ``relu_`` of ``F.relu_(x)``."""
     return last_name(call.func)

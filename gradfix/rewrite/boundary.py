@@ -301,10 +301,11 @@ SHAPES = {
 
 def detached(node: cst.BaseExpression, shape: str = "tensor") -> cst.BaseExpression:
     """`node` with every tensor in it cut from its graph. `shape` is "tensor", one of SHAPES, or the name of a named
-    tuple's class."""
+    tuple's class or of ``deque``."""
     if shape == "tensor":
         return cst.Call(cst.Attribute(parenthesized(node), cst.Name("detach")))
-    each = cst.parse_expression(SHAPES.get(shape, f"{shape}(*(s.detach() for s in _))"))
+    made = "(s.detach() for s in _), _.maxlen" if _last(shape) == "deque" else "*(s.detach() for s in _)"
+    each = cst.parse_expression(SHAPES.get(shape, f"{shape}({made})"))
     filled = each.visit(_Fill(parenthesized(node)))
     assert isinstance(filled, cst.BaseExpression)
     return filled
@@ -354,7 +355,7 @@ def shape_of(view: View, node: cst.CSTNode, project: Project | None = None) -> s
         return "dict"
     if isinstance(node, cst.Tuple):
         return "tuple"
-    if isinstance(node, cst.Call) and dotted(node.func) in ("tuple", "list", "dict"):
+    if isinstance(node, cst.Call) and _last(dotted(node.func) or "") in ("tuple", "list", "dict", "deque"):
         return str(dotted(node.func))
     if isinstance(node, cst.Call) and _is_named_tuple(view, dotted(node.func) or ""):
         return str(dotted(node.func))
@@ -381,6 +382,10 @@ def shape_of(view: View, node: cst.CSTNode, project: Project | None = None) -> s
                 if shape != "tensor":
                     return shape
     return "tensor"
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _is_named_tuple(view: View, name: str) -> bool:

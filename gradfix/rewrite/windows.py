@@ -49,16 +49,16 @@ def window_ends(
             name = called(project, item, depth)
         if name and not touches({name}, bound):  # bound anew there: it starts afresh
             group.setdefault(name, item)
-    direct = {n: i for n, i in group.items() if i.direct}
-    group = direct or group
     body = units(block)
     steps = [u for u in body[index:] if ".step(" in view.code(u.node)]
-    shapes = {n: i.shapes(project, edges) for n, i in group.items()}
-    for n in range(max(map(len, shapes.values()), default=0)):
-        lines = [line_of(rebinding(name, some[min(n, len(some) - 1)])) for name, some in shapes.items()]
-        said = ", ".join(f"`{name}`" for name in group)
-        end = put_after((steps or [body[index]])[-1], *lines)
-        yield f"detach {said} at the end of each window", [(view, [end])]
+    direct = {n: i for n, i in group.items() if i.direct}
+    for some in (direct, group) if 0 < len(direct) < len(group) else (group,):
+        shapes = {n: i.shapes(project, edges) for n, i in some.items()}
+        for n in range(max(map(len, shapes.values()), default=0)):
+            lines = [line_of(rebinding(name, ways[min(n, len(ways) - 1)])) for name, ways in shapes.items()]
+            said = ", ".join(f"`{name}`" for name in some)
+            end = put_after((steps or [body[index]])[-1], *lines)
+            yield f"detach {said} at the end of each window", [(view, [end])]
 
 
 def called(project: Project, item: Carried, depth: int) -> str:

@@ -80,6 +80,7 @@ for _ in range(2):
     for optimizer in optimizers:
         optimizer.step()  # conflict: stale-saved-tensor
 """,
+            effect="cut-own-loss",
         ),
     )
 

@@ -316,13 +316,13 @@ class Graph(Index):
                 continue
             for parent in dict.fromkeys(record.parents):
                 mask = self.reach_mask(parent)
-                if parent not in walk or not mask & other or mask & own or self._is_parameter(parent):
+                if parent not in walk or not mask & other or mask & own or self.is_parameter(parent):
                     continue
                 if parent in self.records:
                     found.append(Crossing(record, self.records[parent]))
         return tuple(found)
 
-    def _is_parameter(self, node: int) -> bool:
+    def is_parameter(self, node: int) -> bool:
         """Whether `node` is no more than a parameter seen another way: transposed, cast,
         weight-normalised."""
         while (record := self.records.get(node)) is not None:

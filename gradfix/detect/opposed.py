@@ -7,13 +7,13 @@ go opposite ways: what each network gets of the other's loss undoes its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make, optimizer_words
-from gradfix.graph import Graph
-from gradfix.tape import Stack, Terms
+from gradfix.graph import Graph, plain_op
+from gradfix.tape import Backward, Record, Stack, Terms
 
 OPPOSED = -0.9  # of tasks that were meant to share a network, no pass shows that
 
@@ -30,6 +30,65 @@ def opposed_terms(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         if len(events) > 1 and all(e.cosine < OPPOSED for e in events):
             found.add(("opposed", place), events[0].time, _mixed(graph, events[0]))
     return found.conflicts()
+
+
+Side = tuple[int, frozenset[int]]  # a summand, and the optimizers that it is there for
+_SCALES = {"mul", "div", "neg"}
+
+
+def sides(graph: Graph, backward: Backward, event: Terms) -> tuple[Side, Side] | None:
+    """The two summands of a loss, left and right, each with the optimizers that it is there for: that one is a
+    discriminator's which has terms of its network alone (its score of real data), that one a generator's which has
+    terms of that network alone; the other is the other's. None where both are, or neither."""
+    first = graph.reached_optimizers(event.node)
+    later = graph.serves(backward) - first
+    total = _total(graph, backward)
+    if total is None or not first or not later:
+        return None
+    left, right = total.parents
+    ours = [(_alone(graph, side, first), _alone(graph, side, later)) for side in (left, right)]
+    for one, other in ((0, 1), (1, 0)):
+        if (ours[one][1] and not ours[one][0] and not ours[other][1]) or (
+            ours[one][0] and not ours[one][1] and not ours[other][0]
+        ):
+            mine = later if ours[one][1] else first
+            pair = (mine, (first | later) - mine)
+            return (left, pair[one]), (right, pair[other])
+    return None
+
+
+def _total(graph: Graph, backward: Backward) -> Record | None:
+    """The sum of two that the backward differentiates, scaled maybe."""
+    node = backward.roots[0] if len(backward.roots) == 1 else -1
+    while (record := graph.records.get(node)) is not None:
+        if plain_op(record) == "add" and len(record.parents) == 2 and min(record.parents) >= 0:
+            return record
+        if plain_op(record) not in _SCALES or len(record.parents) != 1:
+            return None
+        node = record.parents[0]
+    return None
+
+
+def _alone(graph: Graph, node: int, optimizers: frozenset[int]) -> bool:
+    """Whether one of the numbers that make up a summand is computed by the networks of `optimizers` alone."""
+    return any(
+        graph.reached_optimizers(n) and graph.reached_optimizers(n) <= optimizers for n in _ends(graph, node)
+    )
+
+
+def _ends(graph: Graph, node: int) -> Iterator[int]:
+    """The numbers that `node` adds up."""
+    pending = [node]
+    while pending:
+        record = graph.records.get(pending.pop())
+        if record is None:
+            continue
+        adds = plain_op(record) in {"add", "sub", *_SCALES}  # (of numbers, as `node` is one)
+        inner = [p for p in record.parents if p >= 0]
+        if adds and inner:
+            pending += inner
+        elif not graph.is_parameter(record.node):
+            yield record.node
 
 
 def _mixed(graph: Graph, event: Terms) -> Conflict | None:

@@ -13,11 +13,13 @@ from itertools import combinations, product
 from typing import Any
 
 from gradfix.detect import Conflict
+from gradfix.detect.opposed import sides
 from gradfix.detect.targets import target_edges
 from gradfix.graph import Graph
 from gradfix.prove.compare import Terms
 from gradfix.prove.measured import Measured
 from gradfix.tape import Backward, GradRead, Mutate, Optimizer, Record, Stack, Step, Tape
+from gradfix.tape import Terms as Summed
 from gradfix.verdict import Effect, EffectKind
 
 Impose = Mapping[str, Any]
@@ -116,6 +118,9 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
     elif kind == "cut-own-loss":
         for schedule in own_loss(before, tape):
             yield Attempt(before={"own": schedule}, terms=Terms(cut=True))
+        summed = own_summands(conflicts, tape)
+        if summed:
+            yield Attempt(before={"summands": summed}, terms=Terms(cut=True))
     elif kind == "cut-target":
         edges = [list(edge) for c in conflicts for edge in target_edges(Graph(tape), c)]
         if edges:
@@ -242,6 +247,22 @@ def own_loss_by_time(before: Measured) -> list[list[int] | None]:
             stepped.append(k)
     settle()
     return schedule
+
+
+def own_summands(conflicts: Sequence[Conflict], tape: Tape) -> dict[str, list[list[Any]]]:
+    """The backwards of a sum of two losses that are there for different optimizers, by their number: each summand as
+    [node, optimizers]."""
+    graph = Graph(tape)
+    found: dict[str, list[list[Any]]] = {}
+    for conflict in conflicts:
+        event, backward = conflict.event, conflict.backward
+        if conflict.pattern != "opposed" or not isinstance(event, Summed) or backward is None:
+            continue
+        for number, b in enumerate(graph.backwards):
+            pair = sides(graph, b, event) if b.stack == backward.stack else None
+            if pair is not None:
+                found[str(number)] = [[node, sorted(optimizers)] for node, optimizers in pair]
+    return found
 
 
 def moved_writes(conflicts: Sequence[Conflict], tape: Tape) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,8 @@ The request is a JSON object; every key is optional, and they combine:
              [file, first line, last line], outermost first).
 ``clips``    once a backward has run, the script's own in-place writes to parameters are left out, and counted.
 ``own``      the k-th backward fills only the parameters of the optimizers listed for it, and leaves of none.
+``summands`` the k-th backward, of two losses added up: each of the two, by its sequence number, fills only the
+             parameters of the optimizers listed with it.
 ``edges``    no gradient flows from the node with the first sequence number to its input with the second.
 ``write``    an op's in-place writes to some parameters or to tensors of a shape are left out, and counted.
 ``through``  ``.data``, ``.detach()`` and ``torch.tensor(t)`` in user lines (all, or those listed) give the
@@ -77,7 +79,7 @@ class Imposer:
         self.optimizers.watch()
         Steps(self).install()
         still = self.request.get("null") == "writes"
-        if still or not {"cut", "own", "edges", "clips"}.isdisjoint(self.request):
+        if still or not {"cut", "own", "summands", "edges", "clips"}.isdisjoint(self.request):
             self._watch_backward()
         if self.request.get("places"):
             each_thread.enter(Made(self.request["places"]))
@@ -117,6 +119,7 @@ class Imposer:
             if self.depth:
                 return engine(roots, grads, retain, create, inputs, *args, **kwargs)
             accumulates = bool(kwargs.get("accumulate_grad", False))
+            summands = self.request.get("summands", {}).get(str(self.backwards))
             number, self.backwards = self.backwards, self.backwards + 1
             with quiet():
                 old, leaves = self._reach(roots)
@@ -133,6 +136,12 @@ class Imposer:
                 inputs = tuple(keep)
                 if not inputs and old:
                     return None
+            if summands and accumulates and not inputs:
+                return self._apart(
+                    summands,
+                    roots,
+                    lambda keep, mine: engine(roots, grads, retain or keep, create, mine, *args, **kwargs),
+                )
             handles = [node.register_prehook(_zeros) for node in old]
             if self.edges:
                 handles += self._cut_edges(roots)
@@ -145,6 +154,27 @@ class Imposer:
                     handle.remove()
 
         torch.autograd._engine_run_backward = run  # type: ignore
+
+    def _apart(self, summands: Any, roots: Any, differentiate: Callable[[bool, Any], Any]) -> None:
+        """One run for each summand, without what flows through the others, into the parameters it is there for."""
+        with quiet():
+            nodes = {n._sequence_nr(): n for n in _nodes(roots)}
+            _, leaves = self._reach(roots)
+        self.depth += 1
+        try:
+            for number, optimizers in summands:
+                owned = [p for k, _, p in self.optimizers.parameters() if k in optimizers]
+                mine = tuple(x for x in leaves if any(x is p for p in owned))
+                others = [nodes[n] for n, _ in summands if n != number and n in nodes]
+                handles = [node.register_prehook(_zeros) for node in others]
+                try:
+                    if mine:
+                        differentiate(number != summands[-1][0], mine)
+                finally:
+                    for handle in handles:
+                        handle.remove()
+        finally:
+            self.depth -= 1
 
     def _reach(self, roots: Any) -> tuple[list[Any], list[Any]]:
         """(nodes of an earlier round where the walk from `roots` stops, leaves it reaches without them)."""
@@ -176,16 +206,9 @@ class Imposer:
     def _cut_edges(self, roots: Any) -> list[Any]:
         """Hooks on the nodes of this walk whose gradient to one of their inputs is left out."""
         handles: list[Any] = []
-        seen: set[Any] = set()
-        stack = [r.grad_fn if isinstance(r, torch.Tensor) else r.node for r in roots]
         consumers = {consumer for consumer, _ in self.edges}
-        while stack:
-            node = stack.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
+        for node in _nodes(roots):
             inputs = [n for n, _ in node.next_functions]
-            stack += inputs
             number = node._sequence_nr()
             if number in consumers:
                 which = {k for k, n in enumerate(inputs) if n and (number, n._sequence_nr()) in self.edges}
@@ -210,6 +233,18 @@ class Imposer:
             return True
         owners = {k for k, _, p in self.optimizers.parameters() if p is leaf}
         return not owners or bool(owners & set(own[backward]))
+
+
+def _nodes(roots: Any) -> Any:
+    """Every node behind `roots`."""
+    seen: set[Any] = set()
+    stack = [r.grad_fn if isinstance(r, torch.Tensor) else r.node for r in roots]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            stack += [n for n, _ in node.next_functions]
+            yield node
 
 
 def _zeros(grads: Any) -> Any:

@@ -143,7 +143,7 @@ class _Found:
 
     def needed(self, wanted: Collection[str]) -> tuple[Unit, ...]:
         """The stale units that `wanted` names are made by, in order."""
-        names_, found = set(wanted), []
+        names_, found = set(wanted), list[Unit]()
         for unit in reversed(self.before):
             if touches(unit.writes, names_):
                 names_ |= unit.reads

@@ -163,7 +163,6 @@ def _apart(
     one, other = with_arguments(first, {**keep, **puts[0]}), with_arguments(second, puts[1])
     assert isinstance(one, Replace)
     assert isinstance(other, Replace)
-    return [
-        Replace(call, lambda _: one.build(first)),
-        put_after(unit, line_of(cst.Expr(other.build(second)))),
-    ]
+    behind = other.build(second)
+    assert isinstance(behind, cst.Call)
+    return [Replace(call, lambda _: one.build(first)), put_after(unit, line_of(cst.Expr(behind)))]

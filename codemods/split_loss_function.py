@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import libcst as cst
 
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
-from gradfix.rewrite.boundary import crossings, detached, feeds, gather, returns
+from gradfix.rewrite.boundary import gather, returns
 from gradfix.rewrite.drawn import views
+from gradfix.rewrite.keyed import split_by_keys
 from gradfix.rewrite.rerun import DRAW, LATER, Plan, plan, shared_losses
+from gradfix.rewrite.slices import Build, Cutter, Split, boundary_cuts, new_names, unneeded
 from gradfix.rewrite.statements import (
     Unit,
     dotted,
@@ -25,8 +25,6 @@ from gradfix.rewrite.statements import (
     touches,
     units,
 )
-
-Build = Callable[[cst.CSTNode], Any]
 
 
 class SplitLossFunction(Codemod):
@@ -117,7 +115,7 @@ for z in torch.randn(2, 4, 2):
         effect = DRAW if found.draws() else LATER
         drops = found.drops()
         cuts = [(v, [e]) for v, e in found.cuts()]
-        split = _split(project, found, function)
+        split = _split(project, found, function) or split_by_keys(project, found, function)
         if split is not None:
             summary = f"split `{function.name.value}` into {' and '.join(f'`{n}`' for n in split.names)}"
             yield Proposal(summary, effect, gather(*split.edits, *drops), 0, idea="split")
@@ -132,13 +130,7 @@ for z in torch.randn(2, 4, 2):
             yield Proposal(summary, effect, gather((found.view, found.edits())), 3, idea="again")
 
 
-@dataclass(frozen=True, slots=True)
-class _Split:
-    names: tuple[str, ...]
-    edits: tuple[tuple[View, tuple[Edit, ...]], ...]
-
-
-def _split(project: Project, found: Plan, function: cst.FunctionDef) -> _Split | None:
+def _split(project: Project, found: Plan, function: cst.FunctionDef) -> Split | None:
     """Edits that make one function of what the earlier loss needs and one of the rest, in every file."""
     home = next(v for v in views(project) if function in v.parents)
     inner = home.function(function) is not None or home.enclosing(function, cst.ClassDef) is not None
@@ -159,8 +151,9 @@ def _split(project: Project, found: Plan, function: cst.FunctionDef) -> _Split |
     between = found.flat[found.flat.index(found.kept[0]) + 1 : found.flat.index(found.until) + 1]
     if any(touches(u.writes, names(call.value).reads) for u in between):
         return None
-    new = _new_names(project, function, [last.value.elements[g[0]].value for g in groups], target, groups)
-    cuts = _boundary(project, found, function)
+    words = [dotted(last.value.elements[g[0]].value) or dotted(target.elements[g[0]].value) for g in groups]
+    new = new_names(project, function, [word or "first" for word in words])
+    cuts = boundary_cuts(project, found, function)
     parts = [
         _part(function, last, g, n, cuts if k == 0 else {})
         for k, (g, n) in enumerate(zip(groups, new, strict=True))
@@ -177,7 +170,7 @@ def _split(project: Project, found: Plan, function: cst.FunctionDef) -> _Split |
         return cst.FlattenSentinel([n, after, second] if callers.keep else [first, second])
 
     replaced = Replace(function, both)
-    return _Split(tuple(new), ((home, (replaced,)), *callers.edits))
+    return Split(tuple(new), ((home, (replaced,)), *callers.edits))
 
 
 def _groups(found: Plan, targets: Sequence[frozenset[str]]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -191,44 +184,6 @@ def _groups(found: Plan, targets: Sequence[frozenset[str]]) -> tuple[tuple[int, 
     return first, second
 
 
-def _new_names(
-    project: Project,
-    function: cst.FunctionDef,
-    values: Sequence[cst.BaseExpression],
-    target: cst.Tuple | cst.List,
-    groups: Sequence[tuple[int, ...]],
-) -> list[str]:
-    """``losses_d`` and ``losses_g`` for a function ``losses`` that returns ``d_loss, g_loss``."""
-    taken = {n.value for v in views(project) for n in v.parents if isinstance(n, cst.Name)}
-    found: list[str] = []
-    for value, group in zip(values, groups, strict=True):
-        said = dotted(value) or dotted(target.elements[group[0]].value) or "first"
-        word = said.rpartition(".")[2]
-        short = re.sub(r"_*loss(es)?_*|^L_", "", word, flags=re.IGNORECASE).strip("_").lower() or word
-        name = f"{function.name.value}_{short}"
-        while name in taken or name in found:
-            name += "_"
-        found.append(name)
-    return found
-
-
-def _boundary(project: Project, found: Plan, function: cst.FunctionDef) -> dict[int, Build]:
-    """Where the function's body hands one model's value to the other: node id -> how to detach it."""
-    cuts: dict[int, Build] = {}
-
-    def cut(node: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(node, cst.BaseExpression)
-        return detached(node)
-
-    for earlier in found.earlier():
-        for crossing in crossings(project.graph, earlier):
-            for feed in feeds(project, crossing):
-                inside = list(feed.view.ancestors(feed.value))
-                if function in inside or found.kept[0].node in inside:
-                    cuts[id(feed.value)] = cut
-    return cuts
-
-
 def _part(
     function: cst.FunctionDef, last: cst.Return, group: Sequence[int], name: str, cuts: Mapping[int, Build]
 ) -> cst.FunctionDef | None:
@@ -238,92 +193,16 @@ def _part(
     wanted: set[str] = set().union(*(names(e.value).reads for e in elements))
     gone: set[int] = set()
     thinned: dict[int, Build] = {}
-    _unneeded(function.body, last, wanted, gone, thinned)
+    unneeded(function.body, last, wanted, gone, thinned)
     value: cst.BaseExpression = elements[0].value
     if len(elements) > 1:
         value = last.value.with_changes(elements=elements)
     builds = dict(cuts) | thinned | {id(last): lambda n: n.with_changes(value=value)}
-    part = function.visit(_Cutter(gone, builds))
+    part = function.visit(Cutter(gone, builds))
     assert isinstance(part, cst.FunctionDef)
     return part.with_changes(
         name=cst.Name(name), returns=_annotation(function.returns, group, len(last.value.elements))
     )
-
-
-def _unneeded(
-    block: cst.CSTNode, last: cst.Return, wanted: set[str], gone: set[int], thinned: dict[int, Build]
-) -> None:
-    """Collect into `gone` the statements of a body that bind nothing `wanted`; `wanted` grows by what the
-    others read. What binds nothing at all (a docstring, an assertion, a print) stays."""
-    for unit in reversed(units(block)):
-        if unit.node is last:
-            continue
-        if not touches(unit.writes, wanted) and unit.writes:
-            gone.add(id(unit.line if _alone(unit) else unit.node))
-            continue
-        if isinstance(unit.node, cst.With):
-            wanted |= set().union(*(names(i).reads for i in unit.node.items))
-            _unneeded(unit.node.body, last, wanted, gone, thinned)
-        elif pairs := _parallel(unit.node, wanted):
-            wanted |= set().union(*(names(value).reads for _, value in pairs))
-            thinned[id(unit.node)] = _thin(pairs)
-        else:
-            wanted |= unit.reads
-
-
-Pairs = list[tuple[cst.BaseExpression, cst.BaseExpression]]
-
-
-def _parallel(node: cst.CSTNode, wanted: set[str]) -> Pairs:
-    """The wanted pairs of ``a, b = x, y``, if some but not all of them are."""
-    if not (isinstance(node, cst.Assign) and len(node.targets) == 1 and isinstance(node.value, cst.Tuple)):
-        return []
-    target = node.targets[0].target
-    if not isinstance(target, cst.Tuple) or len(target.elements) != len(node.value.elements):
-        return []
-    if any(isinstance(e, cst.StarredElement) for e in (*target.elements, *node.value.elements)):
-        return []
-    every = [(t.value, v.value) for t, v in zip(target.elements, node.value.elements, strict=True)]
-    kept = [pair for pair in every if touches(stored(pair[0]), wanted)]
-    return kept if len(kept) < len(every) else []
-
-
-def _thin(pairs: Pairs) -> Build:
-    def build(node: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(node, cst.Assign)
-        # cuts inside the values are made on the node that is visited, so they are looked up there
-        target, value = node.targets[0].target, node.value
-        assert isinstance(target, cst.Tuple)
-        assert isinstance(value, cst.Tuple)
-        wanted = {cst.Module([]).code_for_node(t) for t, _ in pairs}
-        kept = [n for n, e in enumerate(target.elements) if cst.Module([]).code_for_node(e.value) in wanted]
-        if len(kept) == 1:
-            only, held = target.elements[kept[0]].value, value.elements[kept[0]].value
-        else:
-            only = target.with_changes(elements=[target.elements[n] for n in kept])
-            held = value.with_changes(elements=[value.elements[n] for n in kept])
-        return node.with_changes(targets=[node.targets[0].with_changes(target=only)], value=held)
-
-    return build
-
-
-def _alone(unit: Unit) -> bool:
-    return not isinstance(unit.line, cst.SimpleStatementLine) or len(unit.line.body) == 1
-
-
-class _Cutter(cst.CSTTransformer):
-    """Takes statements away and rebuilds nodes, both by identity in the original."""
-
-    def __init__(self, gone: set[int], builds: Mapping[int, Build]) -> None:
-        super().__init__()
-        self.gone, self.builds = gone, builds
-
-    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> Any:
-        if id(original_node) in self.gone:
-            return cst.RemoveFromParent()
-        result: Any = super().on_leave(original_node, updated_node)
-        build = self.builds.get(id(original_node))
-        return build(result) if build else result
 
 
 def _annotation(given: cst.Annotation | None, group: Sequence[int], count: int) -> cst.Annotation | None:
@@ -417,7 +296,7 @@ def _rewritten(
             bound = target.with_changes(elements=elements)
         elif dotted(bound) == "_":
             continue
-        given = call.visit(_Cutter(set(), cuts)) if name == new[0] else call
+        given = call.visit(Cutter(set(), cuts)) if name == new[0] else call
         assert isinstance(given, cst.Call)
         func = (
             call.func.with_changes(attr=cst.Name(name))

@@ -35,6 +35,7 @@ MAKERS = frozenset(
     )
 )
 CONTEXTS = frozenset(("no_grad", "inference_mode"))
+PATTERNS = frozenset(("no-graph", "dead-parameter", "rewrapped", "partly"))
 PLACES = 4  # cuts of one pass that are tried
 
 Part = tuple[View, list[Edit]]
@@ -83,7 +84,7 @@ for x in torch.randn(3, 4, 3):
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
-        if conflict.pattern not in ("no-graph", "dead-parameter", "rewrapped"):
+        if conflict.severity == "note" or conflict.pattern not in PATTERNS:
             return
         every: list[Part] = []
         for rank, cut in enumerate(_cuts(conflict, project)):

@@ -113,6 +113,7 @@ PATTERNS = {
     "cut-graph": {
         "no-graph": "the loss has no grad_fn",
         "dead-parameter": "no loss reaches an optimizer's parameters",
+        "partly": "all that is made of some of an optimizer's parameters ends in a cut",
         "rewrapped": "a gradient arrives at a leaf made of a cut value, and is never passed on to the graph "
         "behind it",
         "plain-gradient": "a term of the loss is made of gradients that autograd.grad gave without a graph",

@@ -71,6 +71,57 @@ def dead_parameters(graph: Graph) -> Found:
         )
 
 
+def partly_cut(graph: Graph) -> Found:
+    """Some parameters of an optimizer stay without a gradient in every step, and all that is made of them ends in a
+    cut. Features that are detached to leave a backbone as it is look the same, so that is a note; nobody freezes by
+    `torch.tensor(features)`."""
+    filled = _filled_ever(graph)
+    consumed = {p for r in graph.records.values() for p in r.parents}
+    told = {key for key, _, _ in rewrapped(graph)}
+    for number, optimizer in graph.optimizers.items():
+        steps = graph.steps_of(number)
+        stepped = {r.storage for s in steps for r in s.refs}
+        by_hand = {s for s, ws in graph.writes.items() if any(_by_hand(w) for w in ws)}
+        dead = {r.storage for r in optimizer.refs} - filled - stepped - by_hand
+        if len(steps) < 2 or not stepped or not dead:
+            continue
+        for cut in _cuts(graph):
+            lost = (
+                graph.reaches(cut.node) if cut.node is not None and cut.node not in consumed else frozenset()
+            )
+            backward = next((b for b in graph.backwards if b.time > cut.time), None)
+            if backward is None or not cut.stack or not lost or not lost <= dead or cut.time > steps[0].time:
+                continue
+            if ("rewrapped", cut.stack[-1]) in told:
+                continue
+            where = wording.at("cut", cut.stack)
+            yield (
+                ("partly", number, cut.stack[-1]),
+                cut,
+                make(
+                    "cut-graph",
+                    "partly",
+                    f"{_names(graph, lost)} of {optimizer_words(graph, number)} got no gradient in any of "
+                    f"{len(steps)} steps: all that is made of them ends in {where}, which cuts the graph",
+                    [
+                        ("cut", cut.stack, CUT_WORDS.get(cut.how, "the graph is left here")),
+                        ("needed", backward.stack, "this loss reaches none of them"),
+                        ("step", steps[0].stack, "steps the others alone"),
+                    ],
+                    "cut",
+                    severity="warning" if cut.how == "tensor" else "note",
+                    ref=cut.ref,
+                    record=graph.records.get(cut.node) if cut.node is not None else None,
+                    backward=backward,
+                    event=cut,
+                ),
+            )
+
+
+def _by_hand(write: Mutate | Step) -> bool:
+    return isinstance(write, Mutate) and write.optimizer is None
+
+
 def _reached(graph: Graph, cut: Cut) -> int:
     """The leaves behind a cut, as a bit mask; under no_grad the tensor may be a leaf itself."""
     return graph.reach_mask(cut.node) if cut.node is not None else graph.mask([cut.ref.storage])
@@ -279,5 +330,5 @@ def _met_empty(graph: Graph, storage: int) -> bool:
     history = graph.history.get(storage, [])
     reached = [n for n, e in enumerate(history) if isinstance(e, Backward)]
     whole = reached[:-1] if reached and reached[-1] + 1 == len(history) else reached
-    by_hand = any(isinstance(w, Mutate) and w.optimizer is None for w in graph.writes.get(storage, ()))
+    by_hand = any(map(_by_hand, graph.writes.get(storage, ())))
     return len(whole) > 1 and not by_hand and all(isinstance(history[n + 1], Step) for n in whole)

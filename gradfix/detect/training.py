@@ -19,6 +19,7 @@ from gradfix.detect.legacy import outdated
 from gradfix.detect.parameters import (
     converted,
     dead_parameters,
+    partly_cut,
     rewrapped,
     stray_optimizers,
     withheld,
@@ -32,7 +33,16 @@ from gradfix.tape import Backward, Event, GradWrite, Optimizer, Stack, Step, Zer
 def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     """Every conflict that the optimizers show, and the notes."""
     found = Findings()
-    without = (dead_parameters, rewrapped, stray_optimizers, converted, second_order, plain_terms, withheld)
+    without = (
+        dead_parameters,
+        partly_cut,
+        rewrapped,
+        stray_optimizers,
+        converted,
+        second_order,
+        plain_terms,
+        withheld,
+    )
     notes = (discarded, idle_retain, kept_losses, running_sums, data_attributes, outdated)
     for find in (*without, unreset, left_over, flows_on, *notes):
         for key, event, conflict in find(graph):

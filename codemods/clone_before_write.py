@@ -24,6 +24,10 @@ _OF_TENSORS = frozenset(
 _OF_ARRAYS = frozenset(("from_numpy", "as_tensor", "frombuffer"))  # ... and a tensor of an array
 FLOWS = Effect("adds-gradient", "the write is part of the graph and the gradient flows through it")
 
+KEPT = Effect("changes-value", "who reads the input behind the Function reads it as it was before")
+# what a custom Function writes into, and what a copy of it changes
+OWN = {"grad-output": ("a gradient", NONE), "input-changed": ("an input", KEPT)}
+
 
 class CloneBeforeWrite(Codemod):
     """Write into a copy, so that what backward needs stays as it was saved.
@@ -41,7 +45,7 @@ class CloneBeforeWrite(Codemod):
     """
 
     kinds = ("stale-saved-tensor", "silent-overwrite", "forbidden-view-write")
-    effects = ("none", "adds-gradient")
+    effects = ("none", "adds-gradient", "changes-value")
     examples = (
         Example(
             """\
@@ -67,8 +71,8 @@ h.sum().backward()
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         write = write_of(conflict, project)
-        if conflict.pattern == "grad-output" and write is not None:
-            yield from _own_gradient(conflict, project, write)
+        if conflict.pattern in OWN and write is not None:
+            yield from _own(conflict, project, write)
         if conflict.write is None or conflict.write.optimizer is not None:
             return
         if conflict.write.how == "numpy":
@@ -113,8 +117,10 @@ h.sum().backward()
             yield _saved_copies(write.view, saved, 0 if buffer else 2)
 
 
-def _own_gradient(conflict: Conflict, project: Project, write: Write) -> Iterator[Proposal]:
-    """A gradient of its own for the backward of a custom Function that writes into the one it was given."""
+def _own(conflict: Conflict, project: Project, write: Write) -> Iterator[Proposal]:
+    """A tensor of its own for the backward of a custom Function that writes into the gradient it was given, or for the
+    forward of one that writes into its input."""
+    words, effect = OWN[conflict.pattern]
     function, small = scope_of(write.view, write.node), write.small
     given = set(parameters(function)) if isinstance(function, cst.FunctionDef) else set()
     for each in descendants(function):
@@ -122,16 +128,16 @@ def _own_gradient(conflict: Conflict, project: Project, write: Write) -> Iterato
             continue
         if any(dotted(t.target) == write.name for t in each.targets):
             edit = Replace(each.value, lambda now: method(cast(cst.BaseExpression, now), "clone"))
-            said = f"a gradient of its own: `{dotted(each.value)}.clone()`"
-            yield Proposal(said, NONE, {write.view.path: (edit,)})
+            said = f"{words} of its own: `{dotted(each.value)}.clone()`"
+            yield Proposal(said, effect, {write.view.path: (edit,)})
             return
     if small is None or not write.name or "." in write.name or write.form == "data":
         return
     if may_rebind(write.view, write.node, write.name, conflict.labels[conflict.primary].stack, project):
         clone = assignment(cst.Name(write.name), method(cst.Name(write.name), "clone"))
         edits = (*_insert(write.view, small, clone), *_undone(write))
-        said = f"a gradient of its own: `{write.name}.clone()`"
-        yield Proposal(said, NONE, {write.view.path: edits}, 0 if not write.whole else 1)
+        said = f"{words} of its own: `{write.name}.clone()`"
+        yield Proposal(said, effect, {write.view.path: edits}, 0 if not write.whole else 1)
 
 
 def _at_caller(one: Passed, project: Project) -> Iterator[Proposal]:

@@ -1,5 +1,6 @@
 """silent-overwrite by custom autograd Functions: an input they changed without saying so, a gradient that was not
-theirs to write into. Both are faults only where the recorder measured that the gradient differs."""
+theirs to write into. These are faults only where the recorder measured that the gradient differs, or where something
+is differentiated that read an input after it was changed."""
 
 from __future__ import annotations
 
@@ -17,6 +18,9 @@ def custom_functions(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     """One conflict a statement that wrote."""
     found = Findings()
     events = {e.time: e for e in graph.tape.events if isinstance(e, Custom) and e.stack}
+    for change in events.values():
+        if change.what == "changed" and not _refused(graph, change):
+            _changed(graph, change, found)
     for backward in graph.backwards if events else ():
         for time, wrong in backward.blame:
             event = events.get(time)
@@ -27,6 +31,37 @@ def custom_functions(graph: Graph) -> Iterable[tuple[int, Conflict]]:
                     (event.what, event.stack[-1]), backward.time, tell(graph, event, record, backward, wrong)
                 )
     return found.conflicts()
+
+
+def _changed(graph: Graph, event: Custom, found: Findings) -> None:
+    """An input that the forward changed and did not return, where something reads it behind the Function and is
+    differentiated. How far off that is nobody can measure: what the change was, as a function, autograd never saw."""
+    maker = graph.records.get(event.node)
+    for backward in graph.backwards if maker is not None else ():
+        walked = (graph.records[n] for n in sorted(graph.walk(backward)) if n in graph.records)
+        reader = next((r for r in walked if event.alias in r.parents and r.node > event.node), None)
+        if maker is None or reader is None or backward.time < event.time:
+            continue
+        name = wording.name(event.ref, "its input")
+        conflict = make(
+            "silent-overwrite",
+            "input-changed",
+            f"`{maker.op}` changes {name} in place and returns another tensor: what reads {name} behind it reads the "
+            "changed value, and its gradient goes to what made the value of before, no error",
+            [
+                ("overwritten", event.stack, f"`{maker.op}` writes into its input here"),
+                ("used", reader.stack, "reads the changed value; its gradient goes past the change"),
+                ("needed", backward.stack, "differentiates that"),
+            ],
+            "overwritten",
+            severity="warning",
+            ref=event.ref,
+            record=maker,
+            backward=backward,
+            event=event,
+        )
+        found.add((event.what, event.stack[-1]), backward.time, conflict)
+        return
 
 
 def _refused(graph: Graph, event: Custom) -> bool:

@@ -26,7 +26,7 @@ from .storages import address_of
 _sequence = torch._C._autograd._get_sequence_nr
 _KEPT = "gradfix kept"
 _MARKED = "_gradfix_marked"
-UNMARKED, GRADIENT = "unmarked", "grad_output"
+UNMARKED, GRADIENT, CHANGED = "unmarked", "grad_output", "changed"
 
 
 class Held(Entry):
@@ -55,12 +55,15 @@ class _Node:
 
 
 class _Forward:
-    """A running forward: the inputs with a graph, as (number, tensor, version); what wrote into them."""
+    """A running forward: the inputs with a graph, as (number, tensor, version); what they held, and what wrote into
+    them; those written that it did not mark: what it returns, and what it `kept` to itself."""
 
-    __slots__ = ("inputs", "stacks", "unmarked")
+    __slots__ = ("held", "inputs", "kept", "stacks", "unmarked")
 
     def __init__(self, inputs: list[tuple[int, Any, int]]) -> None:
         self.inputs = inputs
+        self.held: dict[int, Any] = {}
+        self.kept: list[Any] = []
         self.stacks: dict[int, Key] = {}
         self.unmarked: list[tuple[int, Any]] = []
 
@@ -145,6 +148,7 @@ class Custom:
                     result = self._apart(made, node, forward, outputs, result, stack)
                 if made.held or made.unmarked:
                     self._known(node, made)
+                self._changed(node, forward)
         if (after := _sequence()) != before:
             r.calls.add(before, after, stack)
         return result
@@ -178,7 +182,10 @@ class Custom:
         for number, tensor, version in forward.inputs:
             if tensor._version == version or any(tensor is m for m in marked):
                 continue
-            if not any(tensor is o for o in outputs) or self.r.watch.views.refusal(tensor):
+            if not any(tensor is o for o in outputs):
+                forward.kept.append(tensor)
+                continue
+            if self.r.watch.views.refusal(tensor):
                 continue
             if not tensor._is_view() or len(outputs) == 1:
                 forward.unmarked.append((number, tensor))
@@ -216,6 +223,20 @@ class Custom:
             return alias
         return tuple(alias if n == at else o for n, o in enumerate(result))
 
+    def _changed(self, node: Any, forward: _Forward) -> None:
+        """Tell of inputs that are other than they were, and no output: who reads them now gives their gradient to what
+        made the value of before."""
+        for tensor in forward.kept:
+            before = forward.held.get(address_of(tensor))
+            if before is None or before.shape != tensor.shape or torch.equal(before, tensor.detach()):
+                continue
+            if len(getattr(tensor.grad_fn, "_input_metadata", ())) != 1:
+                continue  # one of several outputs: who reads which of them, a node's parents don't say
+            fields = {"node": node._sequence_nr(), "what": CHANGED, "alias": tensor.grad_fn._sequence_nr()}
+            ref = self.r.tape.ref(self.r.storages.of(tensor), tensor)
+            stack = forward.stacks[address_of(tensor)]
+            self.r.tape.event("Custom", self.r.clock.tick(), stack, ref=ref, **fields)
+
     # ---- writes, as the watch sees them
 
     def writing(self, targets: list[Any], frame: Any) -> None:
@@ -224,8 +245,11 @@ class Custom:
         addresses = {address_of(t) for t in targets if isinstance(t, torch.Tensor)} - {0}
         if isinstance(running, _Forward):
             for _, tensor, _ in running.inputs:
-                if address_of(tensor) in addresses:
-                    running.stacks.setdefault(address_of(tensor), self.r.sites.stack(frame))
+                address = address_of(tensor)
+                if address in addresses and address not in running.stacks:
+                    running.stacks[address] = self.r.sites.stack(frame)
+                    with torch._C.DisableTorchFunction(), torch.no_grad():
+                        running.held[address] = tensor.detach().clone()
             return
         for n, grad in enumerate(running.grads):
             if isinstance(grad, torch.Tensor) and address_of(grad) in addresses and n not in running.before:

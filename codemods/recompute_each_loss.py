@@ -11,7 +11,7 @@ from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.rewrite.boundary import frame, gather, meeting
-from gradfix.rewrite.calls import backward_call, drop_retain
+from gradfix.rewrite.calls import backward_call, drop_retain, with_arguments
 from gradfix.rewrite.drawn import draws
 from gradfix.rewrite.loops import bound, filled_in, passes
 from gradfix.rewrite.rerun import DRAW, LATER, ONCE
@@ -92,14 +92,18 @@ for x in torch.randn(2, 4, 3):
         if found is None or conflict.backward is None:
             return
         place = backward_call(project, conflict.backward)
-        ways = [_elements(found), _indexed(found)] if not found.short else [_written_out(found)]
         drop = drop_retain(*place) if place is not None else ()
+        ways = [_elements(found), _indexed(found)] if found.dirty else [_in_head(found)]
+        if found.dirty and found.short:
+            ways = [_written_out(found, place[1] if place is not None and drop else None)]
         for rank, way in enumerate(ways, 1):
             if way is None:
                 continue
             again, edits = way
-            effect = DRAW if any(draws(project, found.view, u.node) for u in again) else LATER
-            said = ", ".join(dict.fromkeys(f"`{w}`" for u in again for w in sorted(u.writes)))
+            nodes: list[cst.CSTNode] = [*(u.node for u in again)] or [found.loop.iter]
+            effect = DRAW if any(draws(project, found.view, n) for n in nodes) else LATER
+            made = list(dict.fromkeys(f"`{w}`" for u in again for w in sorted(u.writes)))
+            said = ", ".join(made) or "what the loop goes through"
             summary = f"compute {said} for each loss, behind the step of the one before"
             # (a loop that is written out is a new one: what is edited inside of it is lost)
             plain = gather((found.view, edits), (found.view, () if found.short else drop))
@@ -188,7 +192,7 @@ def _found(project: Project, backward: Backward) -> _Found | None:
         return None
     body = units(block)
     stepped = {r.storage for s in steps for r in s.refs}
-    origins = set()
+    origins: set[int] = set()
     for record in _old(project, backward, previous):
         takes_in = any(p < 0 and ~p in stepped for p in record.parents)
         if takes_in or any(r.storage in stepped for r in record.saves):
@@ -196,10 +200,18 @@ def _found(project: Project, backward: Backward) -> _Found | None:
                 return None
             made = frame(project, record.stack, depth)
             index = unit_in(view, block, made[1]) if made is not None and made[0] is view else None
-            if index is None or index >= at:
+            if (
+                index is None
+                or index > at
+                or (index == at and made and unit_in(view, loop.body, made[1]) is not None)
+            ):
                 return None
             origins.add(index)
-    dirty = _dirty(body[:at], origins)
+    if origins == {at}:  # what the loop goes through is computed in its head
+        return (
+            None if ONCE.search(view.code(loop.iter)) else _Found(view, loop, body[:at], body[at + 1 :], ())
+        )
+    dirty = _dirty(body[:at], origins, names(loop.iter).reads)
     return _Found(view, loop, body[:at], body[at + 1 :], dirty) if dirty else None
 
 
@@ -212,29 +224,34 @@ def _old(project: Project, backward: Backward, previous: Backward) -> Iterator[R
             yield record
 
 
-def _dirty(before: Sequence[Unit], origins: Collection[int]) -> tuple[Unit, ...]:
-    """The units that rest on those of `origins`; none where one of them must not run twice."""
+def _dirty(before: Sequence[Unit], origins: Collection[int], wanted: Collection[str]) -> tuple[Unit, ...]:
+    """The units behind the `wanted` names that rest on those of `origins`; none where one of them must not run
+    twice."""
+    needed: set[int] = set()
+    names_ = set(wanted)
+    for n in reversed(range(len(before))):
+        if touches(before[n].writes, names_):
+            needed.add(n)
+            names_ |= before[n].reads
     found: list[Unit] = []
     made: set[str] = set()
-    for n, unit in enumerate(before):
-        if n not in origins and not touches(unit.reads, made):
-            continue
-        if n in origins or unit.writes:
-            if not isinstance(unit.node, cst.Assign):
-                return ()
-            found.append(unit)
-            made |= unit.writes
+    for n in sorted(needed):
+        if n in origins or touches(before[n].reads, made):
+            found.append(before[n])
+            made |= before[n].writes
     code = cst.Module([]).code_for_node
-    return () if any(ONCE.search(code(u.node)) for u in found) else tuple(found)
+    once = any(not isinstance(u.node, cst.Assign) or ONCE.search(code(u.node)) for u in found)
+    return () if once or not set(origins) <= needed else tuple(found)
 
 
 Way = tuple[tuple[Unit, ...], list[Edit]]
 
 
-def _written_out(found: _Found) -> Way | None:
-    """One pass after the other, the losses of the later ones computed there."""
+def _written_out(found: _Found, call: cst.Call | None) -> Way | None:
+    """One pass after the other, the losses of the later ones computed there; the backward `call` keeps no graph any
+    more."""
     several, holder, view = passes(found.loop, found.items), found.holder, found.view
-    body = units(found.loop.body)
+    body = [_kept_no_more(u, call) if call is not None else u for u in units(found.loop.body)]
     own = bound(found.loop.target)
     written = frozenset().union(*(u.writes for u in body))
     if not several or touches(own, written) or any(touches(own, u.reads) for u in found.behind):
@@ -258,6 +275,17 @@ def _written_out(found: _Found) -> Way | None:
     edits: list[Edit] = [e for u in (*gone, *late) for e in take_away(u, view)]
     edits.append(Replace(found.loop, lambda _: cst.FlattenSentinel(lines)))
     return again, edits
+
+
+def _kept_no_more(unit: Unit, call: cst.Call) -> Unit:
+    """The unit with the backward in it without its ``retain_graph=True``."""
+    edit = with_arguments(call, drop=("retain_graph",))
+    new = edit.build(call) if isinstance(edit, Replace) else call
+    assert isinstance(new, cst.Call)
+    node, line = unit.node.deep_replace(call, new), unit.line.deep_replace(call, new)
+    assert isinstance(node, cst.BaseSmallStatement)
+    assert isinstance(line, cst.SimpleStatementLine)
+    return Unit(node, line, unit.names)
 
 
 def _above(line: cst.BaseStatement) -> Sequence[cst.EmptyLine]:
@@ -313,6 +341,33 @@ def _indexed(found: _Found) -> Way | None:
         line_of(cst.Assign([cst.AssignTarget(value.deep_clone())], item)),
     ]
     return again, [Replace(loop, lambda n: _with(n, lines, head))]
+
+
+def _in_head(found: _Found) -> Way | None:
+    """``for loss in losses(x)``: each pass calls it anew, and takes its own of what it gives."""
+    loop, items, target = found.loop, found.loop.iter, found.loop.target
+    numbered = isinstance(items, cst.Call) and function_of(items) == "enumerate" and len(items.args) == 1
+    if (
+        numbered
+        and isinstance(items, cst.Call)
+        and isinstance(target, cst.Tuple)
+        and len(target.elements) == 2
+    ):
+        items, key, value = items.args[0].value, target.elements[0].value, target.elements[1].value
+    else:
+        key, value = cst.Name(unused(found.view, "k")), target
+    if not isinstance(items, cst.Call) or not isinstance(key, cst.Name) or not isinstance(value, cst.Name):
+        return None
+    if function_of(items) in ("zip", "enumerate", "items", "values", "keys", "range"):
+        return None
+    code = cst.Module([]).code_for_node
+    head = {
+        "target": cst.parse_expression(f"{key.value}, _"),
+        "iter": cst.parse_expression(f"enumerate({code(items)})"),
+    }
+    item = cst.parse_expression(f"{code(items)}[{key.value}]")
+    line = line_of(cst.Assign([cst.AssignTarget(value.deep_clone())], item))
+    return (), [Replace(loop, lambda n: _with(n, [line], head))]
 
 
 def _with(

@@ -54,8 +54,9 @@ torch.manual_seed(0)
 G, D = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
 opt_g, opt_d = torch.optim.SGD(G.parameters(), 0.1), torch.optim.SGD(D.parameters(), 0.1)
 for real in torch.randn(4, 8, 3):
-    score = D(G(torch.randn(8, 2))).mean()
-    loss_d, loss_g = score - D(real).mean(), -score
+    score = D(G(torch.randn(8, 2)))
+    loss_d = torch.relu(1 - D(real)).mean() + torch.relu(1 + score).mean()
+    loss_g = -score.mean()
     opt_d.zero_grad()
     opt_g.zero_grad()
     (loss_d + loss_g).backward()  # conflict: mixed-gradient
@@ -69,8 +70,9 @@ torch.manual_seed(0)
 G, D = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
 opt_g, opt_d = torch.optim.SGD(G.parameters(), 0.1), torch.optim.SGD(D.parameters(), 0.1)
 for real in torch.randn(4, 8, 3):
-    score = D(G(torch.randn(8, 2))).mean()
-    loss_d, loss_g = score - D(real).mean(), -score
+    score = D(G(torch.randn(8, 2)))
+    loss_d = torch.relu(1 - D(real)).mean() + torch.relu(1 + score).mean()
+    loss_g = -score.mean()
     opt_d.zero_grad()
     opt_g.zero_grad()
     loss_d.backward(retain_graph=True, inputs=list(D.parameters()))  # conflict: mixed-gradient

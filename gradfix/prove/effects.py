@@ -100,7 +100,9 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
                 if len(steps) > 1:
                     # updates put off to the round's end: parameters still move, so a frozen copy or lr=0 shows
                     moving = {"null": "rounds", "draws": {}, **own}
-                    yield Attempt(before=moving, after=moving, terms=Terms(still=True))
+                    yield Attempt(
+                        before=moving, after=moving, terms=Terms(still=True), frozen=steps != round_
+                    )
                 still = {"null": "steps" if before.steps else "writes", "draws": {}, **own}
                 yield Attempt(before=still, after=still, terms=Terms(still=True), frozen=True)
             if not round_:

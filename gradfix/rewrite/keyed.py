@@ -9,7 +9,8 @@ import libcst as cst
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.rewrite.boundary import returns
 from gradfix.rewrite.drawn import views
-from gradfix.rewrite.rerun import Plan, item_key, returned_by_key
+from gradfix.rewrite.rerun import Plan
+from gradfix.rewrite.returned import item_key, returned_by_key
 from gradfix.rewrite.slices import Build, Cutter, Split, boundary_cuts, new_names, unneeded
 from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import dotted, line_of, names, put_after, touches, units

@@ -127,6 +127,7 @@ class Cutter(cst.CSTTransformer):
         self.gone, self.builds = gone, builds
 
     def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> Any:
+        """Take the node away, or rebuild it."""
         if id(original_node) in self.gone:
             return cst.RemoveFromParent()
         result: Any = super().on_leave(original_node, updated_node)

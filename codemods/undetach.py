@@ -35,7 +35,7 @@ MAKERS = frozenset(
     )
 )
 CONTEXTS = frozenset(("no_grad", "inference_mode"))
-PATTERNS = frozenset(("no-graph", "dead-parameter", "rewrapped", "partly"))
+PATTERNS = frozenset(("no-graph", "dead-parameter", "rewrapped", "partly", "bypassed"))
 PLACES = 4  # cuts of one pass that are tried
 
 Part = tuple[View, list[Edit]]
@@ -86,6 +86,9 @@ for x in torch.randn(3, 4, 3):
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         if conflict.severity == "note" or conflict.pattern not in PATTERNS:
             return
+        if conflict.pattern == "bypassed":
+            yield from _taken_whole(conflict, project)
+            return
         every: list[Part] = []
         for rank, cut in enumerate(_cuts(conflict, project)):
             found = _context(cut, project) if cut.how == "no_grad" else _value(cut, project)
@@ -117,6 +120,24 @@ def _cuts(conflict: Conflict, project: Project) -> list[Cut]:
     for cut in (*((first,) if first is not None else ()), *reversed(others)):
         found.setdefault(cut.stack[-1], cut)
     return list(found.values())[:PLACES]
+
+
+def _taken_whole(conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """Every parameter that the forward takes by its value, with its graph."""
+    parts: list[Part] = []
+    for label in conflict.labels:
+        found = project.node(label.stack[-1]) if label.role == "cut" else None
+        layer = _layer_in(*found) if found is not None else None
+        if found is None or layer is None:
+            continue
+        view = found[0]
+        top = _top(view, layer)
+        if any(isinstance(n, cst.IfExp | cst.If) for n in view.ancestors(top)):
+            return  # whether it is to be trained is decided there
+        parts.append((view, [_put(view, top, _core(top))]))
+    if parts:
+        what = "parameter" if len(parts) == 1 else "parameters"
+        yield Proposal(f"take the {what} with the graph, not the value alone", GAINS, gather(*parts))
 
 
 # no_grad: a with-block, or a decorator

@@ -118,6 +118,7 @@ PATTERNS = {
         "rewrapped": "a gradient arrives at a leaf made of a cut value, and is never passed on to the graph "
         "behind it",
         "plain-gradient": "a term of the loss is made of gradients that autograd.grad gave without a graph",
+        "bypassed": "a forward() reads parameters that are stepped with by .data or .detach() alone",
         "withheld": "a custom Function's backward returns None for parameters that nothing else reaches",
         "second-order": "an update that create_graph=True was asked for goes through .data",
     },

@@ -7,6 +7,7 @@ each asks for evidence that the person did not mean it.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable
 
@@ -332,3 +333,53 @@ def _met_empty(graph: Graph, storage: int) -> bool:
     whole = reached[:-1] if reached and reached[-1] + 1 == len(history) else reached
     by_hand = any(map(_by_hand, graph.writes.get(storage, ())))
     return len(whole) > 1 and not by_hand and all(isinstance(history[n + 1], Step) for n in whole)
+
+
+def bypassed(graph: Graph) -> Found:
+    """Parameters that a forward() takes by ``.data`` or ``.detach()`` and nothing else takes: in every step of their
+    optimizer the others have a gradient, and these have none."""
+    cuts: dict[int, list[Cut]] = {}
+    for cut in _cuts(graph):
+        in_forward = cut.at is not None and cut.at.function.rpartition(".")[2] == "forward"
+        if in_forward and cut.node is None and cut.how in ("data", "detach"):
+            cuts.setdefault(cut.ref.storage, []).append(cut)
+    if not cuts:
+        return
+    filled = _filled_ever(graph)
+    used = {~parent for record in graph.records.values() for parent in record.parents if parent < 0}
+    for number, optimizer in graph.optimizers.items():
+        steps = graph.steps_of(number)
+        if len(steps) < 2 or not all(s.refs for s in steps):
+            continue
+        without = set.intersection(*({r.storage for r in s.without} for s in steps))
+        found: dict[str, list[tuple[Ref, Cut]]] = {}
+        for ref in optimizer.refs:
+            idle = ref.storage in without and ref.storage not in filled | used
+            every = cuts.get(ref.storage, []) if idle else []
+            rounds = {bisect([s.time for s in steps], c.time) for c in every}
+            # what the script writes itself, a moving average say, is trained otherwise
+            later = (w for w in graph.writes.get(ref.storage, ()) if w.time > steps[0].time)
+            if len(rounds) > 1 and not any(map(_by_hand, later)):
+                at = every[0].stack[-1]
+                found.setdefault(f"{at.file}:{at.function}", []).append((ref, every[0]))
+        for place, some in found.items():
+            first = some[0][1]
+            never = "never gets" if len(some) == 1 else "never get"
+            yield (
+                ("bypassed", number, place),
+                steps[0],
+                make(
+                    "cut-graph",
+                    "bypassed",
+                    f"{_names(graph, [r.storage for r, _ in some])} {never} a gradient: "
+                    f"{wording.at('cut', first.stack)} takes the values alone, and nothing else uses them",
+                    [
+                        *(("cut", c.stack, CUT_WORDS[c.how]) for _, c in some),
+                        ("step", steps[0].stack, "steps with the others, without these"),
+                    ],
+                    "cut",
+                    severity="warning",
+                    ref=first.ref,
+                    event=first,
+                ),
+            )

@@ -17,6 +17,7 @@ from gradfix.detect.derivatives import plain_terms, second_order
 from gradfix.detect.finding import Findings, Found, make, optimizer_words
 from gradfix.detect.legacy import outdated
 from gradfix.detect.parameters import (
+    bypassed,
     converted,
     dead_parameters,
     partly_cut,
@@ -42,6 +43,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         second_order,
         plain_terms,
         withheld,
+        bypassed,
     )
     notes = (discarded, idle_retain, kept_losses, running_sums, data_attributes, outdated)
     for find in (*without, unreset, left_over, flows_on, *notes):

@@ -14,6 +14,7 @@ from gradfix.rewrite.boundary import detach, frame, gather, meeting, rebinding, 
 from gradfix.rewrite.calls import drop_carried_retain
 from gradfix.rewrite.carried import Carried, carried, entries, made_outside, sets_back, stored_elements
 from gradfix.rewrite.dropped import dropped, kept
+from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import (
     dotted,
     inside,
@@ -23,6 +24,7 @@ from gradfix.rewrite.statements import (
     reads_of,
     touches,
     units,
+    walk,
 )
 from gradfix.rewrite.windows import window_ends
 from gradfix.tape import Backward
@@ -105,12 +107,47 @@ for x in torch.randn(3, 4, 3):
             summary = f"store `{view.code(element).strip()}` detached in `{held or 'the history'}`"
             edits = gather((view, [detach(element)]), *drop)
             yield Proposal(summary, DATA, edits, 0)
+        for name, parts in _taken_over(project, edges):
+            summary = f"detach `{name}` where it is taken over from the pass before"
+            yield Proposal(summary, ROUND, gather(*parts, *drop), 4)
         for name, part in _settled(project, edges, backward):
             summary = f"detach `{name}`: only its value goes to the next pass"
             yield Proposal(summary, ROUND, gather(part, *drop), 4)
 
 
 Part = tuple[View, list[Edit]]
+
+
+def _taken_over(project: Project, edges: Sequence[Crossing]) -> Iterator[tuple[str, list[Part]]]:
+    """The one local name through which all that an earlier pass made enters this pass, where it was taken out of
+    something whose name is not spelled: ``before = getattr(self, name)``, ``before = self.means[key]``."""
+    found: dict[cst.Name, View] = {}
+    for edge in edges:
+        place = frame(project, edge.consumer.stack, len(edge.consumer.stack) - 1)
+        if place is None:
+            return
+        view, node = place
+        read = (n for n in (node, *descendants(node)) if isinstance(n, cst.Name))
+        operands = [n for n in read if _taken_out(view, n)]
+        if len(operands) != 1:
+            return
+        found[operands[0]] = view
+    names = {n.value for n in found}
+    if len(names) == 1:
+        yield names.pop(), [(view, [detach(name)]) for name, view in found.items()]
+
+
+def _taken_out(view: View, name: cst.Name) -> bool:
+    """Whether the function binds the name to entries of something alone, each under a key that the run knows."""
+    function = view.function(name)
+    if not isinstance(function, cst.FunctionDef):
+        return False
+    every = [u.node for u in walk(function.body) if name.value in u.writes]
+    values = [n.value for n in every if isinstance(n, cst.Assign)]
+    return 0 < len(values) == len(every) and all(
+        isinstance(v, cst.Subscript) or (isinstance(v, cst.Call) and function_of(v) in ("getattr", "get"))
+        for v in values
+    )
 
 
 def _settled(project: Project, edges: Sequence[Crossing], backward: Backward) -> Iterator[tuple[str, Part]]:

@@ -332,12 +332,14 @@ class Custom:
 
     def held(self, walked: Any) -> list[Held]:
         """What the ctx of the nodes walked keep."""
+        if not len(self.nodes):
+            return []
         return [e for n, node in list(self.nodes.items()) if n in walked for e in node.held]
 
     def suspects(self, walked: Any) -> dict[Any, int]:
         """place -> time of what may have made the gradients of the nodes walked wrong, beside overwritten values."""
         found: dict[Any, int] = {}
-        for n, node in sorted(self.nodes.items()):
+        for n, node in sorted(self.nodes.items()) if len(self.nodes) else ():
             if node.place and n in walked:
                 found.setdefault(node.place, node.time)
         return found

@@ -18,8 +18,8 @@ import torch
 from .freed import Freed
 from .pause import Pause
 from .saves import EVERYWHERE, GONE, Entry, Saves
+from .walk import Walk, walk_from
 
-_ACCUMULATE: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _UNSEEN = 8
 _FULL = 32  # passes of one backward that are written whatever they are
 _MANY = 400_000
@@ -36,21 +36,6 @@ FREED = (
 def no_graph(index: int) -> str:
     """PyTorch's sentence for the root number `index` of a backward."""
     return f"element {index} of tensors does not require grad and does not have a grad_fn"
-
-
-class Walk:
-    """What the engine will execute: `numbers` in order of discovery and the `nodes` that have them, None for a leaf;
-    `accumulated` leaves; the root `tensors`."""
-
-    __slots__ = ("accumulated", "nodes", "numbers", "parents", "roots", "tensors")
-
-    def __init__(self, roots: tuple[int, ...]) -> None:
-        self.roots = roots
-        self.numbers: list[int] = []
-        self.nodes: list[Any] = []
-        self.parents: dict[int, tuple[int, ...]] = {}
-        self.accumulated: list[Any] = []
-        self.tensors: list[Any] = []
 
 
 class Engine:
@@ -108,7 +93,7 @@ class Engine:
         with torch._C.DisableTorchFunction(), Pause():
             if self.saves.exposed:
                 r.aliases.check(frame, always=True)
-            walk = self._walk(outputs, inputs, accumulate)
+            walk = walk_from(outputs, inputs, accumulate, r.leaves)
         unseen = iter(range(r.clock.now + 1, r.clock.now + 1 + _UNSEEN))  # times for writes found only now
         r.clock.now += _UNSEEN
         time = r.clock.tick()
@@ -151,8 +136,7 @@ class Engine:
                 )
                 if not retain:
                     self._free(walk.parents)
-                    freed = [n for n in walk.numbers if n >= 0]
-                    r.tape.common("Free", free_time, stack, dull, nodes=freed)
+                    r.tape.common("Free", free_time, stack, dull, nodes=list(walk.nodes))
                     self.freed.stamp(used, time)
                     r.kept.freed(outputs, stack)
             if not (accumulate or create):
@@ -183,9 +167,9 @@ class Engine:
     ) -> Any:
         """A backward inside a backward (reentrant checkpoints): part of the outer one."""
         if self._inner is not None and all(isinstance(o, torch.Tensor) and o.requires_grad for o in outputs):
-            walk = self._walk(outputs, inputs, bool(kwargs.get("accumulate_grad", True)))
+            walk = walk_from(outputs, inputs, bool(kwargs.get("accumulate_grad", True)), self.r.leaves)
             self._inner.numbers += walk.numbers
-            self._inner.nodes += walk.nodes
+            self._inner.nodes.update(walk.nodes)
             self._inner.parents.update(walk.parents)
             self._inner.accumulated += walk.accumulated
         return self._engine(self.saves.used, outputs, grads, retain, create, inputs, more, kwargs)
@@ -205,90 +189,10 @@ class Engine:
             return None
         return tuple(torch.zeros_like(x) if isinstance(x, torch.Tensor) else None for x in inputs)
 
-    # ---- the walk
-
     def tell(self, tensor: Any) -> None:
         """Write the Records of the graph behind `tensor`, which no backward may ever walk: what a cut cuts
         off."""
-        self.r.record(self._walk((tensor,), (), True))
-
-    def _walk(self, outputs: Any, inputs: Any, accumulate: bool) -> Walk:
-        roots = []
-        for output in outputs:
-            if isinstance(output, torch.Tensor):
-                roots.append(output.grad_fn if output.grad_fn is not None else _accumulator(output))
-            else:
-                roots.append(output.node)
-        ids: dict[Any, int] = {}
-        children: dict[Any, list[Any]] = {}
-        leaves: dict[Any, Any] = {}
-        leaf_of = self.r.leaves.of
-        todo: list[Any] = [n for n in roots if n is not None]
-        while todo:
-            node = todo.pop()
-            if node in ids:
-                continue
-            if type(node) is _ACCUMULATE:
-                leaves[node] = leaf = node.variable
-                ids[node] = ~leaf_of(leaf).number
-            else:
-                ids[node] = node._sequence_nr()
-                follow = children[node] = []
-                for child, _ in node.next_functions:
-                    if child is not None:
-                        follow.append(child)
-                        todo.append(child)
-        walk = Walk(tuple([ids[n] for n in roots if n is not None]))
-        walk.tensors += [t for t in outputs if isinstance(t, torch.Tensor)]
-        needed = self._needed(inputs, list(ids), children, leaves, accumulate) if inputs else None
-        nodes, parents, number_of = walk.nodes, walk.parents, ids.__getitem__
-        for node, number in ids.items():
-            if needed is not None and node not in needed:
-                continue
-            walk.numbers.append(number)
-            if number < 0:
-                if accumulate:
-                    walk.accumulated.append(leaves[node])
-                nodes.append(None)
-            else:
-                parents[number] = tuple(map(number_of, children[node]))
-                nodes.append(node)
-        return walk
-
-    def _needed(
-        self,
-        inputs: Any,
-        order: list[Any],
-        children: dict[Any, list[Any]],
-        leaves: dict[Any, Any],
-        accumulate: bool,
-    ) -> Any:
-        """Nodes on a way from the roots to one of `inputs` (the engine's exec_info)."""
-        # (asking autograd for a leaf's accumulator makes a node, and would number the later ones otherwise)
-        accumulators = {id(leaf): node for node, leaf in leaves.items()}
-        targets = set()
-        for x in inputs:
-            if not isinstance(x, torch.Tensor):
-                targets.add(x.node)
-            else:
-                targets.add(x.grad_fn if x.grad_fn is not None else accumulators.get(id(x)))
-        targets.discard(None)
-        users: dict[Any, list[Any]] = {}
-        for node in order:
-            for child in children.get(node, ()):
-                users.setdefault(child, []).append(node)
-        needed = set()
-        todo = [u for t in targets for u in users.get(t, ())]
-        while todo:
-            node = todo.pop()
-            if node not in needed:
-                needed.add(node)
-                todo.extend(users.get(node, ()))
-        if accumulate:
-            needed.update(targets)
-        else:
-            needed.update(t for t in targets if type(t) is _ACCUMULATE)
-        return needed
+        self.r.record(walk_from((tensor,), (), True, self.r.leaves))
 
     def _free(self, nodes: Any) -> None:
         self._freed.update(nodes)
@@ -388,7 +292,7 @@ class Engine:
         r = self.r
         r.names.look(frame)
         walk.numbers += inner.numbers
-        walk.nodes += inner.nodes
+        walk.nodes.update(inner.nodes)
         walk.parents.update(inner.parents)
         r.record(walk, dull)
         # (what was frozen behind the forward is walked to, and given nothing)
@@ -420,11 +324,6 @@ def _transformed(outputs: Any) -> bool:
 def _flags(retain: Any, create: Any, inputs: Any) -> dict[str, Any]:
     flags = {"retain": bool(retain), "create": bool(create), "inputs": bool(inputs)}
     return {name: value for name, value in flags.items() if value}
-
-
-def _accumulator(leaf: Any) -> Any:
-    with torch.enable_grad():
-        return leaf.view_as(leaf).grad_fn.next_functions[0][0]
 
 
 def _modified(entry: Entry) -> str:

@@ -7,11 +7,11 @@ the allocator holds is bounded too: graphs that live longer than they would leav
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from . import linux
 from .saves import GONE, Entry
-from .storages import address_of
+from .storages import addresses_of
 
 BUDGET = 64 << 20  # bytes
 _LOOK = 16 << 20  # bytes let go between two looks at the process's size
@@ -43,22 +43,16 @@ class Freed:
         self._let_go = 0
         self._size = 0  # of the process when its free memory was last given back
 
-    def stamp(self, used: Iterable[Entry], time: int) -> None:
+    def stamp(self, used: Collection[Entry], time: int) -> None:
         """Mark what a plain run would have freed, and let the oldest go when it is too much to keep."""
-        size, addresses, entries = 0, set(), []
+        kept = [entry for entry in used if entry.tensor is not GONE]
         for entry in used:
             if entry.freed is None:
                 entry.freed = time
-            tensor = entry.tensor
-            if tensor is GONE:
-                continue
-            entries.append(weakref.ref(entry))
-            address = address_of(tensor)
-            if address not in addresses and (entry.output or not tensor.is_leaf):
-                addresses.add(address)
-                size += tensor.nbytes
-        self._graphs[time] = _Graph(entries)
-        self._grow(time, size)
+        tensors = [entry.tensor for entry in kept if entry.output or not entry.tensor.is_leaf]
+        sizes = dict(zip(addresses_of(tensors), [t.nbytes for t in tensors]))  # noqa: B905 (Python 3.9)
+        self._graphs[time] = _Graph(list(map(weakref.ref, kept)))
+        self._grow(time, sum(sizes.values()))
         if self._held > self._budget or len(self._graphs) > self._sweep_at:
             self._bound()
         if self._let_go > _LOOK:

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .storages import Storage, Storages, address_of
-from .tapewriter import TapeWriter
+from .storages import Storage, Storages, address_of, addresses_of
+from .tapewriter import Clock, TapeWriter
 from .told import Refs
 
 _MOST = 100_000
@@ -26,20 +26,20 @@ class _Leaf:
 class _Group:
     """Leaves that are named together, in this order, again and again."""
 
-    __slots__ = ("addresses", "fixed", "storages", "weak", "writes")
+    __slots__ = ("addresses", "fixed", "storages", "weak")
 
     def __init__(self, addresses: list[int], tensors: list[Any], gone: Callable[[Any], Any]) -> None:
         self.addresses = addresses
         self.storages: list[Storage] = []
         self.fixed: list[Any] = []
-        self.writes: list[list[int]] = []
         self.weak = [weakref.ref(tensor, gone) for tensor in tensors]
 
 
 class Leaves:
     """Every leaf that an event spoke of. What is known by the id of a tensor is forgotten when that tensor goes."""
 
-    def __init__(self, storages: Storages, tape: TapeWriter) -> None:
+    def __init__(self, storages: Storages, tape: TapeWriter, clock: Clock) -> None:
+        self._clock = clock
         self._storages = storages
         self._tape = tape
         self._by_number: dict[int, weakref.ref[Any]] = {}
@@ -64,13 +64,12 @@ class Leaves:
 
     def refs(self, tensors: Iterable[Any]) -> Refs:
         """``tape.ref(of(tensor), tensor)`` of each, as of now."""
-        tensors = list(tensors)
-        key = tuple(map(id, tensors))
-        addresses = list(map(address_of, tensors))
-        group = self._groups.get(key)
-        if group is None or group.addresses != addresses:
-            group = self._meet(key, addresses, tensors)
-        return Refs(group.storages, group.fixed, group.writes)
+        group = self._together(list(tensors))
+        return Refs(group.storages, group.fixed, self._clock.now)
+
+    def storages(self, tensors: list[Any]) -> list[Storage]:
+        """``of(tensor)`` for each of many."""
+        return self._together(tensors).storages
 
     def tensor(self, storage: Storage) -> Any:
         """The leaf that has `storage`, while it lives."""
@@ -81,6 +80,13 @@ class Leaves:
         """The leaves that live."""
         return [leaf for weak in list(self._by_number.values()) if (leaf := weak()) is not None]
 
+    def _together(self, tensors: list[Any]) -> _Group:
+        key, addresses = tuple(map(id, tensors)), addresses_of(tensors)
+        group = self._groups.get(key)
+        if group is None or group.addresses != addresses:
+            group = self._meet(key, addresses, tensors)
+        return group
+
     def _meet(self, key: tuple[int, ...], addresses: list[int], tensors: list[Any]) -> _Group:
         if len(self._groups) >= _MOST_GROUPS:
             self._groups.clear()
@@ -90,5 +96,4 @@ class Leaves:
             storage = self.of(tensor)
             group.storages.append(storage)
             group.fixed.append(self._tape.ref(storage, tensor)[2:])
-            group.writes.append(storage.writes)
         return group

@@ -27,13 +27,20 @@ class Opposed:
 
     def __init__(self, recorder: Any) -> None:
         self.r = recorder
+        self._looked: dict[Any, int] = {}  # how often, by the stack of the backward
 
     def look(self, walk: Any, stack: Any, engine: Engine, grads: Any) -> None:
         """`engine` gives the gradients of edges by edges: of outputs, with their own gradients, by inputs."""
-        owners = self.r.optimizers.owners(walk.accumulated)
-        if len(set(owners.values())) < 2 or len(walk.roots) != 1 or self.r.seen(("opposed", stack)) > _PASSES:
+        if (
+            len(walk.roots) != 1
+            or self._looked.get(stack, 0) >= _PASSES
+            or self.r.optimizers.fewer_than_two()
+        ):
             return
-        nodes = {n: node for n, node in zip(walk.numbers, walk.nodes) if node is not None}  # noqa: B905 (Python 3.9)
+        owners, nodes = self.r.optimizers.owners(walk.accumulated), walk.nodes
+        if len(set(owners.values())) < 2:
+            return
+        self._looked[stack] = self._looked.get(stack, 0) + 1
         masks = _masks(walk, owners)
         terms = [t for t in _terms(walk.roots[0], nodes, walk.parents) if _several(masks[t])]
         if not 2 <= len(terms) <= _MOST:

@@ -14,8 +14,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as module
 
-from .saves import GONE, fate_of
-from .storages import address_of
+from .saves import GONE, Entry, fate_of
+from .storages import addresses_of
 
 _FULL = 32  # steps at one place that are written whatever they are
 
@@ -31,6 +31,24 @@ class _Known:
         self.weak = weakref.ref(optimizer, forget)
 
 
+class _Running:
+    """A step that has begun: what its optimizer holds, which of these `had` a gradient. Of a step of torch.optim's own,
+    which runs with torch functions off until `guard` is left, also the leaves it will write, their versions and what
+    was saved of them. `outer` is the optimizer whose step this one is within."""
+
+    __slots__ = ("entries", "guard", "had", "optimizer", "outer", "params", "versions", "written")
+
+    def __init__(self, optimizer: Any, outer: int | None) -> None:
+        self.optimizer = optimizer
+        self.outer = outer
+        self.params = [p for g in optimizer.param_groups for p in g["params"]]
+        self.had = [p.grad is not None for p in self.params]
+        self.written: list[Any] = []
+        self.versions: list[int] = []
+        self.entries: list[list[Entry]] = []
+        self.guard: Any = None
+
+
 class Optimizers:
     """Numbers optimizers and emits Optimizer, Step and Zero."""
 
@@ -39,7 +57,7 @@ class Optimizers:
         self._known: dict[int, _Known] = {}
         self._next = 0
         self._making = 0
-        self._before: list[Any] = []
+        self._running: list[_Running] = []
 
     def install(self) -> None:
         me, r = self, self.r
@@ -93,6 +111,10 @@ class Optimizers:
 
     def number(self, optimizer: Any) -> int:
         return self._of(optimizer).number
+
+    def fewer_than_two(self) -> bool:
+        """Whether there are not several to hold what a backward reaches."""
+        return len(self._known) < 2
 
     def owners(self, leaves: Any) -> dict[int, int]:
         """storage -> the optimizer that holds the leaf in it, for those of `leaves` that one holds."""
@@ -157,24 +179,21 @@ class Optimizers:
         guard: Any = torch._C.DisableTorchFunction()  # until the post hook, or from within for a closure
         guard.__enter__()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        params = [p for g in optimizer.param_groups for p in g["params"]]
         quiet = closure is None and type(optimizer).__module__.startswith("torch.optim.")
-        before = []
+        step = _Running(optimizer, r.stepping)
         early = r.keep_freed()
-        had = [p.grad is not None for p in params]
         if quiet:
+            step.guard = guard
+            step.written = [p for p, has in zip(step.params, step.had) if has]  # noqa: B905 (Python 3.9)
+            step.versions = [p._version for p in step.written]
+            step.entries = list(map(r.saves.at, addresses_of(step.written)))
             clones: dict[Any, Any] = {}
-            saved_at = r.saves.at
-            for p, has in zip(params, had):  # noqa: B905 (Python 3.9)
-                if has:
-                    entries = saved_at(address_of(p))
-                    for entry in entries:
-                        r.keep(entry, clones, early)
-                    before.append((p, p._version, entries))
-        if not quiet:
+            for entries in step.entries:
+                for entry in entries:
+                    r.keep(entry, clones, early)
+        else:
             guard.__exit__(None, None, None)
-            guard = None
-        self._before.append((optimizer, params, had, before, r.stepping, guard))
+        self._running.append(step)
         r.stepping = self.number(optimizer)
         if closure is None:
             return None
@@ -198,29 +217,28 @@ class Optimizers:
 
     def _post(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         r = self.r
-        while self._before and self._before[-1][0] is not optimizer:
-            self._leave(self._before.pop())  # steps that an exception left
-        if r.off() or not self._before:
+        while self._running and self._running[-1].optimizer is not optimizer:
+            self._leave(self._running.pop())  # steps that an exception left
+        if r.off() or not self._running:
             return
-        this = self._before.pop()
-        _, params, had, before, _, guard = this
+        step = self._running.pop()
         with torch._C.DisableTorchFunction():
-            self._stepped(optimizer, sys._getframe(2), params, had, before, guard is not None)
-        self._leave(this)
+            self._stepped(step, sys._getframe(2))
+        self._leave(step)
         self.r.gradients.settle()
 
     def abandon(self) -> None:
         """A backward outside any closure: steps that have not ended were left by an exception."""
-        while self._before and self._before[-1][5] is not None:
-            self._leave(self._before.pop())
+        while self._running and self._running[-1].guard is not None:
+            self._leave(self._running.pop())
 
-    def _leave(self, this: Any) -> None:
-        self.r.stepping = this[4]
-        if this[5] is not None:
-            this[5].__exit__(None, None, None)
+    def _leave(self, step: _Running) -> None:
+        self.r.stepping = step.outer
+        if step.guard is not None:
+            step.guard.__exit__(None, None, None)
 
-    def _stepped(self, optimizer: Any, frame: Any, params: Any, had: Any, before: Any, quiet: bool) -> None:
-        r = self.r
+    def _stepped(self, step: _Running, frame: Any) -> None:
+        r, optimizer, params, had = self.r, step.optimizer, step.params, step.had
         known = self._of(optimizer)
         known.steps += 1
         stack = r.sites.stack(frame)
@@ -233,11 +251,12 @@ class Optimizers:
                 known.named = True
                 r.tape.name_optimizer(known.number, name)
         op = f"{type(optimizer).__name__}.step"
-        leaf_of, clock = r.leaves.of, r.clock
-        for p, version, entries in before:
+        clock, storages = r.clock, r.leaves.storages(step.written)
+        rows = zip(step.written, storages, step.versions, step.entries)  # noqa: B905 (Python 3.9)
+        for p, storage, version, entries in rows:
             time = clock.tick()
             if not entries:
-                leaf_of(p).writes.append(time)  # the Step tells of it
+                storage.written(time)  # the Step tells of it
                 continue
             counted = p._version != version
             threatens = False
@@ -249,7 +268,7 @@ class Optimizers:
                     fate.time, fate.place, fate.counted = time, stack, entry.moved()
                 threatens = threatens or entry.freed is None
             if counted and not threatens:
-                leaf_of(p).writes.append(time)
+                storage.written(time)
                 continue
             r.mutated(
                 time,
@@ -261,7 +280,7 @@ class Optimizers:
                 optimizer=known.number,
                 quietly=not full,
             )
-        if not quiet:  # a closure, or an optimizer of the user's: its step() may make gradients
+        if step.guard is None:  # a closure, or an optimizer of the user's: its step() may make gradients
             had = [h or p.grad is not None for h, p in zip(had, params)]  # noqa: B905 (Python 3.9)
         fields: dict[str, Any] = {"optimizer": known.number}
         if all(had):

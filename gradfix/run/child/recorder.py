@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic  # bound here: the script may patch the module
 from typing import Any
 
@@ -22,9 +21,10 @@ import torch
 
 from . import failure
 from .aliases import Aliases
+from .calls import Calls
 from .custom import Custom
 from .elsewhere import Processes, Threads
-from .engine import FREED, Engine, Walk
+from .engine import FREED, Engine
 from .gradients import FULL, Gradients
 from .kept import Kept
 from .leaves import Leaves
@@ -39,50 +39,11 @@ from .sites import Key, Sites
 from .storages import Storage, Storages
 from .tapewriter import Clock, TapeWriter
 from .told import Records
+from .walk import Walk
 from .watch import Watch, shorten_the_way
 
 _EARLY_STEPS = 16  # how long values of freed graphs are kept for their own sake
 _MANY = 1024  # writes at one place, where a pass has one for each parameter
-
-
-class Calls:
-    """The calls that made nodes: which sequence numbers, from where, when. Lists side by side, not a list of tuples:
-    objects that stay would wake the garbage collector in every pass."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._stacks: list[Key] = []
-        self._times: list[int] = []  # less the number of the node: a time of its own for every node
-
-    def add(self, start: int, end: int, stack: Key) -> None:
-        clock = self._clock
-        self._starts.append(start)
-        self._ends.append(end)
-        self._stacks.append(stack)
-        self._times.append(clock.now + 1 - start)
-        clock.now += end - start
-        if len(self._starts) > 400_000:
-            for column in (self._starts, self._ends, self._stacks, self._times):
-                del column[:200_000]
-
-    def last(self) -> int:
-        """The number behind those of the nodes that were made last."""
-        return self._ends[-1] if self._ends else 0
-
-    def nodes_of(self, node: int) -> Iterable[int]:
-        """All nodes that the call made which made `node`: what a CopySlices saved was saved by the function it runs,
-        made before it."""
-        at = bisect_right(self._starts, node) - 1
-        return range(self._starts[at], self._ends[at]) if at >= 0 and node < self._ends[at] else (node,)
-
-    def of(self, node: int) -> tuple[Key, int] | None:
-        """Where and when `node` was made, as far as that is known."""
-        at = bisect_right(self._starts, node) - 1
-        if at < 0 or self._ends[at] <= node:
-            return None
-        return self._stacks[at], self._times[at] + node
 
 
 class Recorder:
@@ -109,7 +70,7 @@ class Recorder:
         self.calls = Calls(self.clock)
         self.names = Names(self.sites, self.storages)
         self.tape = TapeWriter(emit, self.sites, self.storages)
-        self.leaves = Leaves(self.storages, self.tape)
+        self.leaves = Leaves(self.storages, self.tape, self.clock)
         self.aliases = Aliases(self)
         self.tape.forgotten = self._emitted.discard
         self.plain = PlainGradients(self)
@@ -215,12 +176,14 @@ class Recorder:
         records = Records()
         saved, outputs = records.saved, records.outputs
         customs = self.custom.nodes if len(self.custom.nodes) else None
-        emitted, entries_of, parents = self._emitted, self.saves.of_node, walk.parents
-        storage_of, call_of, known_shape = self.storages.of, self.calls.of, self._shapes.setdefault
-        for number, node in zip(walk.numbers, walk.nodes):  # noqa: B905 (Python 3.9)
-            if node is None or number in emitted:
-                continue
-            emitted.add(number)
+        entries_of, parents = self.saves.of_node, walk.parents
+        storage_of, known_shape = self.storages.of, self._shapes.setdefault
+        nodes = walk.nodes
+        if not self._emitted.isdisjoint(nodes):
+            nodes = {number: node for number, node in nodes.items() if number not in self._emitted}
+        self._emitted.update(nodes)
+        calls = self.calls.of_each(list(nodes))
+        for (number, node), call in zip(nodes.items(), calls):  # noqa: B905 (Python 3.9)
             before = len(saved)
             if type(node) is _WRITES_VIEW:
                 entries = [entry for n in self.calls.nodes_of(number) for entry in entries_of(n)]
@@ -244,7 +207,7 @@ class Recorder:
             count = len(saved) - before
             if not count and _saves_numbers(node):
                 self.bare.add(number)
-            stack, time = call_of(number) or ((), self.clock.tick())
+            stack, time = call or ((), self.clock.tick())
             if customs and (known := customs.get(number)):
                 held = [(e, tensor) for e in known.held if (tensor := e.tensor) is not GONE]
                 records.held[number] = [(storage_of(t), e.time, t.shape, t.dtype) for e, t in held]
@@ -262,7 +225,7 @@ class Recorder:
     ) -> None:  # fmt: skip
         """A write. It is always counted; it is told where it matters, or while it is new."""
         storage = self.storages.of(tensor)
-        storage.writes.append(time)
+        storage.written(time)
         if optimizer is None:
             optimizer = self.stepping
         seen = 0

@@ -62,9 +62,7 @@ class Saves:
         self._clock = clock
         self._new: list[weakref.ref[Entry]] = []
         self._by_address: dict[int, list[weakref.ref[Entry]]] = {}
-        self._filed: list[weakref.ref[Entry]] = []  # those of a node side by side
-        self._nodes: list[int] = []  # of each of them
-        self._first: dict[int, int] = {}  # of each node: where its first one is
+        self._by_node: dict[int, Any] = {}  # the only one of a node, or a list
         self._sweep_at = 20000
         self.used: list[Entry] | None = None  # entries that the running backward asked for, in order
         self.as_plain: Any = None  # the place where what was overwritten is handed out as plain PyTorch would
@@ -144,21 +142,16 @@ class Saves:
         """The living entries of `node` in the order of their saving."""
         if self._new:
             self.file()
-        at = self._first.get(node)
-        if at is None:
-            return []
-        filed, nodes, found = self._filed, self._nodes, []
-        while at < len(nodes) and nodes[at] == node:
-            entry = filed[at]()
-            if entry is not None:
-                found.append(entry)
-            at += 1
-        return found
+        found = self._by_node.get(node)
+        if type(found) is list:
+            return [e for e in [r() for r in found] if e is not None]
+        entry = found() if found is not None else None
+        return [] if entry is None else [entry]
 
     def file(self) -> None:
-        """File the new entries by address and by node. Numbers of nodes only grow: what one saved comes together."""
+        """File the new entries by address and by node."""
         new, self._new = self._new, []
-        by_address, filed, nodes, first = self._by_address, self._filed, self._nodes, self._first
+        by_address, by_node = self._by_address, self._by_node
         for reference in new:
             entry = reference()
             if entry is None:
@@ -170,21 +163,20 @@ class Saves:
                     by_address[address] = [reference]
                 else:
                     held.append(reference)
-            node = entry.node
-            first.setdefault(node, len(filed))
-            filed.append(reference)
-            nodes.append(node)
-        if len(filed) + len(by_address) > self._sweep_at:
+            held = by_node.setdefault(entry.node, reference)
+            if type(held) is list:
+                held.append(reference)
+            elif held is not reference:
+                by_node[entry.node] = [held, reference]
+        if len(by_node) + len(by_address) > self._sweep_at:
             self._sweep()
 
     def _sweep(self) -> None:
         """Let go of what filed entries that are gone have left."""
         self._by_address = _living(self._by_address)
-        living = [(r, n) for r, n in zip(self._filed, self._nodes) if r() is not None]  # noqa: B905 (Python 3.9)
-        self._filed, self._nodes, self._first = [r for r, _ in living], [n for _, n in living], {}
-        for at, node in enumerate(self._nodes):
-            self._first.setdefault(node, at)
-        self._sweep_at = max(20000, 2 * (len(self._filed) + len(self._by_address)))
+        nodes = {n: found if type(found) is list else [found] for n, found in self._by_node.items()}
+        self._by_node = _living(nodes)
+        self._sweep_at = max(20000, 2 * (len(self._by_node) + len(self._by_address)))
 
     def move(self, old: int, entries: list[Entry]) -> None:
         """`entries` were filed under `old` and their tensors have another storage now."""

@@ -89,18 +89,24 @@ class Sites:
                     break  # who started the run is no part of the program
             mark = frame.f_trace
             if type(mark) is _Outwards:
+                if not found and not unmarked:
+                    return mark.key
                 found += mark.key
                 break
             near -= 1
             if near < 0 and code not in self._brief:
                 unmarked.append((frame, len(found)))
             frame = frame.f_back
-        key = tuple(found)
+        key = self._one(tuple(found))
         if unmarked and sys.gettrace() is None:
             for frame, at in unmarked:
                 if not frame.f_code.co_flags & _RESUMED:
-                    frame.f_trace = _Outwards(key[at:])
-        return self._keys.setdefault(key, key)  # one object for each place: there are many calls to one
+                    frame.f_trace = _Outwards(self._one(key[at:]) if at else key)
+        return key
+
+    def _one(self, key: Key) -> Key:
+        """One object for each place: there are many calls to one."""
+        return self._keys.setdefault(key, key)
 
     def is_user(self, code: CodeType) -> bool:
         kind = self._kinds.get(id(code))

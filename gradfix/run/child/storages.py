@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,23 +14,37 @@ _FEW = 128
 _address: Callable[[Any], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
 
-_free: Callable[[int], None] = torch.Storage._free_weak_ref  # type: ignore[attr-defined]
-_expired: Callable[[int], bool] = torch.Storage._expired  # type: ignore[attr-defined]
+_free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
+_expired: Callable[[int], bool] = torch.UntypedStorage._expired  # type: ignore[assignment]
 
 
 class Weak:
-    """A weak reference to a tensor's storage: torch's StorageWeakRef without what it looks up for each."""
+    """A weak reference to a tensor's storage: torch's StorageWeakRef without what it looks up for each, and without
+    the functions in Python that torch.Storage has around those of UntypedStorage."""
 
-    __slots__ = ("_data",)
+    __slots__ = ("reference",)
 
-    def __init__(self, tensor: Any) -> None:
-        self._data = tensor.untyped_storage()._weak_ref()
+    def __init__(self, reference: int) -> None:
+        self.reference = reference  # owned; 0 is to none
 
-    def expired(self) -> bool:
-        return _expired(self._data)
+    def gone(self) -> bool:
+        return not self.reference or _expired(self.reference)
+
+    def given(self) -> Weak:
+        """Another that owns the reference; this one has none any more."""
+        reference, self.reference = self.reference, 0
+        return Weak(reference)
 
     def __del__(self, free: Callable[[int], None] = _free) -> None:
-        free(self._data)
+        if self.reference:
+            free(self.reference)
+
+
+def _weak_reference(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._weak_ref())
+
+
+_NO_STORAGE = (RuntimeError, NotImplementedError, TypeError)
 
 
 def address_of(tensor: Any) -> int:
@@ -38,31 +52,57 @@ def address_of(tensor: Any) -> int:
     holds it."""
     try:
         return _address(tensor)
-    except (RuntimeError, NotImplementedError, TypeError):
+    except _NO_STORAGE:
         return 0
 
 
-class Storage:
+def addresses_of(tensors: list[Any]) -> list[int]:
+    """That of each."""
+    try:
+        return list(map(_address, tensors))
+    except _NO_STORAGE:
+        return list(map(address_of, tensors))
+
+
+_NEVER: Sequence[int] = ()
+
+
+class Storage(Weak):
     """One storage, alive or gone. `writes` are the times of the writes seen, so that a version can be told
-    later."""
+    later. There are as many as saved tensors: the list of the writes is made with the first."""
 
-    __slots__ = ("former", "known_name", "leaf", "name", "number", "weak", "writes")
+    __slots__ = ("former", "known_name", "leaf", "name", "number", "writes")
 
-    def __init__(self, number: int, weak: Weak | None) -> None:
+    def __init__(self, number: int, reference: int) -> None:
+        self.reference = reference
         self.number = number
-        self.weak = weak
         self.former: tuple[tuple[int, Weak], ...] = ()  # (address, weak reference) of storages it was before
-        self.writes: list[int] = []
+        self.writes = _NEVER
         self.leaf = False
         self.name = ""
         self.known_name = ""  # the name as it was last written to the tape
 
-    def gone(self) -> bool:
-        return self.weak is None or bool(self.weak.expired())
+    def written(self, time: int) -> None:
+        """Count a write."""
+        if type(self.writes) is list:
+            self.writes.append(time)
+        else:
+            self.writes = [time]
 
     def version(self, time: int | None = None) -> int:
         """The version as of `time`, or as of now."""
         return len(self.writes) if time is None else bisect_right(self.writes, time)
+
+    def rebind(self, tensor: Any, old: int) -> None:
+        """It is that of `tensor` now; the one that it was lies at `old`, where aliases and saves may still hold it."""
+        former = [*self.former, (old, self.given())]
+        self.former = tuple(each for each in former if not each[1].gone())
+        self.reference = _weak_reference(tensor)
+
+    def let_go(self) -> None:
+        """Hold no memory any more; events that are not sent yet may hold this."""
+        self.former = ()
+        self.given()
 
 
 class Storages:
@@ -79,11 +119,11 @@ class Storages:
 
     def of(self, tensor: Any) -> Storage:
         """The storage of `tensor`, numbered now if it is new."""
-        address = address_of(tensor)
-        found = self._table.get(address) if address else None
-        if found is None:
-            found = self._new(tensor, address)
-        return found
+        try:
+            address = _address(tensor)
+        except _NO_STORAGE:
+            return self._new(tensor, 0)
+        return self._table.get(address) or self._new(tensor, address)
 
     def at(self, address: int) -> Storage | None:
         return self._table.get(address)
@@ -95,23 +135,21 @@ class Storages:
         """`tensor` keeps its number although ``x.data = y`` gave it another storage than that at `old`, which
         aliases and saves may still hold."""
         address = address_of(tensor)
-        if not address or address in self._table or storage.weak is None:
+        if not address or address in self._table or not storage.reference:
             return
-        former = [*storage.former, (old, storage.weak)]
-        storage.former = tuple(each for each in former if not each[1].expired())
-        for at, weak in former:
-            if weak.expired() and self._table.get(at) is storage:
+        places = {old, *(at for at, _ in storage.former)}
+        storage.rebind(tensor, old)
+        for at in places.difference(at for at, _ in storage.former):
+            if self._table.get(at) is storage:
                 del self._table[at]
-        storage.weak = Weak(tensor)
         self._table[address] = storage
 
     def _new(self, tensor: Any, address: int) -> Storage:
         if len(self._table) > self._sweep_at:
             self._sweep()
-        storage = Storage(self._next, None)
+        storage = Storage(self._next, _weak_reference(tensor) if address else 0)
         self._next += 1
         if address:
-            storage.weak = Weak(tensor)
             self._table[address] = storage
         return storage
 
@@ -119,7 +157,7 @@ class Storages:
         kept = {}
         for address, storage in self._table.items():
             if storage.gone():
-                storage.weak, storage.former = None, ()  # events that are not sent yet may hold it
+                storage.let_go()
             else:
                 kept[address] = storage
         self._table = kept

@@ -47,22 +47,22 @@ class Records:
 
 
 class Refs:
-    """The refs of a group of leaves as they were when this was made. `storages` and what is `fixed` of their refs
-    belong to the group."""
+    """The refs of a group of leaves as they were at `time`, when this was made. `storages` and what is `fixed` of their
+    refs belong to the group."""
 
-    __slots__ = ("fixed", "storages", "versions")
+    __slots__ = ("fixed", "storages", "time")
 
-    def __init__(self, storages: list[Storage], fixed: list[Any], writes: list[list[int]]) -> None:
+    def __init__(self, storages: list[Storage], fixed: list[Any], time: int) -> None:
         self.storages = storages
         self.fixed = fixed
-        self.versions = list(map(len, writes))
+        self.time = time
 
     def __len__(self) -> int:
-        return len(self.versions)
+        return len(self.storages)
 
     def __iter__(self) -> Iterator[list[Any]]:
-        for storage, version, rest in zip(self.storages, self.versions, self.fixed):  # noqa: B905 (Python 3.9)
-            yield [storage.number, version, *rest]
+        for storage, rest in zip(self.storages, self.fixed):  # noqa: B905 (Python 3.9)
+            yield [storage.number, storage.version(self.time), *rest]
 
     def numbers(self) -> list[int]:
         return [storage.number for storage in self.storages]

@@ -49,8 +49,12 @@ class Freed:
         for entry in used:
             if entry.freed is None:
                 entry.freed = time
-        tensors = [entry.tensor for entry in kept if entry.output or not entry.tensor.is_leaf]
-        sizes = dict(zip(addresses_of(tensors), [t.nbytes for t in tensors]))  # noqa: B905 (Python 3.9)
+        sizes: dict[int, int] = {}
+        addresses = addresses_of([entry.tensor for entry in kept])
+        for address, entry in zip(addresses, kept):  # noqa: B905 (Python 3.9)
+            # (is_leaf of a view that was written makes a node: it is asked as seldom as can be)
+            if address not in sizes and (entry.output or not entry.tensor.is_leaf):
+                sizes[address] = entry.tensor.nbytes
         self._graphs[time] = _Graph(list(map(weakref.ref, kept)))
         self._grow(time, sum(sizes.values()))
         if self._held > self._budget or len(self._graphs) > self._sweep_at:

@@ -2,8 +2,7 @@
 refused.
 
 Every graph is kept, so that the run goes on where PyTorch would raise; what a plain run would have freed is
-stamped. A backward that finds nothing wrong costs one walk, and after many passes of the same backward not
-even that.
+stamped. A backward that finds nothing wrong costs one walk (walk.py).
 """
 
 from __future__ import annotations

@@ -35,9 +35,13 @@ class Weak:
         reference, self.reference = self.reference, 0
         return Weak(reference)
 
-    def __del__(self, free: Callable[[int], None] = _free) -> None:
+    def drop(self, free: Callable[[int], None] = _free) -> None:
+        """Be a reference to nothing."""
         if self.reference:
             free(self.reference)
+            self.reference = 0
+
+    __del__ = drop  # (its default is there when the module's globals are gone)
 
 
 def _weak_reference(tensor: Any) -> int:
@@ -102,7 +106,7 @@ class Storage(Weak):
     def let_go(self) -> None:
         """Hold no memory any more; events that are not sent yet may hold this."""
         self.former = ()
-        self.given()
+        self.drop()
 
 
 class Storages:

@@ -6,7 +6,9 @@ The tree is torch's own package unless another is named. Every row is a process 
 (user and system, children included), so that a busy machine does not show; with more than one core the clock's
 stand beside. `files` are those that a row opened, of gradfix those that it interpreted. `libcst` and TorchFix see a
 random sample and are scaled by bytes. TorchFix runs in an environment
-of its own: one that is named, else one that is made for the occasion, if pip can get it. Nothing is asserted.
+of its own: one that is named, else one that is made for the occasion, if pip can get it. Last comes what one script of
+a thousand lines costs, from the start of Python to its end, without a cache: the best of several, with few and with
+many trainings in it (aim: 0.25 s). Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+
+from server import FAULT, text
 
 from gradfix.discover import Search, project_root
 from gradfix.examine import matters
@@ -29,6 +33,8 @@ from gradfix.read import outline
 from gradfix.read.project import Project
 
 SAMPLE = 60  # files
+TRAININGS = (2, 16)  # in a script of a thousand lines
+TRIES = 9  # of a script
 READ = """
 import sys
 for path in open(sys.argv[1]).read().split("\\n"):
@@ -68,7 +74,8 @@ class Row:
 def measured(name: str, command: Sequence[str], files: int, times: float = 1.0) -> Row:
     """Run `command` to its end. `times` is what a sample is scaled by."""
     started = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    bytecode = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=bytecode)
     _, status, used = os.wait4(process.pid, 0)
     clock = time.monotonic() - started
     if os.waitstatus_to_exitcode(status) not in (0, 1, 2):
@@ -127,14 +134,25 @@ def main() -> None:
         if fixer:
             command = [fixer, "-m", "torchfix", "--select", "ALL", *map(str, some)]
             rows.append(measured("TorchFix", command, len(some), times))
+        rows += scripts(Path(folder))
     base = rows[1].seconds
-    print(f"{'':<26}{'files':>7}{'CPU s':>9}{'x ast':>8}{'clock s':>9}{'MiB':>7}")
+    print(f"{'':<28}{'files':>7}{'CPU s':>9}{'x ast':>8}{'clock s':>9}{'MiB':>7}")
     for row in rows:
         scaled = "  (scaled)" if row.scaled else ""
         print(
-            f"{row.name:<26}{row.files:>7}{row.seconds:>9.2f}{row.seconds / base:>8.2f}"
+            f"{row.name:<28}{row.files:>7}{row.seconds:>9.2f}{row.seconds / base:>8.2f}"
             f"{row.clock:>9.2f}{row.memory:>7.0f}{scaled}"
         )
+
+
+def scripts(folder: Path) -> Iterator[Row]:
+    """One script of a thousand lines in which there is nothing to find, for each number of trainings."""
+    for trainings in TRAININGS:
+        script = folder / f"train{trainings}.py"
+        script.write_text(text(trainings).replace(FAULT, FAULT.replace("y += 1", "y = y + 1")))
+        command = [sys.executable, "-m", "gradfix", "check", "--isolated", "--no-cache", str(script)]
+        name = f"one script, {trainings} trainings"
+        yield min((measured(name, command, 1) for _ in range(TRIES)), key=lambda row: row.seconds)
 
 
 def interpreted(file: Path, raw: bytes) -> bool:

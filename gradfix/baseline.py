@@ -6,16 +6,16 @@ equal in all of this the file keeps how many there are.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
+from gradfix.dataclass import dataclass
 from gradfix.report import shown
 from gradfix.result import Diagnosis, Result
 from gradfix.source import split_lines
@@ -53,8 +53,10 @@ class Key:
 
     def fingerprint(self, occurrence: int = 0) -> str:
         """A short name for it; `occurrence` tells equal ones apart."""
+        from hashlib import sha256
+
         said = json.dumps([self.path, self.kind, self.spans, occurrence])
-        return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        return sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 @dataclass(slots=True)

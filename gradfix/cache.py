@@ -5,19 +5,18 @@ Never pickle: a repository may bring such a folder along, and what lies in it is
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache as once
 from pathlib import Path
 from typing import Any
 
 from gradfix import __version__
+from gradfix.dataclass import dataclass
 from gradfix.detect import Conflict, Label
 from gradfix.examine import Examined
 from gradfix.packages import locations
@@ -102,7 +101,9 @@ class Cache:
 
 def digest(raw: bytes) -> str:
     """The name that content is kept under."""
-    return hashlib.sha256(raw).hexdigest()
+    from hashlib import sha256  # OpenSSL, which takes longer to load than a small script to be read
+
+    return sha256(raw).hexdigest()
 
 
 @once
@@ -135,6 +136,8 @@ def _key(settings: Settings) -> str:
 
 
 def _write(file: Path, text: str) -> None:
+    import tempfile
+
     folder = file.parent.parent
     if not (folder / "CACHEDIR.TAG").exists():
         folder.mkdir(parents=True, exist_ok=True)

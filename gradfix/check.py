@@ -6,13 +6,14 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradfix import suppress
 from gradfix.asked import selected
 from gradfix.cache import Cache, digest
+from gradfix.dataclass import dataclass
 from gradfix.detect import Conflict
 from gradfix.discover import Search
 from gradfix.examine import Examined, Place, examine, matters

@@ -6,12 +6,12 @@ The nearest file upwards counts, as ruff has it: gradfix.toml before pyproject.t
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from gradfix.dataclass import dataclass
 from gradfix.patterns import matches
 from gradfix.result import Exempt, Settings
 from gradfix.suppress import REPORTED
@@ -169,6 +169,8 @@ def _load(file: Path, base: Path) -> Layer:
 
 
 def _inline(given: str) -> Layer:
+    import tomllib
+
     try:
         values = tomllib.loads(given)
     except tomllib.TOMLDecodeError as problem:
@@ -184,11 +186,13 @@ def _section(file: Path) -> Mapping[str, Any] | None:
         raw = file.read_bytes()
         if _shared(file) and b"gradfix" not in raw:
             return None
+        import tomllib  # seldom: a project that says nothing of gradfix need not wait for it
+
         table = tomllib.loads(raw.decode("utf-8"))
     except OSError as problem:
         reason = (problem.strerror or str(problem)).lower()
         raise ConfigError(f"{_name(file)}: can't be read ({reason})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except ValueError as problem:  # of TOML or of its encoding
         raise ConfigError(f"{_name(file)}: this is not TOML ({_lower(problem)})") from None
     if not _shared(file):
         return table

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from gradfix.dataclass import dataclass
 from gradfix.patterns import matches, spec
 from gradfix.source import SourceError
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradfix import suppress
 from gradfix.asked import asked
+from gradfix.dataclass import dataclass
 from gradfix.detect import Conflict, detect
 from gradfix.discover import project_root
 from gradfix.read import Reading, might_matter, read

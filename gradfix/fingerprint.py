@@ -8,7 +8,6 @@ about in the same way (kind, pattern, what happens at each place, in which order
 from __future__ import annotations
 
 import ast
-import hashlib
 import warnings
 from collections.abc import Mapping
 from functools import lru_cache
@@ -26,12 +25,14 @@ WORDS = frozenset(
 
 def fingerprint(conflict: Conflict, texts: Mapping[str, str]) -> str:
     """The fault's fingerprint; `texts` are the files it was found in, as they were then."""
+    from hashlib import sha256
+
     names: dict[str, str] = {}
     shape = [conflict.kind, conflict.pattern]
     for label in conflict.labels:
         where = _normalised(label.at, texts, names) if label.stack else "elsewhere"
         shape.append(f"{label.role}: {where}")
-    return hashlib.sha256("\n".join(shape).encode()).hexdigest()[:LENGTH]
+    return sha256("\n".join(shape).encode()).hexdigest()[:LENGTH]
 
 
 def is_fingerprint(word: str) -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from functools import cached_property
 
+from gradfix.dataclass import dataclass
 from gradfix.index import Index, Leaf
 from gradfix.tape import Backward, Event, Mutate, Record, Site, Stack, Step, Tape, Zero
 
@@ -58,6 +58,7 @@ class Graph(Index):
         self._reaches: dict[int, int] = {}
         self._walks: dict[int, frozenset[int]] = {}
         self._serves: dict[int, frozenset[int]] = {}
+        self._before_steps: dict[int, tuple[Leaf, ...]] = {}
 
     # -- what a node reaches -------------------------------------------------------------------------
 
@@ -372,6 +373,9 @@ class Graph(Index):
 
     def before_step(self, step: Step) -> tuple[Leaf, ...]:
         """What happened to the gradients of `step`'s parameters since its optimizer's previous step."""
+        known = self._before_steps.get(step.time)
+        if known is not None:
+            return known
         mine = {ref.storage for ref in step.refs + step.without}
         steps = self.steps_of(step.optimizer)
         at = bisect_left(steps, step.time, key=_time)
@@ -384,7 +388,8 @@ class Graph(Index):
                     break
                 if not isinstance(events[i], Step):
                     found[events[i].time] = events[i]
-        return tuple(found[t] for t in sorted(found))
+        known = self._before_steps[step.time] = tuple(found[t] for t in sorted(found))
+        return known
 
 
 def plain_op(event: Record | Mutate) -> str:

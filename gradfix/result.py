@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from gradfix.dataclass import dataclass
 from gradfix.detect import Conflict
-from gradfix.run import Run
-from gradfix.run.walls import Sandbox
 from gradfix.tape import Failure
 from gradfix.verdict import HELD, Effect, Status, Verdict
+
+if TYPE_CHECKING:
+    from gradfix.run import Run
+    from gradfix.run.walls import Sandbox
 
 Evidence = Literal["recorded", "certain", "likely", "traceback"]
 
@@ -71,6 +74,8 @@ class Settings:
     def template(self, entry: Path, root: Path, files: Mapping[str, str]) -> Run:
         """The run of `entry`, of the project at `root`, with `files` over the disk: what every other run varies. It
         stands where the person stands, if that is inside the project."""
+        from gradfix.run import Run
+
         here = Path.cwd()
         return Run(
             script=entry,

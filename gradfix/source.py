@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import ast
 import codecs
-import hashlib
 import os
 import re
-import secrets
 import stat
 import tokenize
 import unicodedata
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from difflib import SequenceMatcher
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from gradfix import notebook
+from gradfix.dataclass import dataclass
 
 NEWLINE = re.compile(r"\r\n|\r|\n")
+EXCERPT = 120  # characters of a line that are shown
 ASYNC = re.compile(r"\basync\s*=")  # of Tensor.cuda, before it was a keyword
 
 
@@ -93,7 +92,9 @@ class Source:
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256(self.raw).hexdigest()
+        from hashlib import sha256
+
+        return sha256(self.raw).hexdigest()
 
     @property
     def newline(self) -> str:
@@ -185,7 +186,7 @@ def write(changes: Mapping[str, tuple[str, str]], token: str = "") -> None:
     Raises SourceError, and nothing is changed, where a file is not what was read any more, is read-only or
     full.
     """
-    token = token or secrets.token_hex(4)
+    token = token or os.urandom(4).hex()
     staged: list[tuple[Path, bytes, Path]] = []
     replaced: list[tuple[Path, bytes]] = []
     try:
@@ -216,8 +217,10 @@ def write(changes: Mapping[str, tuple[str, str]], token: str = "") -> None:
 
 def beside(path: Path | str, token: str) -> Path:
     """Where `write` puts the new text of a file before it is moved over the old one."""
+    from hashlib import sha256
+
     real = Path(os.path.realpath(path))
-    own = hashlib.sha256(os.fsencode(real) + token.encode()).hexdigest()[:12]
+    own = sha256(os.fsencode(real) + token.encode()).hexdigest()[:12]
     return real.with_name(f".{real.name[:100]}.{own}.tmp")
 
 
@@ -251,6 +254,8 @@ def _body(raw: bytes) -> bytes:
 
 def _laid(old: str, new: str) -> str:
     """`new` (``\\n`` endings) with the endings of those lines of `old` that are still there."""
+    from difflib import SequenceMatcher
+
     was, now = _with_endings(old), _with_endings(new)
     kept: dict[int, str] = {}
     matcher = SequenceMatcher(None, [x for x, _ in was], [x for x, _ in now], autojunk=False)
@@ -290,6 +295,9 @@ def _caret(text: str, problem: SyntaxError) -> str:
     line, start = lines[number - 1], max((problem.offset or 1) - 1, 0)
     same = problem.end_lineno == number and (problem.end_offset or 0) - 1 > start
     end = (problem.end_offset or 0) - 1 if same else start + 1
+    if len(line) > EXCERPT:  # nobody wrote it by hand: what stands around the mistake
+        first = max(start - EXCERPT // 2, 0)
+        line, start, end = line[first : first + EXCERPT], start - first, end - first
     under = "".join("\t" if c == "\t" else " " * _width(c) for c in line[:start])
     marks = "^" * max(sum(_width(c) for c in line[start:end]), 1)
     margin = " " * len(str(number))

@@ -12,9 +12,9 @@ import io
 import re
 import tokenize
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
+from gradfix.dataclass import dataclass
 from gradfix.detect.conflict import KINDS, Conflict, Label, Severity
 from gradfix.tape import Site
 from gradfix.wording import nearest

@@ -7,8 +7,10 @@ for the record of a forward pass. Standard library only, so that a tape can be r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
+
+from gradfix.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,14 @@ def test_undecodable_bytes_are_a_sentence(raw, sentence):
     assert sentence in caught.value.sentence
 
 
+def test_of_a_very_long_line_only_what_stands_around_the_mistake_is_shown():
+    with pytest.raises(SourceError) as caught:
+        source.check_syntax(f"x = [{'1, ' * 5000}2 3, {'4, ' * 5000}]\n", "a.py")
+    line, marks = caught.value.detail.split("\n")
+    assert len(line) < 130
+    assert line[marks.index("^") :].startswith("2 3, 4")
+
+
 def test_a_syntax_error_has_file_line_and_caret():
     with pytest.raises(SourceError) as caught:
         Source.decode("a.py", "x = 1\n\tif 日本 == ):\n".encode()).check()

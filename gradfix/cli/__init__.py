@@ -7,7 +7,6 @@ import gc
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
@@ -60,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             say("interrupted")
             code = INTERRUPTED
         else:
+            import traceback
+
             traceback.print_exc()
             say("this is a fault of gradfix's own; please report it with the lines above")
             code = FAILED

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gradfix.baseline import Baseline
 from gradfix.cache import FOLDER, Cache
 from gradfix.check import Checking, check, check_text
 from gradfix.config import Projects
+from gradfix.dataclass import dataclass
 from gradfix.discover import Search
 from gradfix.report import View, faults, formats, shown
 from gradfix.report.places import Paths
@@ -18,6 +18,9 @@ from gradfix.report.terminal import Terminal
 from gradfix.report.totals import closing, counted, statistics
 from gradfix.result import Problem, Result
 from gradfix.source import Source, SourceError
+
+if TYPE_CHECKING:
+    from gradfix.baseline import Baseline
 
 NOTHING, FAULTS, FAILED = 0, 1, 2
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from gradfix.dataclass import dataclass
 from gradfix.tape import Backward, Event, Mutate, Record, Ref, Site, Stack
 
 Severity = Literal["error", "warning", "note"]

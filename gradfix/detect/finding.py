@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from gradfix import wording
+from gradfix.dataclass import dataclass
 from gradfix.detect.conflict import KINDS, Conflict, Label, Severity
 from gradfix.graph import Graph
 from gradfix.tape import Backward, Event, Mutate, Record, Ref, Stack

@@ -8,9 +8,10 @@ executed before is an earlier pass of the loop, and a node made before that exec
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gradfix import wording
+from gradfix.dataclass import dataclass
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
 from gradfix.graph import Entry, Graph, plain_op

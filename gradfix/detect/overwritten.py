@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import isinf
 
 from gradfix import wording
+from gradfix.dataclass import dataclass
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
 from gradfix.detect.freed import Torn

@@ -13,10 +13,10 @@ at the same places. Imports the standard library and `gradfix.tape`: neither tor
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from gradfix.dataclass import dataclass
 from gradfix.read import outline
 from gradfix.read.gate import might_matter
 from gradfix.read.outline import Wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from gradfix.read import ops
 from gradfix.read.frames import Machine
@@ -86,7 +87,13 @@ def otherwise(init: Value, forward: Function) -> Iterator[Variant]:
     last = [*a.posonlyargs, *a.args][-len(init.defaults) :] if init.defaults else []
     defaults = dict(zip((x.arg for x in last), init.defaults, strict=True)) | init.kw_defaults
     switches = {name: default for name, default in defaults.items() if isinstance(default, bool)}
-    looked = set(_LOOKED.findall(forward.unit.text))
+    looked = _looked(forward.unit.text) if switches else ()
     for name, default in switches.items():
         if name in looked:
             yield Variant("switch", name, not default)
+
+
+@lru_cache(maxsize=8)
+def _looked(text: str) -> frozenset[str]:
+    """The attributes of self that a test of the file looks at; asked for each of its networks."""
+    return frozenset(_LOOKED.findall(text))

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
 from pathlib import Path
+
+from gradfix.dataclass import dataclass
 
 NODE_NAMES = {"linear": "AddmmBackward0", "matmul": "MmBackward0", "nn.cross_entropy": "NllLossBackward0"}
 

@@ -8,11 +8,12 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradfix.dataclass import dataclass
 from gradfix.read import arguments, calls, objects, ops
 from gradfix.read.apart import Margin, calls_only
 from gradfix.read.expressions import settled

@@ -163,14 +163,15 @@ def _known(value: Value) -> int | None:
 # ---- what a module holds
 
 
-def children(module: Instance) -> Iterator[tuple[str, Instance]]:
+def children(module: Instance) -> list[tuple[str, Instance]]:
     """named_children()."""
+    found = [(k, v) for k, v in module.attrs.items() if is_module(v)]
     items = module.extra.get("items")
     if isinstance(items, list):
-        yield from ((str(i), v) for i, v in enumerate(items) if is_module(v))
-    elif isinstance(items, dict):
-        yield from ((str(k), v) for k, v in items.items() if is_module(v))
-    yield from ((k, v) for k, v in module.attrs.items() if is_module(v))
+        return [*((str(i), v) for i, v in enumerate(items) if is_module(v)), *found]
+    if isinstance(items, dict):
+        return [*((str(k), v) for k, v in items.items() if is_module(v)), *found]
+    return found
 
 
 def is_module(value: Value) -> bool:
@@ -178,17 +179,18 @@ def is_module(value: Value) -> bool:
     return isinstance(value, Instance) and value.kind.startswith("torch.nn.")
 
 
-def modules(
-    module: Instance, prefix: str = "", seen: set[int] | None = None
-) -> Iterator[tuple[str, Instance]]:
+def modules(module: Instance) -> Iterator[tuple[str, Instance]]:
     """named_modules()."""
-    seen = set() if seen is None else seen
-    if id(module) in seen:
-        return
-    seen.add(id(module))
-    yield prefix, module
-    for name, child in children(module):
-        yield from modules(child, f"{prefix}.{name}" if prefix else name, seen)
+    seen: set[int] = set()
+    left = [("", module)]
+    while left:
+        prefix, each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield prefix, each
+        inner = [(f"{prefix}.{name}" if prefix else name, child) for name, child in children(each)]
+        left += reversed(inner)
 
 
 def parameters(module: Instance) -> Iterator[tuple[str, Tensor]]:

@@ -11,10 +11,10 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from gradfix.dataclass import dataclass
 from gradfix.read import gate
 
 # these are looked for in texts that begin with a line's end: that is found far sooner than the beginning of one

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import hashlib
 import os
 import re
 import warnings
@@ -88,7 +87,9 @@ class Unit:
 
     def digest(self) -> str:
         if not self._digest:
-            self._digest = hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
+            from hashlib import sha256
+
+            self._digest = sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
         return self._digest
 
 

@@ -6,9 +6,9 @@ import builtins
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from gradfix.dataclass import dataclass
 from gradfix.read import iteration
 from gradfix.read.frames import Machine
 from gradfix.read.values import HOLE, Bound, Class, Function, Instance, Lib, Tensor, Unknown, Value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from gradfix.read.values import Node, Saved, Shape, Storage, Tensor
 from gradfix.tape import (
@@ -333,4 +334,4 @@ def _leading(order: dict[int, Node | Tensor], inputs: Sequence[Node | Tensor]) -
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:
-    return tuple(-1 if n is None else n for n in shape) if shape is not None and None not in shape else ()
+    return () if shape is None or None in shape else cast("tuple[int, ...]", shape)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from gradfix.dataclass import dataclass
 from gradfix.tape import Stack
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ line is compared with, a switch of a layer's constructor), the entry is read aga
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
+from gradfix.dataclass import dataclass
 from gradfix.read.values import Unknown
 
 MOST = 4  # readings of one entry beside the first

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gradfix.dataclass import dataclass
 from gradfix.report.layout import BOXES, Glyphs
 from gradfix.report.places import Paths
 

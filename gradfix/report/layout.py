@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
 from functools import lru_cache
 
-from rich.cells import cell_len, split_graphemes
+from gradfix.dataclass import dataclass
 
 TAB = 4
 
@@ -97,6 +96,8 @@ class Row:
 
 def row(line: str) -> Row:
     """Lay out one source line (no ending)."""
+    from rich.cells import split_graphemes
+
     cells: list[tuple[str, int]] = []
     offsets: list[int] = []
     at = 0
@@ -119,6 +120,8 @@ def row(line: str) -> Row:
 def fold(text: str, width: int, first: int | None = None) -> list[str]:
     """`text` in lines of at most `width` cells (the first of at most `first`), broken at blanks; a word
     that is wider is broken anywhere. The first line is empty where nothing fits into `first`."""
+    from rich.cells import cell_len
+
     width = max(width, 8)
     room = width if first is None else first
     lines: list[str] = []

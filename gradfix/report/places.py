@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from difflib import SequenceMatcher
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradfix.dataclass import dataclass
 from gradfix.notebook import locate
 from gradfix.source import split_lines
 from gradfix.tape import Site
@@ -124,6 +124,8 @@ def message(diagnosis: Diagnosis, result: Result) -> str:
 @lru_cache(maxsize=64)
 def origins(old: str, new: str) -> tuple[tuple[int, bool], ...]:
     """For every line of `new`, the line of `old` (from 1) it comes from, and whether it is the same text."""
+    from difflib import SequenceMatcher
+
     a, b = split_lines(old), split_lines(new)
     out: list[tuple[int, bool]] = []
     for tag, i, end, j, stop in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():

@@ -18,6 +18,7 @@ from gradfix.dataclass import dataclass
 from gradfix.detect import Conflict, detect
 from gradfix.discover import project_root
 from gradfix.read import Reading, might_matter, read
+from gradfix.read.project import LONGEST
 from gradfix.result import Cure, Diagnosis, Evidence, Problem, Settings
 from gradfix.source import Source, SourceError, check_syntax
 from gradfix.tape import Tape
@@ -145,7 +146,8 @@ def read_text(
     readings = read(path, text, root=project_root(path), idle=False, files=files, kept=kept)
     problem = next((p for r in readings for p in r.problems), None)
     if problem is not None and not any(reading.tape.events or reading.said for reading in readings):
-        check_syntax(text, str(path))
+        if len(text) <= LONGEST:  # else the reason is known, and a tree of it would take a gigabyte
+            check_syntax(text, str(path))
         place = f"{path}:{problem.line}" if problem.line else str(path)
         raise SourceError(f"{place}: {problem.text[:1].lower()}{problem.text[1:].rstrip('.')}")
     return readings

@@ -15,7 +15,7 @@ from gradfix import cli
 from gradfix.detect import detect
 from gradfix.examine import examine
 from gradfix.read import Budget, outline, read
-from gradfix.read.project import Project
+from gradfix.read.project import LONGEST, Project
 from gradfix.result import Settings
 from gradfix.source import Source, SourceError
 
@@ -117,6 +117,22 @@ def test_fifty_thousand_lines(check, tmp_path):
     code, out, _ = check("-q", "--output-format", "full")  # which would look for cures
     assert code == 1
     assert "long.py:50007:5" in out
+
+
+def test_a_literal_of_many_lines_is_left_out_without_a_tree_of_it(check, tmp_path, monkeypatch):
+    literal = "".join(f"    ({n}, 'word {n}'),\n" for n in range(300_000))
+    (tmp_path / "data.py").write_text(f"DATA = [\n{literal}]\n{FAULT}")
+    (tmp_path / "train.py").write_text(FAULT)
+    parse = ast.parse
+
+    def small(text, *more):
+        assert len(text) < LONGEST
+        return parse(text, *more)
+
+    monkeypatch.setattr(ast, "parse", small)
+    code, out, err = check("-q")
+    assert (code, err) == (2, "gradfix: data.py: the file is too large to be read\n")
+    assert out.startswith("train.py:7:5: stale-saved-tensor")
 
 
 def test_an_unreadable_file_and_a_loop_of_links(check, tmp_path, monkeypatch):

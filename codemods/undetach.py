@@ -20,6 +20,9 @@ from gradfix.tape import Cut
 GAINS = Effect(
     "adds-gradient", "what the optimizer steps gets its gradient; every other gradient is as before"
 )
+TERM = Effect(
+    "adds-gradient", "this term of the loss trains what it is computed from; the others do as before"
+)
 METHODS = frozenset(("detach", "detach_", "item", "numpy", "tolist", "requires_grad_"))
 MAKERS = frozenset(
     (
@@ -35,7 +38,7 @@ MAKERS = frozenset(
     )
 )
 CONTEXTS = frozenset(("no_grad", "inference_mode"))
-PATTERNS = frozenset(("no-graph", "dead-parameter", "rewrapped", "partly", "bypassed"))
+PATTERNS = frozenset(("no-graph", "dead-parameter", "rewrapped", "partly", "bypassed", "constant-term"))
 PLACES = 4  # cuts of one pass that are tried
 
 Part = tuple[View, list[Edit]]
@@ -90,12 +93,13 @@ for x in torch.randn(3, 4, 3):
             yield from _taken_whole(conflict, project)
             return
         every: list[Part] = []
+        effect = TERM if conflict.pattern == "constant-term" else GAINS
         for rank, cut in enumerate(_cuts(conflict, project)):
             found = _context(cut, project) if cut.how == "no_grad" else _value(cut, project)
             if found is not None:
                 said, parts = found
                 every += parts
-                yield Proposal(said, GAINS, gather(*parts), rank)
+                yield Proposal(said, effect, gather(*parts), rank)
         if len(every) > 1:
             seen: set[int] = set()
             together: list[Part] = []

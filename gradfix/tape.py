@@ -199,11 +199,12 @@ class Cut(Event):
 
 @dataclass(frozen=True, slots=True)
 class Added(Event):
-    """A tensor made of gradients that have no graph (``autograd.grad`` without ``create_graph``) was added to one that
-    has a graph: `ref` is the term, `node` the sum's node."""
+    """A tensor without a graph was added to one that has a graph: `ref` is the term, `node` the sum's node. It is made
+    of gradients that have none (``autograd.grad`` without ``create_graph``), or of what was cut off the node `cut`."""
 
     ref: Ref
     node: int
+    cut: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""cut-graph in gradients of gradients: a loss, or an update, is made of gradients that are plain numbers."""
+"""cut-graph in gradients of gradients: an update that is made of them is made behind autograd's back."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from itertools import pairwise
 
 from gradfix import wording
 from gradfix.detect.finding import Found, make
-from gradfix.detect.freed import summed
 from gradfix.graph import Graph
-from gradfix.tape import Added, Mutate
+from gradfix.tape import Mutate
 
 
 def second_order(graph: Graph) -> Found:
@@ -46,38 +45,3 @@ def second_order(graph: Graph) -> Found:
                     earlier=backward,
                 ),
             )
-
-
-def plain_terms(graph: Graph) -> Found:
-    """A term of the loss is made of gradients that have no graph (a gradient penalty without create_graph=True)."""
-    for event in (e for e in graph.tape.events if isinstance(e, Added)):
-        call = next((c for c in reversed(graph.plain_calls) if c.time < event.time), None)
-        losses = (b for b in graph.backwards if b.time > event.time and b.accumulates)
-        loss = next((b for b in losses if event.node in summed(graph, b.roots)), None)
-        if call is None or loss is None:
-            continue
-        trained = graph.mask(r.storage for r in loss.accumulates if r.storage in graph.owners)
-        if not any(graph.reach_mask(root) & trained for root in call.roots):
-            continue  # of another model's gradient, or of none: a number by right
-        name = wording.name(event.ref, "a term of the loss")
-        yield (
-            ("plain-gradient", graph.stack_number(call.stack), graph.stack_number(event.stack)),
-            event,
-            make(
-                "cut-graph",
-                "plain-gradient",
-                f"{name} is made of gradients that have no graph of their own ({wording.at('needed', call.stack)} "
-                f"is called without create_graph=True): in the loss it is a constant, and trains nothing",
-                [
-                    ("made", call.stack, "gives plain numbers"),
-                    ("used", event.stack, "a constant in this sum"),
-                    ("needed", loss.stack, "no gradient flows through that term"),
-                ],
-                "made",
-                severity="warning",
-                ref=event.ref,
-                backward=loss,
-                earlier=call,
-                event=event,
-            ),
-        )

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
-from gradfix.detect.derivatives import plain_terms, second_order
+from gradfix.detect.derivatives import second_order
 from gradfix.detect.finding import Findings, Found, make, optimizer_words
 from gradfix.detect.legacy import outdated
 from gradfix.detect.parameters import (
@@ -25,6 +25,7 @@ from gradfix.detect.parameters import (
     stray_optimizers,
     withheld,
 )
+from gradfix.detect.terms import constant_terms, plain_terms
 from gradfix.detect.waste import data_attributes, discarded, idle_retain, kept_losses, running_sums
 from gradfix.graph import Graph
 from gradfix.index import Leaf
@@ -42,6 +43,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         converted,
         second_order,
         plain_terms,
+        constant_terms,
         withheld,
         bypassed,
     )

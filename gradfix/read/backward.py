@@ -41,7 +41,7 @@ def grad(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if isinstance(each, Tensor):
             result = ops.new(m, each.shape, each.dtype, node is not None, node)
             result.storage.plain = plain
-            m.plain = m.plain or plain
+            m.constants = m.constants or plain
             results.append(result)
         else:
             results.append(m.unknown("autograd.grad"))

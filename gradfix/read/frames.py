@@ -77,7 +77,8 @@ class Machine:
         self.loops = 0  # that stand around what runs
         self.backwards = 0  # that were evaluated
         self.escaped = False  # code that isn't known got a model or an optimizer
-        self.plain = False  # autograd.grad has given gradients without a graph
+        self.numbers: set[int] = set()  # nodes off which a value was cut that is used as a number on purpose
+        self.constants = False  # gradients without a graph, or losses cut off theirs, may be terms of a loss
         self.blurs = 0  # backwards that may have filled any gradient
         self.doubts = 0  # unknown tests that stand around what runs
         self.variant: Variant | None = None  # what is taken otherwise than in the first reading of this entry

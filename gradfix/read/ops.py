@@ -38,7 +38,8 @@ INTEGERS = {"int64", "int32", "int16", "int8", "uint8", "bool"}
 WHOLE = {"argmax", "argmin", "argsort", "nonzero", "bincount", "searchsorted", "bucketize", "multinomial"}
 # ops whose saved parts the table can't name: each tensor of the list is kept for the others
 PRODUCTS = {"einsum", "tensordot", "chain_matmul", "linalg_multi_dot", "cartesian_prod"}
-ADDING = {"add", "sub", "rsub", "stack"}  # a term keeps its weight in them
+SUMS = {"add", "stack"}
+ADDING = {*SUMS, "sub", "rsub"}  # a term keeps its weight in them
 EXPANDING = {"expand", "expand_as", "broadcast_to"}
 
 
@@ -62,25 +63,43 @@ def operator_(m: Machine, name: str, left: Value, right: Value) -> Value:
 def apply(m: Machine, name: str, args: Sequence[Value], kwargs: dict[str, Value], module: str = "") -> Value:
     """Call the op `name` of the table."""
     made = _applied(m, name, args, kwargs, module)
-    if m.plain:
+    if m.constants:
         _follow(m, name, args, made)
     return made
 
 
 def _follow(m: Machine, name: str, args: Sequence[Value], made: Value) -> None:
-    """A call was made after ``autograd.grad`` gave gradients without a graph: is what it makes one of them still, or a
-    sum in which they look like a term of the loss?"""
-    term = next((t for value in args for t in tensors_of(value) if t.storage.plain), None)
-    if term is None:
+    """A call was made after ``autograd.grad`` gave gradients without a graph, or a loss was cut off its own: is what it
+    makes a constant of that kind still, or a sum in which they look like a term of the loss?"""
+    terms = [t for value in args for t in tensors_of(value) if t.cut or t.storage.plain]
+    if not terms:
         return
+    for result in tensors_of(made):
+        if result.requires is False and result.dtype not in INTEGERS:
+            result.storage.plain = any(t.storage.plain for t in terms)
+            result.cut = frozenset[int]().union(*(t.cut for t in terms))
+        elif result.requires and result.node is not None:
+            for term in terms:
+                _used(m, name.strip("_"), term, result.node)
+
+
+def _used(m: Machine, name: str, term: Tensor, node: Node) -> None:
+    """`term` went into what `node` made; see gradfix.run.child.plain."""
     from gradfix.read import names
 
-    for result in tensors_of(made):
-        if result.requires is False:
-            result.storage.plain = result.dtype not in INTEGERS
-        elif result.requires and result.node is not None and name.strip("_") in ADDING:
-            names.local(m, term)
-            m.trace.added(term, result.node)
+    if name in ADDING and not (term.cut and name not in SUMS):
+        names.local(m, term)
+        for cut in (term.cut - m.numbers) if term.cut else (None,):
+            m.trace.added(term, node, cut)
+    else:
+        m.numbers |= term.cut
+
+
+def constant(m: Machine, made: Tensor, tensor: Tensor) -> Tensor:
+    """`made` is the value of `tensor` off its graph."""
+    if tensor.requires and tensor.node is not None and made.dtype not in INTEGERS:
+        made.cut, m.constants = frozenset((tensor.node.number,)), True
+    return made
 
 
 def _applied(m: Machine, name: str, args: Sequence[Value], kwargs: dict[str, Value], module: str) -> Value:
@@ -383,6 +402,7 @@ def aliased(m: Machine, source: Tensor, known: Truth, node: Node | None, origin:
     result = Tensor(
         source.storage, known, node, None, source.dtype, base, base.rebased, source.view, source.alias, origin
     )
+    result.cut = source.cut
     if not m.grad and base.requires and source.alias != "numpy":
         result.view = "no-grad"
     if node is not None:

@@ -113,11 +113,17 @@ def _data(m: Machine, tensor: Tensor) -> Value:
     names.local(m, tensor)
     if tensor.requires:
         m.trace.cut("data", tensor, tensor.node)
-    return _alias(tensor, "data")
+    return _off(m, tensor, "data")
 
 
 def _alias(tensor: Tensor, how: str) -> Tensor:
     return Tensor(tensor.storage, False, None, tensor.shape, tensor.dtype, alias=tensor.alias or how)
+
+
+def _off(m: Machine, tensor: Tensor, how: str) -> Tensor:
+    """The value of `tensor` off its graph: a constant where it is a loss; one of several values is a target, or so."""
+    made = _alias(tensor, how)
+    return ops.constant(m, made, tensor) if tensor.shape == () else made
 
 
 def _grad(m: Machine, tensor: Tensor) -> Value:
@@ -175,7 +181,7 @@ def _leave(m: Machine, tensor: Tensor, how: str) -> None:
 
 def _detach(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     _leave(m, tensor, "detach")
-    return _alias(tensor, "detach")
+    return _off(m, tensor, "detach")
 
 
 def _detach_(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -172,7 +172,8 @@ def _tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     for each in ops.tensors_of(data):
         if each.requires:
             m.trace.cut("tensor", each, each.node)
-    return tensors.fresh(m, shape, shapes.dtype_name(kwargs.get("dtype")) or dtype, _wants(kwargs))
+    made = tensors.fresh(m, shape, shapes.dtype_name(kwargs.get("dtype")) or dtype, _wants(kwargs))
+    return ops.constant(m, made, data) if isinstance(data, Tensor) else made
 
 
 def _contents(data: Value) -> tuple[Shape, str]:

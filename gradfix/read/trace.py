@@ -138,8 +138,8 @@ class Trace:
         number = None if node is None else node.number
         self.add(Cut(self.tick(), self._stack(), how, self.ref(tensor), number))
 
-    def added(self, term: Tensor, node: Node) -> None:
-        self.add(Added(self.tick(), self._stack(), self.ref(term), node.number))
+    def added(self, term: Tensor, node: Node, cut: int | None) -> None:
+        self.add(Added(self.tick(), self._stack(), self.ref(term), node.number, cut))
 
     def wrapped(self, tensor: Tensor, volatile: bool) -> None:
         """``Variable(tensor)``."""

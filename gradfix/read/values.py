@@ -87,6 +87,7 @@ class Tensor:
     `requires` is its requires_grad. A view has a `base`; `rebased` says which graph of the base its own node is of.
     `view` is how PyTorch would refuse an in-place write: ``multi-view``, ``no-grad`` or ``expanded``.
     `alias` is the route by which it shares memory unseen: ``data``, ``detach`` or ``numpy``.
+    `cut` are the numbers of the nodes off which a loss was cut that it is made of.
     """
 
     storage: Storage
@@ -102,6 +103,7 @@ class Tensor:
     parameter: bool = False
     retains: bool = False
     grad: Value = None
+    cut: frozenset[int] = frozenset()
     items: list[Tensor] | None = None  # of a tensor that is a list of tensors made at once
 
     @property

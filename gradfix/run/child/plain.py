@@ -1,7 +1,8 @@
-"""Gradients that ``torch.autograd.grad`` gave without a graph of their own, and where a number made of them is added
-to something that has one: there it looks like a term of the loss, and trains nothing.
+"""Tensors that look like a term of the loss and train nothing: made of gradients that ``torch.autograd.grad`` gave
+without a graph of their own, or of a loss that was cut off its graph, and added to something that has one.
 
-A product is left alone: a weight that balances two losses by their gradients is meant as a number.
+A product is left alone: a weight that balances two losses by their gradients, or their values, is meant as a number.
+So is a value that is taken off something (an old one, a baseline, the largest exponent).
 """
 
 from __future__ import annotations
@@ -12,54 +13,63 @@ from typing import Any
 
 import torch
 
-_ADDING = frozenset(
-    (
-        "add",
-        "add_",
-        "__add__",
-        "__radd__",
-        "__iadd__",
-        "sub",
-        "sub_",
-        "__sub__",
-        "__rsub__",
-        "__isub__",
-        "stack",
-    )
-)
+_ADDING = frozenset(("add", "add_", "__add__", "__radd__", "__iadd__", "stack"))
+_TAKING_OFF = frozenset(("sub", "sub_", "__sub__", "__rsub__", "__isub__"))
 
 
-class PlainGradients:
-    """Follows such gradients through calls that make tensors without a graph. `r` is the recorder."""
+class Constants:
+    """Follows them through calls that make tensors without a graph. `r` is the recorder."""
 
     def __init__(self, recorder: Any) -> None:
         self.r = recorder
-        self.living: dict[int, weakref.ref[Any]] = {}  # by id; empty in nearly every run
+        # by id: a weak reference, and the nodes that were cut off (None for gradients); empty in most runs
+        self.living: dict[int, tuple[weakref.ref[Any], frozenset[int | None]]] = {}
+        self._numbers: set[int | None] = set()  # nodes whose value is used as a number on purpose
 
     def given(self, gradients: Any) -> None:
         """``torch.autograd.grad`` without ``create_graph`` gave these."""
         for tensor in gradients:
-            self._follow(tensor)
+            self._follow(tensor, frozenset((None,)))
+
+    def cut(self, how: str, tensors: Any, result: Any) -> None:
+        """`result` is one of the `tensors` off its graph: a loss, or whatever ``torch.tensor(t)`` makes anew. (A tensor
+        of several values that is detached is a target, or the like.)"""
+        if isinstance(result, torch.Tensor) and (how == "tensor" or not result.dim()):
+            node = next((t.grad_fn for t in tensors if t.grad_fn is not None), None)
+            if node is not None:
+                self._follow(result, frozenset((node._sequence_nr(),)))
 
     def met(self, func: Any, args: Any, kwargs: Any, result: Any, frame: Any) -> None:
         """A call was made while some of them live."""
-        term = next((t for t in _tensors((*args, *kwargs.values())) if self._knows(t)), None)
-        if term is None:
+        terms = [t for t in _tensors((*args, *kwargs.values())) if self._knows(t)]
+        if not terms:
             return
+        cut = frozenset[int | None]().union(*(self.living[id(t)][1] for t in terms))
         for made in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
             if not made.requires_grad:
-                self._follow(made)
-            elif func.__name__ in _ADDING and made.grad_fn is not None:
-                self.r.added(term, made, frame)
+                self._follow(made, cut)
+            elif made.grad_fn is not None:
+                for term in terms:
+                    self._used(func.__name__, term, made, frame)
+
+    def _used(self, name: str, term: Any, made: Any, frame: Any) -> None:
+        """`term` went into `made`, which has a graph."""
+        for node in self.living[id(term)][1]:
+            if node in self._numbers:
+                continue
+            if name in _ADDING or (name in _TAKING_OFF and node is None):
+                self.r.added(term, made, node, frame)
+            elif node is not None:
+                self._numbers.add(node)
 
     def _knows(self, tensor: Any) -> bool:
         known = self.living.get(id(tensor))
-        return known is not None and known() is tensor
+        return known is not None and known[0]() is tensor
 
-    def _follow(self, tensor: Any) -> None:
+    def _follow(self, tensor: Any, cut: frozenset[int | None]) -> None:
         if isinstance(tensor, torch.Tensor) and not tensor.requires_grad and tensor.is_floating_point():
             key, living = id(tensor), self.living
-            living[key] = weakref.ref(tensor, lambda _: living.pop(key, None))
+            living[key] = weakref.ref(tensor, lambda _: living.pop(key, None)), cut
 
 
 def _tensors(values: Any) -> Iterator[Any]:

@@ -32,7 +32,7 @@ from .legacy import Legacy
 from .names import Names
 from .opposed import Opposed
 from .optimizers import Optimizers
-from .plain import PlainGradients
+from .plain import Constants
 from .regions import Regions
 from .saves import GONE, Entry, Saves, fate_of, keep_value
 from .sites import Key, Sites
@@ -73,7 +73,7 @@ class Recorder:
         self.leaves = Leaves(self.storages, self.tape, self.clock)
         self.aliases = Aliases(self)
         self.tape.forgotten = self._emitted.discard
-        self.plain = PlainGradients(self)
+        self.plain = Constants(self)
         self.watch = Watch(self)  # of the thread that is recorded
         self.threads = Threads(self)
         self.processes = Processes()
@@ -270,15 +270,17 @@ class Recorder:
             "Cut", self.clock.tick(), stack, how=how, ref=self.tape.ref(storage, tensor), **fields
         )
 
-    def added(self, term: Any, made: Any, frame: Any) -> None:
-        """`term`, a number made of gradients that have no graph, was added to something that has one: `made`."""
+    def added(self, term: Any, made: Any, cut: int | None, frame: Any) -> None:
+        """`term`, which has no graph, was added to something that has one: `made`. See Constants."""
         with torch._C.DisableTorchFunction():
             stack = self.sites.stack(frame)
             if self._new(("added", stack), 4):
                 storage = self.storages.of(term)
                 storage.name = storage.name or self.names.local(frame, term)
-                ref, node = self.tape.ref(storage, term), made.grad_fn._sequence_nr()
-                self.tape.event("Added", self.clock.tick(), stack, ref=ref, node=node)
+                fields = {"ref": self.tape.ref(storage, term), "node": made.grad_fn._sequence_nr()}
+                if cut is not None:
+                    fields["cut"] = cut
+                self.tape.event("Added", self.clock.tick(), stack, **fields)
 
     def note_once(self, text: str, frame: Any = None) -> None:
         if text not in self._notes and not self.off():

@@ -76,7 +76,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.r = recorder
         self._exposed = recorder.saves.exposed
-        self._gradients = recorder.plain.living
+        self._constants = recorder.plain.living
         self._known: dict[Any, tuple[Any, Any]] = {}
         self._no_grad_left = _MOST_NO_GRAD
         self.views = MultiViews()
@@ -104,7 +104,7 @@ class Watch(TorchFunctionMode):
                     self.r.kept.added(result, stack, args, _getframe(1))
             elif self._no_grad_left and not _grad_enabled():
                 self._no_grad(args)
-            if self._gradients:
+            if self._constants:
                 self.r.plain.met(func, args, kwargs or {}, result, _getframe(1))
             return result
         if kind == "run":
@@ -200,7 +200,7 @@ class Watch(TorchFunctionMode):
         if after != before and not any(w[2] for w in watched):
             self._wrote_own_save(func, stack, targets)
         r.gradients.written(func, targets, _getframe(2))
-        if self._gradients:
+        if self._constants:
             r.plain.met(func, args, kwargs, result, _getframe(2))
         return result
 
@@ -348,6 +348,8 @@ class Watch(TorchFunctionMode):
             r.aliases.hand_out(tensors[0], result, _getframe(2))
         if how == "detach" and isinstance(result, torch.Tensor):
             self._alias(result, how)
+        if how in ("detach", "tensor"):
+            r.plain.cut(how, tensors, result)
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
                 r.cut(how, tensor, _getframe(2))
@@ -370,6 +372,7 @@ class Watch(TorchFunctionMode):
         spelled = self.r.sites.is_user(frame.f_code)
         self._alias(result, "data" if spelled else _LIBRARY)
         if spelled and tensor.requires_grad:
+            self.r.plain.cut("data", (tensor,), result)
             self.r.cut("data", tensor, frame)
         return result
 

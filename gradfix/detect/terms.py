@@ -1,0 +1,108 @@
+"""cut-graph in a sum: a term of the loss has no graph, and is a constant in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradfix import wording
+from gradfix.detect.finding import Found, make
+from gradfix.detect.freed import summed
+from gradfix.detect.refused import CUT_WORDS
+from gradfix.graph import Graph
+from gradfix.tape import Added, Backward, Cut
+
+
+def _added(graph: Graph, cut: bool) -> Iterator[Added]:
+    return (e for e in graph.tape.events if isinstance(e, Added) and (e.cut is not None) is cut)
+
+
+def _loss(graph: Graph, event: Added) -> Backward | None:
+    """The backward whose loss the sum is, or is part of."""
+    losses = (b for b in graph.backwards if b.time > event.time and b.accumulates)
+    return next((b for b in losses if event.node in summed(graph, b.roots)), None)
+
+
+def _trained(graph: Graph, loss: Backward) -> int:
+    """What an optimizer steps with this loss's gradients, as a bit mask."""
+    return graph.mask(r.storage for r in loss.accumulates if r.storage in graph.owners)
+
+
+def plain_terms(graph: Graph) -> Found:
+    """A term of the loss is made of gradients that have no graph (a gradient penalty without create_graph=True)."""
+    for event in _added(graph, False):
+        call = next((c for c in reversed(graph.plain_calls) if c.time < event.time), None)
+        loss = _loss(graph, event)
+        if call is None or loss is None:
+            continue
+        if not any(graph.reach_mask(root) & _trained(graph, loss) for root in call.roots):
+            continue  # of another model's gradient, or of none: a number by right
+        name = wording.name(event.ref, "a term of the loss")
+        yield (
+            ("plain-gradient", graph.stack_number(call.stack), graph.stack_number(event.stack)),
+            event,
+            make(
+                "cut-graph",
+                "plain-gradient",
+                f"{name} is made of gradients that have no graph of their own ({wording.at('needed', call.stack)} "
+                f"is called without create_graph=True): in the loss it is a constant, and trains nothing",
+                [
+                    ("made", call.stack, "gives plain numbers"),
+                    ("used", event.stack, "a constant in this sum"),
+                    ("needed", loss.stack, "no gradient flows through that term"),
+                ],
+                "made",
+                severity="warning",
+                ref=event.ref,
+                backward=loss,
+                earlier=call,
+                event=event,
+            ),
+        )
+
+
+def constant_terms(graph: Graph) -> Found:
+    """A term of the loss was cut off its graph in the same pass. (What was kept over a step is an old value.)"""
+    cuts: dict[int | None, Cut] = {c.node: c for c in reversed(graph.tape.events) if isinstance(c, Cut)}
+    kept = {c.stack for e in _added(graph, True) if (c := cuts.get(e.cut)) and _stepped(graph, c, e)}
+    for event in _added(graph, True):
+        cut, loss = cuts.get(event.cut), _loss(graph, event)
+        if cut is None or cut.node is None or loss is None or not cut.stack or cut.stack in kept:
+            continue
+        lost = graph.reach_mask(cut.node) & _trained(graph, loss)
+        if not lost or _meant(graph, cut, loss):
+            continue
+        name = wording.name(event.ref, "one term")
+        yield (
+            ("constant-term", graph.stack_number(cut.stack)),
+            event,
+            make(
+                "cut-graph",
+                "constant-term",
+                f"{name} is a constant in the loss: {wording.at('cut', cut.stack)} cuts it off its graph, and nothing "
+                "is trained by it",
+                [
+                    ("cut", cut.stack, CUT_WORDS.get(cut.how, "the graph is left here")),
+                    ("used", event.stack, "a constant in this sum"),
+                    ("needed", loss.stack, "no gradient flows through that term"),
+                ],
+                "cut",
+                severity="warning",
+                ref=cut.ref,
+                record=graph.records.get(cut.node),
+                backward=loss,
+                event=cut,
+            ),
+        )
+
+
+def _stepped(graph: Graph, cut: Cut, event: Added) -> bool:
+    return any(cut.time < step.time < event.time for step in graph.steps)
+
+
+def _meant(graph: Graph, cut: Cut, loss: Backward) -> bool:
+    """Whether what was cut off is a number on purpose: the value itself is a term as well (`x + y - y.detach()`), or is
+    differentiated elsewhere and only shown in this sum. A network's output that ``torch.tensor(t)`` makes anew, and a
+    loss of that, is meant by nobody."""
+    if cut.node in summed(graph, loss.roots):
+        return True
+    return cut.how != "tensor" and any(cut.node in graph.walk(b) for b in graph.backwards)

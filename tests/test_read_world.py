@@ -282,3 +282,17 @@ def test_data_on_another_device_is_not_asked_for_the_gradients_of_what_is_there(
     print(noisy.grad.abs())
     """
     assert kinds(tmp_path, text) == []
+
+
+def test_a_package_that_imports_a_module_of_its_own_by_name(tmp_path):
+    package = tmp_path / "layers"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .field import *\nfrom . import kinds\n")
+    (package / "field.py").write_text(
+        "from torch import nn\nfrom . import kinds\n\nclass Field(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.inner = kinds.make()\n\n"
+        "    def forward(self, x):\n        value = self.inner(x).exp()\n        value += 1\n        return value\n"
+    )
+    (package / "kinds.py").write_text("from torch import nn\n\ndef make():\n    return nn.Linear(2, 2)\n")
+    text = "import layers\nlayers.Field()(torch.randn(3, 2)).sum().backward()\n"
+    assert set(kinds(tmp_path, text)) == {("certain", "stale-saved-tensor")}

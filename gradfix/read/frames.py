@@ -90,6 +90,7 @@ class Machine:
         self.asked: dict[str, int] = {}
         self.reached: set[Site] = set()
         self.entered: set[int] = set()  # ids of function nodes that ran
+        self.importing: set[tuple[str, str]] = set()  # names of files that are being looked up
         self.called: dict[int, Any] = {}
         self.interned: dict[Stack, Stack] = {}
 

@@ -261,8 +261,13 @@ def _module(m: Machine, name: str, importer: objects.Unit, level: int) -> Value:
 def _member(m: Machine, module: str, name: str, importer: objects.Unit, level: int) -> Value:
     """``from module import name``: something of the module's, or a module below it."""
     unit = m.project.find(module, importer, level)
-    if unit is not None and name in load(m, unit).names:
-        return settled(unit.names, name)
+    asked = unit.path if unit is not None else "", name
+    if unit is not None and asked not in m.importing and name in load(m, unit).names:
+        m.importing.add(asked)  # a package that imports one of its modules by its own name is asked once
+        try:
+            return settled(unit.names, name)
+        finally:
+            m.importing.discard(asked)
     inner = m.project.find(f"{module}.{name}" if module else name, importer, level)
     if inner is not None:
         return ModuleValue(load(m, inner))

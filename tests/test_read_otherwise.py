@@ -323,3 +323,45 @@ def test_an_option_that_nothing_is_taken_for_may_be_any_of_its_choices(tmp_path)
     """
     faulty = FACTOR.replace("net(x)\n    ours", "net(net(x))\n    ours")
     assert found(tmp_path, faulty + textwrap.dedent(text)) == {("certain", "stale-saved-tensor")}
+
+
+OLD = """\
+def logged(x):
+    print(net(x).sum().data[0])
+    net(x).sum().backward()
+
+for epoch in range(3):
+    z = net(net(torch.randn(3, 2)))
+    ours.zero_grad()
+    z.sum().backward({retain}=True)
+    ours.step()
+    print(z.sum(){item})
+    critic(z).sum().backward()
+    logged(z.detach())
+"""
+
+
+@pytest.mark.parametrize(
+    ("retain", "item", "evidence"),
+    [
+        ("retain_graph", ".item()", "certain"),
+        ("retain_graph", ".data[0]", "likely"),
+        ("retain_variables", ".item()", "likely"),
+    ],
+)
+def test_a_fault_behind_what_pytorch_took_away(tmp_path, retain, item, evidence):
+    text = FACTOR.partition("def plain")[0] + OLD.format(retain=retain, item=item)
+    assert found(tmp_path, text) == {("certain", "legacy-api"), (evidence, "stale-saved-tensor")}
+
+
+def test_what_else_pytorch_took_away_is_certain_still(tmp_path):
+    path = tmp_path / "train.py"
+    text = FACTOR.partition("def plain")[0] + OLD.format(retain="retain_graph", item=".data[0]")
+    path.write_text("import torch\nfrom torch import nn\n" + text)
+    told = {
+        (conflict.at.line, reading.evidence(conflict))
+        for reading in read(path, path.read_text())
+        for conflict in detect(reading.tape)
+        if conflict.kind == "legacy-api" and conflict.severity == "error"
+    }
+    assert told == {(7, "certain"), (15, "certain")}

@@ -58,7 +58,7 @@ def _run(
     tensors = [t for t in roots if isinstance(t, Tensor)]
     site = m.stack()[-1]
     if "retain_variables" in given:
-        m.fail("TypeError", "Tensor.backward() got an unexpected keyword argument 'retain_variables'")
+        m.outdated("TypeError", "Tensor.backward() got an unexpected keyword argument 'retain_variables'")
     if len(tensors) < len(roots):
         blur(m)
     if not tensors:
@@ -66,7 +66,7 @@ def _run(
     m.reached.add(site)
     m.backwards += 1
     create = given.get("create_graph") is True
-    retain = given.get("retain_graph")
+    retain = given.get("retain_graph", given.get("retain_variables"))
     if isinstance(retain, Unknown):
         return []
     retain = create if retain is None else bool(retain)

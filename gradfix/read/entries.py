@@ -182,18 +182,20 @@ class _Program:
         variants: list[Variant | None] = [None]
         for variant in variants:
             m.begin(variant)
-            before = m.steps
+            before, entered = m.steps, set(m.entered)
             yield self._walked(m, way.name, frame, partial(way.run, m, unit), before)
+            if m.outlived:
+                m.entered = entered  # what else is outdated in a function shows when it is entered by itself
             if variant is None:
                 variants += m.open.variants()
 
     def _otherwise(self, first: Machine, body: Callable[[Machine, Frame], list[ast.stmt]]) -> Iterator[Walk]:
         """The main part as it is where somebody asks for something else, if that may come to a backward that was not
-        reached."""
-        if first.variant is not None or not _missed(first):
+        reached; and past what ends it only today."""
+        if first.variant is not None:
             return
         spent = first.steps
-        variants = list(first.open.variants())
+        variants = list(first.open.variants() if _missed(first) else first.open.others)
         for variant in variants:
             unit, project = self.unit.again(), self.project.again()
             m, frame = self._machine(unit, project)
@@ -225,7 +227,7 @@ class _Program:
             tuple(m.asked.items()),
             how,
             m.steps - before,
-            self.nodes & m.entered,
+            frozenset() if m.outlived else self.nodes & m.entered,
             (m.grad, m.inference, m.autocast),
         )
 

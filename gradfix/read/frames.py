@@ -125,6 +125,18 @@ class Machine:
         failure = Failure(self.trace.tick(), self.stack(), kind, message)
         raise Raised(Instance(None, kind="builtins." + kind), failure)
 
+    @property
+    def outlived(self) -> bool:
+        """Whether this reading goes on past what PyTorch took away."""
+        return self.variant is not None and self.variant.kind == "outdated"
+
+    def outdated(self, kind: str, message: str) -> None:
+        """The program raises here, in these words, where the PyTorch it was written for went on. What comes after is
+        looked at in another reading."""
+        if not self.outlived:
+            self.open.add(Variant("outdated"))
+            self.fail(kind, message)
+
     def spend(self) -> None:
         self.steps += 1
         if self.steps > self.limit:

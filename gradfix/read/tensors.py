@@ -350,7 +350,10 @@ def item(m: Machine, tensor: Tensor, index: Value) -> Value:
         return made
     parts = index if isinstance(index, tuple) else (index,)
     if tensor.shape == () and any(isinstance(p, int) and not isinstance(p, bool) for p in parts):
-        m.fail("IndexError", "invalid index of a 0-dim tensor. Use `tensor.item()` to convert it to a number")
+        m.outdated(
+            "IndexError", "invalid index of a 0-dim tensor. Use `tensor.item()` to convert it to a number"
+        )
+        return m.unknown("item()")
     if any(isinstance(p, Tensor | list | Unknown) for p in parts):
         return _gathered(m, tensor, parts)
     result = tensor

@@ -1,7 +1,8 @@
 """What one reading of an entry takes one way, and could take another: whoever runs the program decides it.
 
 A reading follows one path. Where the program itself says what else there is (the values that an option of the command
-line is compared with, a switch of a layer's constructor), the entry is read again, with one such thing taken otherwise.
+line is compared with, a switch of a layer's constructor), the entry is read again, with one such thing taken otherwise;
+and where it stops at what PyTorch took away, again as if that were still there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gradfix.read.values import Unknown
 
 MOST = 4  # readings of one entry beside the first
 
-Kind = Literal["option", "switch", "activations"]
+Kind = Literal["option", "switch", "activations", "outdated"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ VERDICT = {
 SECONDARY = "bright_blue"
 NAMED = ("saved", "overwritten", "needed", "freed", "made", "used")  # roles that read as what a call did
 EVIDENCE = {
-    "likely": "likely; it lies behind a test whose outcome the text does not tell",
+    "likely": "likely; it hangs on something that the text does not tell, or the program ends before it today",
     "traceback": "the traceback shows it",
 }
 PLACES = 5  # consequences that are listed by place

@@ -179,6 +179,8 @@ def _is_a(m: Machine, value: Value, wanted: Value) -> bool | None:
         return None
     path = wanted.path
     if path.startswith("builtins."):
+        if isinstance(value, Instance) and value.cls is not None and wanted in value.cls.order:
+            return True
         kind = getattr(builtins, path[9:], None)
         if kind is object:
             return True

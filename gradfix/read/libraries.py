@@ -6,7 +6,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import builtin, distributions, forwards, layers, optimizers, python, stdlib, torchlib
+from gradfix.read import (
+    builtin,
+    containers,
+    distributions,
+    forwards,
+    layers,
+    optimizers,
+    python,
+    stdlib,
+    torchlib,
+)
 from gradfix.read.frames import Machine
 from gradfix.read.objects import MISSING, method
 from gradfix.read.values import (
@@ -51,6 +61,7 @@ RENAMED = {
     "torch.nn.modules.Module": "torch.nn.Module",
     "torch.nn.modules": "torch.nn",
     "torch.functional": "torch",
+    "torch.nn.utils.stateless.functional_call": "torch.func.functional_call",
     "torch.nn.init": "torch.nn.init",
     "torch.cuda.amp.GradScaler": "torch.amp.GradScaler",
     "torch.amp.grad_scaler.GradScaler": "torch.amp.GradScaler",
@@ -111,6 +122,8 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
     path = canonical(path)
     top = path.partition(".")[0]
     if top == "builtins":
+        if path.count(".") == 2 and args:
+            return containers.unbound(m, path, args, kwargs)
         return builtin.call(m, path[9:], args, kwargs)
     if top == "torch":
         return torchlib.call(m, path, args, kwargs)
@@ -173,6 +186,10 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
             distributions.METHODS if kind.startswith("torch.distributions.") else stdlib.METHODS.get(kind, {})
         )
         items = value.extra.get("items")
+        if name == "__init__" and items is not None and kind in containers.KINDS:
+            return Native(name, lambda machine, args, kwargs: containers.fill(machine, value, args, kwargs))
+        if kind == "typing.NamedTuple" and name == "_replace":
+            return Native(name, lambda machine, args, kwargs: stdlib.replaced(machine, [value], kwargs))
         if not table and items is not None and hasattr(type(items), name):
             return python.Method(items, name)
     found = table.get(name)
@@ -187,7 +204,7 @@ def instance_item(m: Machine, value: Instance, index: Value) -> Value:
     """``value[index]`` of an object of a library's class."""
     items = value.extra.get("items")
     if items is not None:
-        if isinstance(index, slice) and isinstance(items, list):
+        if isinstance(index, slice) and isinstance(items, list) and value.kind.startswith("torch.nn."):
             return layers.container(m, value.kind, python.item(m, items, index))
         if isinstance(items, list) and value.kind in ("torch.nn.ModuleDict", "torch.nn.ParameterDict"):
             return m.unknown("item")

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, forwards, layers, libraries, optimizers, python, tensors
+from gradfix.read import calls, containers, forwards, layers, libraries, optimizers, python, tensors
 from gradfix.read.frames import Frame, Machine
 from gradfix.read.project import Unit
 from gradfix.read.values import (
@@ -274,6 +274,7 @@ def instantiate(m: Machine, cls: Class, args: list[Value], kwargs: dict[str, Val
         return args[0] if args else m.unknown("enum")
     instance = Instance(cls, kind=kind)
     layers.prepare(instance)
+    containers.prepare(instance)
     init = lookup(cls, "__init__")
     if isinstance(init, Function):
         calls.call(m, init, [instance, *args], kwargs)

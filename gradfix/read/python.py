@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradfix.dataclass import dataclass
-from gradfix.read import iteration
+from gradfix.read import containers, iteration
 from gradfix.read.frames import Machine
 from gradfix.read.values import HOLE, Bound, Class, Function, Instance, Lib, Tensor, Unknown, Value
 from gradfix.read.variants import Asked, Option
@@ -254,8 +254,8 @@ def _of_dict(
         return owner.get(args[0], args[1] if len(args) > 1 else kwargs.get("default"))
     if name == "update":
         for each in args:
-            if isinstance(each, dict):
-                owner.update(each)
+            if isinstance(more := containers.plain(each), dict):
+                owner.update(more)
         owner.update({k: v for k, v in kwargs.items() if k != "**"})
         return None
     if name == "setdefault" and args and hashable(args[0]):
@@ -296,7 +296,7 @@ def _list(kind: Callable[[Any], Any]) -> Callable[..., Value]:
         if not args:
             made = kind([])
             return made | {k: v for k, v in kwargs.items() if k != "**"} if isinstance(made, dict) else made
-        source = args[0]
+        source = containers.plain(args[0]) if kind is dict else args[0]
         if kind is dict and isinstance(source, dict):
             return {**source, **{k: v for k, v in kwargs.items() if k != "**"}}
         items = iteration.listed(m, source)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, iteration
+from gradfix.read import calls, containers, iteration
 from gradfix.read.frames import Machine
 from gradfix.read.values import (
     Class,
@@ -126,7 +126,7 @@ def _shallow(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if isinstance(value, list | dict):
         return value.copy()
     if isinstance(value, Instance):
-        return Instance(value.cls, dict(value.attrs), value.kind, dict(value.extra))
+        return containers.shallow(value)
     return value
 
 
@@ -155,6 +155,15 @@ def _namespace(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value
 def _field(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     extra = {"factory": kwargs.get("default_factory"), "default": kwargs.get("default", Unknown("field"))}
     return Instance(None, kind="dataclasses.field", extra=extra)
+
+
+def replaced(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``dataclasses.replace(x, field=…)``: made anew of the fields."""
+    value = args[0] if args else None
+    if not isinstance(value, Instance) or value.cls is None or "**" in kwargs:
+        return m.unknown("replace")
+    fields = [f for c in value.cls.order if isinstance(c, Class) for f, _ in c.attrs.get("__fields__", ())]
+    return calls.call(m, value.cls, [], {f: value.attrs[f] for f in fields if f in value.attrs} | kwargs)
 
 
 def _deque(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -340,6 +349,8 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "types.SimpleNamespace": _namespace,
     "argparse.Namespace": _namespace,
     "dataclasses.field": _field,
+    "dataclasses.replace": replaced,
+    "copy.replace": replaced,
     "collections.deque": _deque,
     "collections.OrderedDict": _ordered,
     "collections.defaultdict": _defaultdict,

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import backward, effects, forwards, iteration, layers, ops, optimizers, shapes, tensors
+from gradfix.read import (
+    backward,
+    effects,
+    forwards,
+    iteration,
+    layers,
+    ops,
+    optimizers,
+    shapes,
+    stateless,
+    tensors,
+)
 from gradfix.read.frames import Machine
 from gradfix.read.values import Instance, Lib, Native, Shape, Tensor, Unknown, Value
 
@@ -400,6 +411,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "torch.autograd.grad": _grad,
     "torch.autograd.backward": _backward,
     "torch.utils.checkpoint.checkpoint": _checkpoint,
+    "torch.func.functional_call": stateless.functional_call,
     "torch.device": _device,
     "torch.where": _where,
     "torch.einsum": _einsum,

@@ -11,7 +11,9 @@ from gradfix.prove import words
 from gradfix.prove.compare import Likeness, likeness
 from gradfix.prove.doubts import cancelled, drift, idle, unmoved, weak, zeros
 from gradfix.prove.effects import Attempt
+from gradfix.prove.measured import Measured, aligned
 from gradfix.prove.runs import CLEAN, After, Baseline, Equal
+from gradfix.tape import Tape
 from gradfix.verdict import Effect, Verdict
 
 
@@ -35,6 +37,18 @@ class Trial:
         """How the gradients as they are now compare with the exact ones, nothing imposed, by optimizer."""
         return likeness(self.after.measured, self.baseline.oracle)
 
+    def held_before(self, now: Measured) -> Measured:
+        """Of a run after, what the optimizers held before: only for those that hold more now."""
+        after = words.Names.of(self.after.recorded.tape or Tape(()))
+        which = {}
+        for k, event in self.baseline.names.optimizers.items():
+            held = after.optimizers.get(k)
+            if held is not None and len(held.refs) > len(event.refs):
+                place = {ref.name: j for j, ref in enumerate(held.refs) if ref.name}
+                if all(ref.name in place for ref in event.refs):
+                    which[k] = [place[ref.name] for ref in event.refs]
+        return aligned(now, which)
+
     @cached_property
     def measured(self) -> dict[str, object]:
         """What was measured about it, whatever the verdict."""
@@ -51,7 +65,8 @@ class Trial:
 
 def doubted(trial: Trial, attempt: Attempt, equal: Equal) -> Verdict | None:
     """The verdict where `equal` runs prove less than they seem to."""
-    baseline, mine, names = trial.baseline, trial.after.measured, trial.baseline.names
+    baseline, names = trial.baseline, trial.baseline.names
+    mine = trial.held_before(trial.after.measured) if attempt.terms.gains else trial.after.measured
     oracle, measured = baseline.oracle, trial.measured
     if problem := weak(attempt, equal.before, equal.now, mine, oracle, names):
         return Verdict("rejected", problem, measured)

@@ -13,7 +13,7 @@ from gradfix.prove.accept import Trial, accepted, doubted
 from gradfix.prove.compare import Difference, difference, likeness
 from gradfix.prove.cured import Lines, left, stale_for_ever
 from gradfix.prove.effects import Attempt, Impose, attempts, kept_sites
-from gradfix.prove.measured import Measured, aligned, head, read
+from gradfix.prove.measured import Measured, head, read
 from gradfix.prove.runner import Runner
 from gradfix.prove.runs import CLEAN, After, Baseline, Equal, joined, met
 from gradfix.run import Outcome
@@ -290,7 +290,7 @@ class Prover:
             before = head(before, now)
             now = head(now, before)
         if attempt.terms.gains:
-            now = aligned(now, _kept(baseline.names, words.Names.of(after.recorded.tape or Tape(()))))
+            now = trial.held_before(now)
         found = difference(now, before, attempt.terms)
         if found is None:
             return Equal(before, now)
@@ -313,18 +313,6 @@ def _trust(*outcomes: Outcome) -> None:
     for outcome in outcomes:
         if outcome.ended == "tampered":
             raise Refusal("untried", outcome.detail)
-
-
-def _kept(before: words.Names, after: words.Names) -> dict[int, list[int]]:
-    """Per optimizer, where the parameters it had before are after; only for those that have more now."""
-    found = {}
-    for k, event in before.optimizers.items():
-        now = after.optimizers.get(k)
-        if now is not None and len(now.refs) > len(event.refs):
-            place = {ref.name: j for j, ref in enumerate(now.refs) if ref.name}
-            if all(ref.name in place for ref in event.refs):
-                found[k] = [place[ref.name] for ref in event.refs]
-    return found
 
 
 def _mixes(conflict: Conflict, cured: Sequence[Conflict], lines: Lines) -> bool:

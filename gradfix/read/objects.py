@@ -162,8 +162,14 @@ def set_attribute(m: Machine, owner: Value, name: str, value: Value) -> None:
             setter = lookup(owner.cls, name)
             if isinstance(setter, Function) and setter.kind == "property":
                 return
-        owner.attrs.pop(name, None) if isinstance(value, Tensor) and value.parameter else None
-        owner.attrs[name] = value
+        items = owner.extra.get("items")
+        if isinstance(items, dict) and name in items:
+            items[name] = value
+        elif isinstance(items, list) and name.isdecimal() and int(name) < len(items):
+            items[int(name)] = value  # a child that named_children() gave the name
+        else:
+            owner.attrs.pop(name, None) if isinstance(value, Tensor) and value.parameter else None
+            owner.attrs[name] = value
     elif isinstance(owner, Class | Function):
         owner.attrs[name] = value
     elif isinstance(owner, ModuleValue):

@@ -84,7 +84,9 @@ def doubted(trial: Trial, attempt: Attempt, equal: Equal) -> Verdict | None:
 def accepted(trial: Trial, attempt: Attempt) -> Verdict:
     """The verdict of a candidate that is equal, without a doubt, to the script as it is with `attempt` imposed."""
     baseline, after = trial.baseline, trial.after
-    measured = {**trial.measured, "imposed": sorted(attempt.before or {})}
+    measured = dict(trial.measured)
+    if attempt.before:
+        measured["imposed"] = sorted(attempt.before)
     if attempt.fresh:
         measured["fresh"] = True
     rest = f"; still to cure: {after.left.others[0].message}" if after.left.others else ""

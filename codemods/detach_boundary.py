@@ -29,7 +29,7 @@ from gradfix.rewrite.boundary import (
 )
 from gradfix.rewrite.calls import backward_call, drop_retain, loss_of
 from gradfix.rewrite.dropped import without
-from gradfix.rewrite.rerun import plan
+from gradfix.rewrite.stale import plan
 from gradfix.rewrite.statements import Unit, body_of, dotted, names, reads_of, shown, touches, walk
 from gradfix.tape import Backward, Record, Stack
 from gradfix.verdict import NONE, Effect

@@ -16,8 +16,9 @@ from gradfix.rewrite.calls import backward_call, drop_retain
 from gradfix.rewrite.carried import entries, made_outside
 from gradfix.rewrite.drawn import draws
 from gradfix.rewrite.handed import named
-from gradfix.rewrite.rerun import DRAW, LATER, ONCE, Plan, plan, stale
+from gradfix.rewrite.rerun import DRAW, LATER, ONCE, Plan
 from gradfix.rewrite.returned import shared_losses
+from gradfix.rewrite.stale import plan, stale
 from gradfix.rewrite.statements import (
     Unit,
     block_of,

@@ -13,9 +13,10 @@ from gradfix.edit import Edit, Project, Replace, View
 from gradfix.rewrite.boundary import gather, returns
 from gradfix.rewrite.drawn import views
 from gradfix.rewrite.keyed import split_by_keys
-from gradfix.rewrite.rerun import DRAW, LATER, Plan, plan
+from gradfix.rewrite.rerun import DRAW, LATER, Plan
 from gradfix.rewrite.returned import shared_losses
 from gradfix.rewrite.slices import Build, Cutter, Split, boundary_cuts, new_names, unneeded
+from gradfix.rewrite.stale import plan
 from gradfix.rewrite.statements import (
     Unit,
     dotted,

@@ -13,7 +13,7 @@ from gradfix.edit import Edit, Insert, Project, Replace, View, parenthesized
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.calls import backward_call, loss_of, retain
 from gradfix.rewrite.loops import bound, repeatable
-from gradfix.rewrite.rerun import stale
+from gradfix.rewrite.stale import stale
 from gradfix.rewrite.statements import (
     Unit,
     common_block,

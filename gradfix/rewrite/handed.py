@@ -12,8 +12,9 @@ import libcst as cst
 
 from gradfix.edit import View
 from gradfix.rewrite.drawn import draws, holds
-from gradfix.rewrite.rerun import Plan, inside, stale
+from gradfix.rewrite.rerun import Plan, inside
 from gradfix.rewrite.spelling import descendants
+from gradfix.rewrite.stale import stale
 from gradfix.rewrite.statements import Unit, body_of, dotted, names, touches
 
 GENERATOR = re.compile(r"((net|model)_?)?g(en(erator)?)?(_\w{1,2}|\d)?")

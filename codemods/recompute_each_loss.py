@@ -13,7 +13,7 @@ from gradfix.edit import Edit, Project, Replace, View
 from gradfix.rewrite.boundary import frame, gather, meeting
 from gradfix.rewrite.calls import backward_call, drop_retain, with_arguments
 from gradfix.rewrite.drawn import draws
-from gradfix.rewrite.loops import bound, filled_in, passes
+from gradfix.rewrite.loops import AGAIN, bound, filled_in, passes
 from gradfix.rewrite.rerun import DRAW, LATER, ONCE
 from gradfix.rewrite.spelling import descendants, function_of, unused
 from gradfix.rewrite.statements import (
@@ -358,8 +358,8 @@ def _in_head(found: _Found) -> Way | None:
         key, value = cst.Name(unused(found.view, "k")), target
     if not isinstance(items, cst.Call) or not isinstance(key, cst.Name) or not isinstance(value, cst.Name):
         return None
-    if function_of(items) in ("zip", "enumerate", "items", "values", "keys", "range"):
-        return None
+    if function_of(items) in AGAIN:
+        return None  # (it makes no losses, it goes through them)
     code = cst.Module([]).code_for_node
     head = {
         "target": cst.parse_expression(f"{key.value}, _"),

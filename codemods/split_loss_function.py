@@ -15,7 +15,16 @@ from gradfix.rewrite.drawn import views
 from gradfix.rewrite.keyed import split_by_keys
 from gradfix.rewrite.rerun import DRAW, LATER, Plan
 from gradfix.rewrite.returned import shared_losses
-from gradfix.rewrite.slices import Build, Cutter, Split, boundary_cuts, new_names, unneeded
+from gradfix.rewrite.slices import (
+    Build,
+    Cutter,
+    Split,
+    boundary_cuts,
+    called_as,
+    imported_as,
+    new_names,
+    unneeded,
+)
 from gradfix.rewrite.stale import plan
 from gradfix.rewrite.statements import (
     Unit,
@@ -241,7 +250,7 @@ def _callers(
     for view in views(project):
         for node in list(view.parents):
             if isinstance(node, cst.ImportAlias) and dotted(node.name) == old and node.asname is None:
-                edits.append((view, (Replace(node, _both(new)),)))
+                edits.append((view, (Replace(node, imported_as(new)),)))
                 continue
             if not isinstance(node, cst.Name) or node.value != old:
                 continue
@@ -262,16 +271,6 @@ def _callers(
             else:
                 edits.append((view, rewritten))
     return _Callers(tuple(edits), keep)
-
-
-def _both(new: Sequence[str]) -> Build:
-    def build(node: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(node, cst.ImportAlias)
-        comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-        first = node.with_changes(name=cst.Name(new[0]), comma=comma)
-        return cst.FlattenSentinel([first, node.with_changes(name=cst.Name(new[1]))])  # type: ignore[return-value]
-
-    return build
 
 
 def _rewritten(
@@ -300,15 +299,10 @@ def _rewritten(
             continue
         given = call.visit(Cutter(set(), cuts)) if name == new[0] else call
         assert isinstance(given, cst.Call)
-        func = (
-            call.func.with_changes(attr=cst.Name(name))
-            if isinstance(call.func, cst.Attribute)
-            else cst.Name(name)
-        )
         assert isinstance(bound, cst.BaseAssignTargetExpression)
         calls.append(
             small.with_changes(
-                targets=[small.targets[0].with_changes(target=bound)], value=given.with_changes(func=func)
+                targets=[small.targets[0].with_changes(target=bound)], value=called_as(given, name)
             )
         )
     if not calls:

@@ -159,9 +159,9 @@ class Worker:
             if why and not over:
                 return Attempt(None, why)
         code = self._process.returncode
-        how_ = f"was killed (signal {-code})" if code < 0 else f"ended with status {code}"
+        ended = f"was killed (signal {-code})" if code < 0 else f"ended with status {code}"
         last = "".join(self._errors.end()).strip().splitlines()[-1:] or ["it said nothing"]
-        return Attempt(None, f"its worker {how_}: {last[0]}", again=True)
+        return Attempt(None, f"its worker {ended}: {last[0]}", again=True)
 
     def end(self) -> None:
         """The end of it, of all that it has started, and of its folder."""

@@ -90,12 +90,12 @@ def _together(kinds: tuple[EffectKind, ...], chosen: Sequence[Attempt]) -> Attem
 
 
 def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: Measured) -> Iterator[Attempt]:
-    round_ = period(before)
-    rounds: dict[str, Any] = {"period": list(round_ or ())}
+    round_ = period(before) or ()
+    rounds: dict[str, Any] = {"period": list(round_)}
     if kind in ("later-parameters", "new-draw"):
         # what a clip or an ascent makes of the parameters is a change of theirs, as the step's is
         for clips in ({}, {"clips": True}) if before.steps and _clips(tape) else ({},):
-            for steps in dict.fromkeys(filter(None, (round_, _steps_a_making(round_, conflicts, tape)))):
+            for steps in dict.fromkeys((round_, _steps_a_making(round_, conflicts, tape))):
                 own: dict[str, Any] = {"period": list(steps), **clips}
                 if len(steps) > 1:
                     # updates put off to the round's end: parameters still move, so a frozen copy or lr=0 shows
@@ -104,9 +104,6 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
                         before=moving, after=moving, terms=Terms(still=True), frozen=steps != round_
                     )
                 still = {"null": "steps" if before.steps else "writes", "draws": {}, **own}
-                yield Attempt(before=still, after=still, terms=Terms(still=True), frozen=True)
-            if not round_:
-                still = {"null": "steps" if before.steps else "writes", "draws": {}, **rounds, **clips}
                 yield Attempt(before=still, after=still, terms=Terms(still=True), frozen=True)
     elif kind == "cut-round":
         for limit in ("step", "backward"):
@@ -170,19 +167,17 @@ def period(before: Measured) -> tuple[int, ...] | None:
     return tuple(steps) if steps and len(steps) == len(used) else None
 
 
-def _steps_a_making(
-    round_: tuple[int, ...] | None, conflicts: Sequence[Conflict], tape: Tape
-) -> tuple[int, ...] | None:
-    """The optimizers' steps between two makings of what the steps made stale, where these are several whole rounds: a
-    loop that steps with each of its losses."""
+def _steps_a_making(round_: tuple[int, ...], conflicts: Sequence[Conflict], tape: Tape) -> tuple[int, ...]:
+    """The optimizers' steps between two makings of what the steps made stale, where these are several whole rounds (a
+    loop that steps with each of its losses); else a round's."""
     steps = [e.time for e in tape.events if isinstance(e, Step)]
     for made in (c.record for c in conflicts if c.record is not None and round_):
         times = (e.time for e in tape.events if isinstance(e, Record) and e.stack == made.stack)
         done = list(dict.fromkeys(bisect_left(steps, time) for time in times))
         count = done[1] - done[0] if len(done) > 1 else 0
-        if round_ and count > len(round_) and count % len(round_) == 0:
+        if count > len(round_) and count % len(round_) == 0:
             return round_ * (count // len(round_))
-    return None
+    return round_
 
 
 def own_loss(before: Measured, tape: Tape) -> Iterator[list[list[int] | None]]:

@@ -84,15 +84,15 @@ def _follow(m: Machine, name: str, args: Sequence[Value], made: Value) -> None:
 
 
 def _used(m: Machine, name: str, term: Tensor, node: Node) -> None:
-    """`term` went into what `node` made; see gradfix.run.child.plain."""
+    """`term` went into what `node` made; see gradfix.run.child.constants."""
     from gradfix.read import names
 
-    if name in ADDING and not (term.cut and name not in SUMS):
-        names.local(m, term)
-        for cut in (term.cut - m.numbers) if term.cut else (None,):
-            m.trace.added(term, node, cut)
-    else:
+    if name not in SUMS:
         m.numbers |= term.cut
+    cuts: list[int | None] = [*(term.cut - m.numbers)]
+    for cut in cuts or ([None] if term.storage.plain and name in ADDING else []):
+        names.local(m, term)
+        m.trace.added(term, node, cut)
 
 
 def constant(m: Machine, made: Tensor, tensor: Tensor) -> Tensor:

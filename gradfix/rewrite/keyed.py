@@ -11,7 +11,16 @@ from gradfix.rewrite.boundary import returns
 from gradfix.rewrite.drawn import views
 from gradfix.rewrite.rerun import Plan
 from gradfix.rewrite.returned import item_key, returned_by_key
-from gradfix.rewrite.slices import Build, Cutter, Split, boundary_cuts, new_names, unneeded
+from gradfix.rewrite.slices import (
+    Build,
+    Cutter,
+    Split,
+    boundary_cuts,
+    called_as,
+    imported_as,
+    new_names,
+    unneeded,
+)
 from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import dotted, line_of, names, put_after, touches, units
 
@@ -111,17 +120,11 @@ def _called(
     given = cst.ensure_type(call.value, cst.Call)
     first = cst.ensure_type(given.visit(Cutter(set(), cuts)), cst.Call)
     update = cst.parse_expression(f"{name}.update(_)")
-    late = cst.ensure_type(update, cst.Call).with_changes(args=[cst.Arg(_renamed(given, new[1]))])
+    late = cst.ensure_type(update, cst.Call).with_changes(args=[cst.Arg(called_as(given, new[1]))])
     return (
-        Replace(call, lambda n: n.with_changes(value=_renamed(first, new[0]))),
+        Replace(call, lambda n: n.with_changes(value=called_as(first, new[0]))),
         put_after(found.behind, line_of(cst.Expr(late))),
     )
-
-
-def _renamed(call: cst.Call, name: str) -> cst.Call:
-    func = call.func
-    named = func.with_changes(attr=cst.Name(name)) if isinstance(func, cst.Attribute) else cst.Name(name)
-    return call.with_changes(func=named)
 
 
 def _uses(view: View, old: str, but: cst.Call) -> bool:
@@ -143,16 +146,7 @@ def _imported(
     keep = _uses(at, old, call)
     for node in at.parents:
         if isinstance(node, cst.ImportAlias) and dotted(node.name) == old and node.asname is None:
-            every = [*([old] if keep else []), *new]
-
-            def build(alias: cst.CSTNode, every: list[str] = every) -> cst.CSTNode:
-                assert isinstance(alias, cst.ImportAlias)
-                comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-                some = [alias.with_changes(name=cst.Name(n), comma=comma) for n in every]
-                some[-1] = some[-1].with_changes(comma=alias.comma)
-                return cst.FlattenSentinel(some)  # type: ignore[return-value]
-
-            yield at, (Replace(node, build),)
+            yield at, (Replace(node, imported_as([*([old] if keep else []), *new])),)
 
 
 def _kept(project: Project, old: str, call: cst.Call, at: View) -> bool:

@@ -13,7 +13,7 @@ from gradfix.rewrite.statements import touches
 
 Node = TypeVar("Node", bound=cst.CSTNode)
 # calls whose result may be gone through once more by calling again
-_AGAIN = {
+AGAIN = {
     "zip",
     "enumerate",
     "list",
@@ -30,7 +30,7 @@ _AGAIN = {
 def repeatable(items: cst.BaseExpression) -> bool:
     """Whether what a loop goes through may be gone through once more."""
     if isinstance(items, cst.Call):
-        return function_of(items) in _AGAIN and all(repeatable(a.value) for a in items.args)
+        return function_of(items) in AGAIN and all(repeatable(a.value) for a in items.args)
     return not isinstance(items, cst.GeneratorExp)
 
 

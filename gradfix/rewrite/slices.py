@@ -41,6 +41,26 @@ def new_names(project: Project, function: cst.FunctionDef, words: Sequence[str])
     return found
 
 
+def called_as(call: cst.Call, name: str) -> cst.Call:
+    """The call, of another function or method beside the one it is of."""
+    func = call.func
+    named = func.with_changes(attr=cst.Name(name)) if isinstance(func, cst.Attribute) else cst.Name(name)
+    return call.with_changes(func=named)
+
+
+def imported_as(several: Sequence[str]) -> Build:
+    """What makes of an import's ``name`` those of `several`."""
+
+    def build(alias: cst.CSTNode) -> cst.CSTNode:
+        assert isinstance(alias, cst.ImportAlias)
+        comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+        some = [alias.with_changes(name=cst.Name(n), comma=comma) for n in several]
+        some[-1] = some[-1].with_changes(comma=alias.comma)
+        return cst.FlattenSentinel(some)  # type: ignore[return-value]
+
+    return build
+
+
 def boundary_cuts(project: Project, found: Plan, function: cst.FunctionDef) -> dict[int, Build]:
     """Where the function's body hands one model's value to the other: node id -> how to detach it."""
     cuts: dict[int, Build] = {}

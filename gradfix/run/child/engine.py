@@ -139,7 +139,7 @@ class Engine:
                     self.freed.stamp(used, time)
                     r.kept.freed(outputs, stack)
             if not (accumulate or create):
-                r.plain.given(result)
+                r.constants.given(result)
         return result
 
     def _engine(

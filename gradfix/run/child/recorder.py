@@ -22,6 +22,7 @@ import torch
 from . import failure
 from .aliases import Aliases
 from .calls import Calls
+from .constants import Constants
 from .custom import Custom
 from .elsewhere import Processes, Threads
 from .engine import FREED, Engine
@@ -32,7 +33,6 @@ from .legacy import Legacy
 from .names import Names
 from .opposed import Opposed
 from .optimizers import Optimizers
-from .plain import Constants
 from .regions import Regions
 from .saves import GONE, Entry, Saves, fate_of, keep_value
 from .sites import Key, Sites
@@ -73,7 +73,7 @@ class Recorder:
         self.leaves = Leaves(self.storages, self.tape, self.clock)
         self.aliases = Aliases(self)
         self.tape.forgotten = self._emitted.discard
-        self.plain = Constants(self)
+        self.constants = Constants(self)
         self.watch = Watch(self)  # of the thread that is recorded
         self.threads = Threads(self)
         self.processes = Processes()

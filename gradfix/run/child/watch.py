@@ -76,7 +76,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.r = recorder
         self._exposed = recorder.saves.exposed
-        self._constants = recorder.plain.living
+        self._constants = recorder.constants.living
         self._known: dict[Any, tuple[Any, Any]] = {}
         self._no_grad_left = _MOST_NO_GRAD
         self.views = MultiViews()
@@ -105,7 +105,7 @@ class Watch(TorchFunctionMode):
             elif self._no_grad_left and not _grad_enabled():
                 self._no_grad(args)
             if self._constants:
-                self.r.plain.met(func, args, kwargs or {}, result, _getframe(1))
+                self.r.constants.met(func, args, kwargs or {}, result, _getframe(1))
             return result
         if kind == "run":
             return func(*args, **(kwargs or {}))
@@ -201,7 +201,7 @@ class Watch(TorchFunctionMode):
             self._wrote_own_save(func, stack, targets)
         r.gradients.written(func, targets, _getframe(2))
         if self._constants:
-            r.plain.met(func, args, kwargs, result, _getframe(2))
+            r.constants.met(func, args, kwargs, result, _getframe(2))
         return result
 
     def _counts_only(self, tensor: Any) -> bool:
@@ -349,7 +349,7 @@ class Watch(TorchFunctionMode):
         if how == "detach" and isinstance(result, torch.Tensor):
             self._alias(result, how)
         if how in ("detach", "tensor"):
-            r.plain.cut(how, tensors, result)
+            r.constants.cut(how, tensors, result)
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
                 r.cut(how, tensor, _getframe(2))
@@ -372,7 +372,7 @@ class Watch(TorchFunctionMode):
         spelled = self.r.sites.is_user(frame.f_code)
         self._alias(result, "data" if spelled else _LIBRARY)
         if spelled and tensor.requires_grad:
-            self.r.plain.cut("data", (tensor,), result)
+            self.r.constants.cut("data", (tensor,), result)
             self.r.cut("data", tensor, frame)
         return result
 

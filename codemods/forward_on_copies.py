@@ -25,7 +25,7 @@ class ForwardOnCopies(Codemod):
     taken by, and gradients flow through them to the parameters.
 
     When not: where windows need not overlap, or each may begin with a forward pass of its own: then no copies are
-    needed. `torch.nn.LSTM` and its like don't run on parameters that are not their own.
+    needed.
     """
 
     kinds = ("stale-saved-tensor", "silent-overwrite")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 _PASSES = 2  # of one backward
@@ -11,13 +10,9 @@ _MOST, _LARGE = 4000, 40_000  # lines, and what lines and records count together
 
 
 class Recent:
-    """A queue of lines (or of whole walks' Records) that forgets all but the last passes.
+    """A queue of lines (or of whole walks' Records) that forgets all but the last passes."""
 
-    `dropped` is told of the records that are forgotten.
-    """
-
-    def __init__(self, dropped: Callable[[Any], None]) -> None:
-        self._dropped = dropped
+    def __init__(self) -> None:
         self._lines: deque[tuple[Any, int]] = deque()
         self._passes: dict[int, int] = {}  # stack of a backward -> how many are held
         self._size = 0
@@ -63,9 +58,7 @@ class Recent:
         line, size = self._lines.popleft()
         self._size -= size
         self.cut = True
-        if type(line) is not dict:
-            self._dropped(line)
-        elif line["e"] == "Backward":
+        if type(line) is dict and line["e"] == "Backward":
             self._passes[line["s"]] -= 1
             return int(line["s"])
         return None

@@ -72,7 +72,6 @@ class Recorder:
         self.tape = TapeWriter(emit, self.sites, self.storages)
         self.leaves = Leaves(self.storages, self.tape, self.clock)
         self.aliases = Aliases(self)
-        self.tape.forgotten = self._emitted.discard
         self.constants = Constants(self)
         self.watch = Watch(self)  # of the thread that is recorded
         self.threads = Threads(self)
@@ -172,7 +171,8 @@ class Recorder:
     # ---- events
 
     def record(self, walk: Walk, dull: bool = False) -> None:
-        """The Records of the nodes that no backward has walked before."""
+        """The Records of the nodes that no backward has walked before. Those of a `dull` pass say only how the nodes
+        hang together: what they saved is told when a backward that is not dull walks them again."""
         records = Records()
         saved, outputs = records.saved, records.outputs
         customs = self.custom.nodes if len(self.custom.nodes) else None
@@ -181,7 +181,8 @@ class Recorder:
         nodes = walk.nodes
         if not self._emitted.isdisjoint(nodes):
             nodes = {number: node for number, node in nodes.items() if number not in self._emitted}
-        self._emitted.update(nodes)
+        if not dull:
+            self._emitted.update(nodes)
         calls = self.calls.of_each(list(nodes))
         for (number, node), call in zip(nodes.items(), calls):  # noqa: B905 (Python 3.9)
             before = len(saved)
@@ -189,7 +190,9 @@ class Recorder:
                 entries = [entry for n in self.calls.nodes_of(number) for entry in entries_of(n)]
             else:
                 entries = entries_of(number)
-            for entry in entries:
+            if not entries and _saves_numbers(node):
+                self.bare.add(number)
+            for entry in () if dull else entries:
                 if (tensor := entry.tensor) is GONE:
                     continue
                 if entry.output:
@@ -205,14 +208,12 @@ class Recorder:
                     entry.version,
                 )
             count = len(saved) - before
-            if not count and _saves_numbers(node):
-                self.bare.add(number)
             stack, time = call or ((), self.clock.tick())
-            if customs and (known := customs.get(number)):
+            if customs and not dull and (known := customs.get(number)):
                 held = [(e, tensor) for e in known.held if (tensor := e.tensor) is not GONE]
                 records.held[number] = [(storage_of(t), e.time, t.shape, t.dtype) for e, t in held]
             records.nodes += (time, stack, number, node.name(), parents[number], count)
-        for root in walk.tensors:
+        for root in () if dull else walk.tensors:
             if root.grad_fn is not None:
                 outputs[root.grad_fn._sequence_nr()] = len(saved)
                 saved += (self.storages.of(root), self.clock.now, root.shape, root.dtype, None)

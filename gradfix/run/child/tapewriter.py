@@ -43,10 +43,9 @@ class TapeWriter:
         self._emit = emit
         self._held: list[Any] = []  # lines, and Records, which are formatted when they are sent
         self._size = 0
-        self._recent = Recent(self._dropped)
+        self._recent = Recent()
         self._awake = 0  # dull events that are written all the same
         self._wakes = _WAKES
-        self.forgotten: Callable[[int], None] = lambda node: None
         self._sent = monotonic()
         self._sites = sites
         self._storages = storages
@@ -129,10 +128,6 @@ class TapeWriter:
                 for record in self._records(line):
                     self._emit(record)
         self._sent = monotonic()
-
-    def _dropped(self, records: Records) -> None:
-        for node in records.numbers():
-            self.forgotten(node)
 
     def _hold(self, line: Any) -> None:
         self._held.append(line)

@@ -32,9 +32,6 @@ class Records:
     def __len__(self) -> int:
         return len(self.nodes) // self.FIELDS
 
-    def numbers(self) -> list[int]:
-        return self.nodes[2 :: self.FIELDS]
-
     def __iter__(self) -> Iterator[tuple[int, Any, int, str, Any, list[Any], Any]]:
         """Of each node its time, stack, number, name, parents, what it saved, and its output if that is known."""
         fields, saved, end = iter(self.nodes), self.saved, 0

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gradfix.asked import asked
+from gradfix.dataclass import dataclass
 from gradfix.detect import Conflict, detect
 from gradfix.discover import project_root
 from gradfix.examine import Found, diagnosed, findings, read_text
@@ -173,20 +174,30 @@ def _applied(
     return done, {str(entry): (script, text)} if text != script else {}
 
 
-def _helps(entry: Path, cure: Cure, before: Counter[tuple[str, str]], conflict: Conflict) -> bool:
+def _helps(entry: Path, cure: Cure, before: _Faults, conflict: Conflict) -> bool:
     if set(cure.after) != {str(entry)}:
         return False  # a sibling is read from the disk: what its change does would not show
     after = _faults(entry, cure.after[str(entry)])
     mine = _identity(conflict, cure.before)
-    return after[mine] < before[mine] and not after - before
+    return after.all[mine] < before.all[mine] and not after.grave - before.grave
 
 
-def _faults(entry: Path, text: str) -> Counter[tuple[str, str]]:
+@dataclass(frozen=True, slots=True)
+class _Faults:
+    """What the text shows; `grave` is more than a note."""
+
+    all: Counter[tuple[str, str]]
+    grave: Counter[tuple[str, str]]
+
+
+def _faults(entry: Path, text: str) -> _Faults:
     try:
-        found = findings(entry, text, read_text(entry, text))
+        found = list(findings(entry, text, read_text(entry, text)))
     except SourceError:
-        return Counter({("unreadable", ""): 1})
-    return Counter(_identity(f.conflict, f.texts) for f in found if f.conflict.severity != "note")
+        unreadable = Counter({("unreadable", ""): 1})
+        return _Faults(unreadable, unreadable)
+    names = [(_identity(f.conflict, f.texts), f.conflict.severity) for f in found]
+    return _Faults(Counter(name for name, _ in names), Counter(name for name, how in names if how != "note"))
 
 
 def _identity(conflict: Conflict, texts: Mapping[str, str]) -> tuple[str, str]:

@@ -140,3 +140,15 @@ def test_what_is_no_traceback_of_autograds(fix, traceback, sentence):
     code, out, err = fix("--traceback", "err.txt", traceback=traceback)
     assert (code, out) == (2, "")
     assert sentence in err
+
+
+def test_notes_are_applied_where_they_were_asked_for(fix, tmp_path):
+    old = "import torch\nfrom torch.autograd import Variable\n\nw = torch.ones(3, requires_grad=True)\n"
+    old += "loss = (w * Variable(torch.ones(3))).sum()\nloss.backward()\nprint(loss.data)\n"
+    words = ("--no-run", "--accept", "untried", "--write")
+    fix(*words, text=old)
+    assert (tmp_path / "train.py").read_text() == old
+    fix(*words, "--notes", text=old)
+    new = "import torch\n\nw = torch.ones(3, requires_grad=True)\n"
+    new += "loss = (w * torch.ones(3)).sum()\nloss.backward()\nprint(loss.detach())\n"
+    assert (tmp_path / "train.py").read_text() == new

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from gradfix.batch import delivery, engine
 from gradfix.batch.engine import Engine, EngineError
+from gradfix.batch.order import largest_first
 from gradfix.batch.state import State, wanted
 from gradfix.batch.values import Options, RepoResult, Spec, Written, loads
 from gradfix.source import beside
-
-AHEAD = 2  # repositories that wait at an executor beyond those it works on
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,29 +206,35 @@ def _staging(state: State, spec: Spec, paths: Iterable[str]) -> Iterator[str]:
 def _through(
     there: Engine, todo: Iterable[Spec], options: Options, state: State
 ) -> Iterator[tuple[Spec, RepoResult, int]]:
-    """Results as they come; never more at the executor than it can soon begin. Raises EngineError where it is gone."""
-    left = iter(todo)
+    """Results as they come. Nothing waits at the executor: what waits there waits behind one worker, and would still
+    when another has nothing to do. Raises EngineError where it is gone."""
+    left = largest_first(todo)
     flying: dict[Future[str], Spec] = {}
     hints: dict[str, str] = {}
     begun = renewed = 0
+
+    def fill() -> None:
+        nonlocal begun, renewed, hints
+        while len(flying) < there.room and (spec := next(left, None)) is not None:
+            if begun >= renewed:  # seldom enough to cost the thousandth repository no more than the first
+                hints, renewed = state.hints(), begun + 1 + begun // 10
+            begun += 1
+            state.began(spec.name)
+            flying[there.submit(spec, replace(options, hints=hints))] = spec
+
     try:
-        while True:
-            while len(flying) < there.room + AHEAD and (spec := next(left, None)) is not None:
-                if begun >= renewed:  # seldom enough to cost the thousandth repository no more than the first
-                    hints, renewed = state.hints(), begun + 1 + begun // 10
-                begun += 1
-                state.began(spec.name)
-                flying[there.submit(spec, replace(options, hints=hints))] = spec
-            if not flying:
-                return
+        fill()
+        while flying:
             for future in wait(flying, return_when=FIRST_COMPLETED).done:
                 spec = flying.pop(future)
                 try:
-                    yield spec, loads(RepoResult, future.result()), min(len(flying), there.room)
+                    result = loads(RepoResult, future.result())
                 except (CancelledError, OSError, TimeoutError) as problem:
                     raise EngineError(
                         f"the engine has gone ({problem or type(problem).__name__}); the same call goes on from here"
                     ) from None
+                fill()  # before the result is kept: nobody waits for that
+                yield spec, result, len(flying)
     finally:
         for future in flying:
             with suppress(OSError):

@@ -14,6 +14,7 @@ from gradfix.rewrite.boundary import detach, frame, gather, meeting, rebinding, 
 from gradfix.rewrite.calls import drop_carried_retain
 from gradfix.rewrite.carried import Carried, carried, entries, made_outside, sets_back, stored_elements
 from gradfix.rewrite.dropped import dropped, kept
+from gradfix.rewrite.items import Item, kept_items
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import (
     dotted,
@@ -21,7 +22,6 @@ from gradfix.rewrite.statements import (
     line_of,
     put_after,
     put_before,
-    reads_of,
     touches,
     units,
     walk,
@@ -94,15 +94,21 @@ for x in torch.randn(3, 4, 3):
             return
         drop = drop_carried_retain(project, conflict.backward)
         found = carried(project, edges, backward)
-        ways = (*_ways(project, found, edges), *window_ends(project, found, edges, backward))
+        kept_now = kept_items(project, edges, backward)
+        ways = (
+            *_ways(project, found, edges),
+            *_items(project, kept_now),
+            *window_ends(project, found, edges, backward),
+        )
         summed = conflict.pattern == "accumulated"  # a number that is kept, not a state: accumulate-item
-        for rank, (summary, parts) in enumerate(ways, 3 if summed else 0):
+        elements = [
+            (view, append, element)
+            for view, append, element in stored_elements(project, (e.producer for e in edges))
+            if not _made_plain(view, element)
+        ]
+        for rank, (summary, parts) in enumerate(ways, 3 if summed else bool(elements)):
             yield Proposal(summary, ROUND, gather(*parts, *drop), rank)
-        for view, append, element in stored_elements(project, (e.producer for e in edges)):
-            if isinstance(element, cst.Call) and view.code(element.func).endswith(
-                (".item", ".detach", ".tolist")
-            ):
-                continue
+        for view, append, element in elements:
             held = dotted(append.func.value) if isinstance(append.func, cst.Attribute) else None
             summary = f"store `{view.code(element).strip()}` detached in `{held or 'the history'}`"
             edits = gather((view, [detach(element)]), *drop)
@@ -116,6 +122,11 @@ for x in torch.randn(3, 4, 3):
 
 
 Part = tuple[View, list[Edit]]
+
+
+def _made_plain(view: View, element: cst.BaseExpression) -> bool:
+    """Whether the element has no graph any more: ``loss.item()``."""
+    return isinstance(element, cst.Call) and view.code(element.func).endswith((".item", ".detach", ".tolist"))
 
 
 def _taken_over(project: Project, edges: Sequence[Crossing]) -> Iterator[tuple[str, list[Part]]]:
@@ -185,7 +196,7 @@ def _ways(
         shapes = {i.name: ("tensor", "tuple") if _entries(i) else i.shapes(project, edges) for i in group}
         # another method may read an attribute after it is stored, so it is detached where it is read
         # (a buffer that is written in part would go on gathering graphs)
-        elsewhere = any("." in i.name and not _in_part(i) for i in group)
+        elsewhere = any("." in i.name and not _in_part(i) and i.read_elsewhere(project) for i in group)
         ways = [_read, _stored, _after] if elsewhere else [_stored, _read, _after]
         if any(map(_entries, group)):
             ways = [_stored]
@@ -202,6 +213,21 @@ def _ways(
                 if parts:
                     said = ", ".join(f"`{i.name}`" for i in group)
                     yield f"detach {said} between passes", parts
+
+
+def _items(project: Project, found: Sequence[Item]) -> Iterator[tuple[str, list[Part]]]:
+    """Entries under literal keys, all that one body hands on together."""
+    bodies: dict[int, list[Item]] = {}
+    for item in found:
+        bodies.setdefault(id(item.body), []).append(item)
+    lstm = any("LSTM" in text for text in project.files.values())
+    for group in bodies.values():
+        for shape in ("tuple", "tensor") if lstm else ("tensor", "tuple"):
+            for way in (Item.stored, Item.read, Item.after):
+                edits = [(item.view, way(item, shape)) for item in group]
+                if all(some for _, some in edits):
+                    said = ", ".join(f"`{i.said}`" for i in group)
+                    yield f"detach {said} between passes", edits
 
 
 def _kept(item: Carried, shape: str) -> list[Edit]:
@@ -247,7 +273,7 @@ def _read(item: Carried, shape: str) -> list[Edit]:
     if item.starts_bare():
         return []
     reader = item.reader
-    reads = reads_of(reader.node, item.name)
+    reads = item.reads_until_stored()
     if "." in item.name and shape == "tensor" and len(reads) == 1:
         return [detach(reads[0], shape)]
     if isinstance(reader.node, cst.BaseCompoundStatement) and not item.in_loop:
@@ -261,8 +287,10 @@ def _after(item: Carried, shape: str) -> list[Edit]:
     if not item.starts_bare():
         return []
     needs = [u for u in units(item.body) if touches(u.reads | u.writes, {item.name})]
-    while needs and any(sets_back(u, item.name) for u in inside(needs[-1])):
+    while needs and (
+        isinstance(needs[-1].node, cst.Return) or any(sets_back(u, item.name) for u in inside(needs[-1]))
+    ):
         needs.pop()
-    if not needs or isinstance(needs[-1].node, cst.Return):
+    if not needs:
         return []
     return [put_after(needs[-1], line_of(rebinding(item.name, shape)))]

@@ -4,7 +4,7 @@ which name."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import libcst as cst
 
@@ -71,8 +71,8 @@ def sets_back(unit: Unit, name: str) -> bool:
 class Carried:
     """`name` is read by `reader` before the body binds it anew: it holds the value of the pass before.
     `stores` are the body's statements that bind it; `body` is a loop's, or a function's for an attribute
-    or a global name. `direct`: one of them runs what made the value that enters this pass. `depth` is the frame of
-    `stack` that the body belongs to."""
+    or a global name. `direct`: one of them runs what made the value that enters this pass. `places` are stacks on which
+    it is read, of several callers (that may be of several objects), each with the frame that the body belongs to."""
 
     name: str
     view: View
@@ -80,8 +80,12 @@ class Carried:
     reader: Unit
     stores: tuple[Unit, ...]
     direct: bool
-    stack: Stack
-    depth: int
+    places: tuple[tuple[Stack, int], ...]
+
+    @property
+    def depth(self) -> int:
+        """The frame that the body belongs to, where the name was first seen to be read."""
+        return self.places[0][1]
 
     @property
     def in_loop(self) -> bool:
@@ -93,6 +97,28 @@ class Carried:
         every = list(walk(self.body))
         here = next(n for n, u in enumerate(every) if u.node is unit.node)
         return any(touches(u.reads, {self.name}) for u in every[here + 1 :])
+
+    def read_elsewhere(self, project: Project) -> bool:
+        """Whether an attribute is read outside the body: what another method reads may not be cut off yet."""
+        last = self.name.rpartition(".")[2]
+        own = {id(n) for n in descendants(self.body)}
+        return any(
+            isinstance(node, cst.Attribute)
+            and node.attr.value == last
+            and id(node) not in own
+            and not isinstance(view.parents.get(node), cst.AssignTarget)
+            for view in filter(None, map(project.view, project.files))
+            for node in view.parents
+        )
+
+    def reads_until_stored(self) -> list[cst.BaseExpression]:
+        """Where the body reads the name until it first binds it, that statement's own reads among them."""
+        found: list[cst.BaseExpression] = []
+        for unit in walk(self.body):
+            found += reads_of(unit.node, self.name)
+            if any(unit.node is s.node for s in self.stores):
+                break
+        return found
 
     def starts_bare(self) -> bool:
         """Whether the name first holds something that is no tensor (None, a number), or nothing at all; or is set back
@@ -167,13 +193,16 @@ def carried(project: Project, edges: Sequence[Crossing], backward: Backward) -> 
     found: dict[tuple[str, str, int], Carried] = {}
     for edge in edges:
         stack = edge.consumer.stack
-        for depth, view, body, node in _bodies(project, stack, backward.stack):
+        for depth, view, body, node in bodies(project, stack, backward.stack):
             for item in _names_of(project, view, body, node, edge.producer.stack, stack, depth):
-                found.setdefault((view.path, item.name, id(body)), item)
+                key = (view.path, item.name, id(body))
+                known = found.setdefault(key, item)
+                if all(stack[:depth] != other[:at] for other, at in known.places):
+                    found[key] = replace(known, places=(*known.places, *item.places))
     return tuple(found.values())
 
 
-def _bodies(
+def bodies(
     project: Project, stack: Stack, needed: Stack
 ) -> Iterator[tuple[int, View, cst.CSTNode, cst.CSTNode]]:
     """(frame, view, body, the frame's node) of the functions around the frames of a stack and of the loops whose
@@ -243,7 +272,7 @@ def _names_of(
                     not all(isinstance(s.node, cst.AugAssign) and _counts(s.node) for s in stores)
                     or not stores
                 ):
-                    yield Carried(name, view, body, unit, stores, name in made, stack, depth)
+                    yield Carried(name, view, body, unit, stores, name in made, ((stack, depth),))
                     seen.add(name)
         seen |= {w for w in unit.writes if not isinstance(unit.node, cst.BaseCompoundStatement)}
 

@@ -10,6 +10,7 @@ from gradfix.edit import Edit, Project, View
 from gradfix.graph import Crossing
 from gradfix.rewrite.boundary import frame, meeting, rebinding
 from gradfix.rewrite.carried import Carried
+from gradfix.rewrite.spelling import unused
 from gradfix.rewrite.statements import (
     block_of,
     dotted,
@@ -21,14 +22,16 @@ from gradfix.rewrite.statements import (
     unit_in,
     units,
 )
-from gradfix.tape import Backward
+from gradfix.tape import Backward, Stack
+
+_FEW = 2  # objects whose state is detached by a line for each
 
 
 def window_ends(
     project: Project, found: Sequence[Carried], edges: Sequence[Crossing], backward: Backward
 ) -> Iterator[tuple[str, list[tuple[View, list[Edit]]]]]:
     """``if (t + 1) % k == 0: …``, or a loop of its own for each window: the state is detached behind the step, all
-    its names together, as they are called there."""
+    its names together, as they are called there; of many objects of one class in a loop over them."""
     depth = max((meeting(e.consumer.stack, backward.stack) for e in edges), default=-1)
     here = frame(project, backward.stack, depth)
     block = block_of(*here) if here is not None else None
@@ -40,33 +43,81 @@ def window_ends(
     whole_pass = loop is not None and block is loop.body
     bound = names(block).writes
     group: dict[str, Carried] = {}
+    spread: list[Carried] = []  # what several objects hold, or one that has no name here
     for item in found:
         if item.view is view and item.depth == depth and "." not in item.name:
             # (of a pass that ends in the backward, what it reads first says where to detach)
             own = not whole_pass and item.body is (loop.body if loop is not None else None)
-            name = item.name if own else ""
+            several = [item.name if own else ""]
         else:
-            name = called(project, item, depth)
-        if name and not touches({name}, bound):  # bound anew there: it starts afresh
-            group.setdefault(name, item)
+            several = [_called(project, item.name, place, depth) for place in item.places]
+            spread += [item] if len(several) > 1 or "" in several else []
+            several = [] if "" in several else several
+        for name in several:
+            if name and not touches({name}, bound):  # bound anew there: it starts afresh
+                group.setdefault(name, item)
     body = units(block)
     steps = [u for u in body[index:] if ".step(" in view.code(u.node)]
+    end = (steps or [body[index]])[-1]
     direct = {n: i for n, i in group.items() if i.direct}
+    ways = list(_by_class(project, view, spread, depth))
     for some in (direct, group) if 0 < len(direct) < len(group) else (group,):
         shapes = {n: i.shapes(project, edges) for n, i in some.items()}
-        for n in range(max(map(len, shapes.values()), default=0)):
-            lines = [line_of(rebinding(name, ways[min(n, len(ways) - 1)])) for name, ways in shapes.items()]
-            said = ", ".join(f"`{name}`" for name in some)
-            end = put_after((steps or [body[index]])[-1], *lines)
-            yield f"detach {said} at the end of each window", [(view, [end])]
+        for k in range(max(map(len, shapes.values()), default=0)):
+            kinds = {name: held[min(k, len(held) - 1)] for name, held in shapes.items()}
+            lines: list[cst.BaseStatement] = [line_of(rebinding(n, way)) for n, way in kinds.items()]
+            named = (", ".join(f"`{name}`" for name in some), lines)
+            ways.insert(0, named) if len(some) <= _FEW else ways.append(named)
+    for said, lines in ways:
+        yield f"detach {said} at the end of each window", [(view, [put_after(end, *lines)])]
 
 
-def called(project: Project, item: Carried, depth: int) -> str:
+def _by_class(
+    project: Project, view: View, found: Sequence[Carried], depth: int
+) -> Iterator[tuple[str, list[cst.BaseStatement]]]:
+    """``for module in net.modules(): if isinstance(module, Layer): …``: the state that several layers of one class keep
+    in attributes, detached in all of them."""
+    held: dict[tuple[str, str], list[str]] = {}
+    for item in found:
+        kind = item.view.enclosing(item.body, cst.ClassDef)
+        function = item.view.function(item.body)
+        first, _, attribute = item.name.partition(".")
+        own = isinstance(function, cst.FunctionDef) and first == next(iter(parameters(function)), "")
+        roots = {_receiver(project, stack, depth) for stack, _ in item.places}
+        root = roots.pop() if len(roots) == 1 else ""
+        if own and root and attribute and kind is not None and _knows(view, item.view, kind):
+            held.setdefault((root, kind.name.value), []).append(attribute)
+    for (root, name), attributes in held.items():
+        module = unused(view, "module")
+        lines = [cst.Module([]).code_for_node(rebinding(f"{module}.{a}")) for a in attributes]
+        test = f"for {module} in {root}.modules():\n    if isinstance({module}, {name}):\n"
+        text = test + "".join(f"        {line}\n" for line in lines)
+        said = " and ".join(f"`{a}`" for a in attributes)
+        yield f"{said} of every `{name}`", [cst.parse_statement(text)]
+
+
+def _knows(view: View, home: View, kind: cst.ClassDef) -> bool:
+    """Whether the class, made in `home`, has its name in `view`."""
+    if view is home:
+        return isinstance(home.parents.get(kind), cst.Module)
+    named = (n for n in view.parents if isinstance(n, cst.ImportAlias) and n.asname is None)
+    return any(dotted(n.name) == kind.name.value for n in named)
+
+
+def _receiver(project: Project, stack: Stack, depth: int) -> str:
+    """What the frame `depth` calls, or calls a method of: ``net`` of ``net(x)``; "" where it has no name."""
+    calling = frame(project, stack, depth)
+    call = calling[1] if calling is not None else None
+    call = call.value if isinstance(call, cst.Expr) else call
+    return (dotted(call.func) or "") if isinstance(call, cst.Call) else ""
+
+
+def _called(project: Project, name: str, place: tuple[Stack, int], depth: int) -> str:
     """What the frame `depth` calls an attribute that a method further in knows as its own: ``self.state`` is
     ``model.state`` where ``model(x)`` is called; "" where it has no name there."""
-    name = item.name
-    for inner in range(item.depth, depth, -1):
-        within, calling = frame(project, item.stack, inner), frame(project, item.stack, inner - 1)
+    stack, own = place
+    for inner in range(own, depth, -1):
+        within, calling = frame(project, stack, inner), frame(project, stack, inner - 1)
         function = within[0].function(within[1]) if within is not None else None
         call = calling[1] if calling is not None else None
         call = call.value if isinstance(call, cst.Expr) else call
@@ -80,4 +131,4 @@ def called(project: Project, item: Carried, depth: int) -> str:
         if receiver is None:
             return ""
         name = f"{receiver}.{attribute}"
-    return name if item.depth >= depth and "." in name else ""
+    return name if own >= depth and "." in name else ""

@@ -12,7 +12,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View, parenthesized, targets
 from gradfix.rewrite.blocks import of_torch
 from gradfix.rewrite.boundary import gather
-from gradfix.rewrite.liveness import dotted
+from gradfix.rewrite.liveness import dotted, statement_before
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import block_of, body_of, reads_of, take_away, unit_in, units, walk
 from gradfix.tape import Cut
@@ -91,6 +91,9 @@ for x in torch.randn(3, 4, 3):
             return
         if conflict.pattern == "bypassed":
             yield from _taken_whole(conflict, project)
+            return
+        if conflict.pattern == "constant-term" and (inner := _in_the_sum(conflict, project)) is not None:
+            yield inner
             return
         every: list[Part] = []
         effect = TERM if conflict.pattern == "constant-term" else GAINS
@@ -348,11 +351,41 @@ def _holder(view: View, top: cst.BaseExpression) -> str | cst.BaseExpression:
     return ""
 
 
+def _in_the_sum(conflict: Conflict, project: Project) -> Proposal | None:
+    """``loss = fit + w * value`` with ``value = penalty.item()`` that is shown, too: the number stays one, the sum takes
+    the tensor it was made of."""
+    cut, used = conflict.label("cut"), conflict.label("used")
+    made = project.node(cut.stack[-1]) if cut is not None else None
+    summed = project.node(used.stack[-1]) if used is not None else None
+    if made is None or summed is None or made[0] is not summed[0]:
+        return None
+    view, layer = made[0], _layer_in(*made)
+    if layer is None:
+        return None
+    top = _top(view, layer)
+    name, source = _holder(view, top), dotted(_core(top))
+    small, target = view.small_statement(top), view.small_statement(summed[1])
+    body = body_of(view, top)
+    if not isinstance(name, str) or not name or not source or name == source or _filled(view, name):
+        return None
+    if target is None or small is target or body_of(view, target) is not body:
+        return None
+    reads = reads_of(target, name)
+    shown = len(reads_of(body, name)) > len(reads)
+    same = statement_before(view, target, source) is statement_before(view, top, source)
+    if not reads or not shown or not same:
+        return None
+    edits: list[Edit] = [Replace(read, lambda _: cst.parse_expression(source)) for read in reads]
+    return Proposal(f"add `{source}` itself, with its graph, and not the number", TERM, gather((view, edits)))
+
+
 def _read_by(view: View, top: cst.BaseExpression, name: str) -> Iterator[cst.Call]:
-    """Calls that make a tensor of what `name` holds."""
+    """Calls that make a tensor of what `name` holds, alone or scaled."""
     for unit in walk(body_of(view, top)):
         for read in reads_of(unit.node, name):
             arg = view.parents.get(read)
+            while isinstance(arg, cst.BinaryOperation | cst.UnaryOperation):
+                arg = view.parents.get(arg)
             call = view.parents.get(arg) if isinstance(arg, cst.Arg) else None
             if isinstance(call, cst.Call) and function_of(call) in MAKERS and call.args[0] is arg:
                 yield call

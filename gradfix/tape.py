@@ -199,8 +199,9 @@ class Cut(Event):
 
 @dataclass(frozen=True, slots=True)
 class Added(Event):
-    """A tensor without a graph was added to one that has a graph: `ref` is the term, `node` the sum's node. It is made
-    of gradients that have none (``autograd.grad`` without ``create_graph``), or of what was cut off the node `cut`."""
+    """What has no graph was added to a tensor that has one: `ref` is the term, `node` the sum's node. It is made of
+    gradients that have none (``autograd.grad`` without ``create_graph``), or of what was cut off the node `cut`. For a
+    number, `ref` is the tensor that it was read of."""
 
     ref: Ref
     node: int

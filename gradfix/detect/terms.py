@@ -23,8 +23,10 @@ def _loss(graph: Graph, event: Added) -> Backward | None:
 
 
 def _trained(graph: Graph, loss: Backward) -> int:
-    """What an optimizer steps with this loss's gradients, as a bit mask."""
-    return graph.mask(r.storage for r in loss.accumulates if r.storage in graph.owners)
+    """What an optimizer steps with this loss's gradients, as a bit mask: not the critic that it is only computed by."""
+    filled = graph.mask(r.storage for r in loss.accumulates if r.storage in graph.owners)
+    serves = graph.serves(loss)
+    return filled & graph.owned_mask(serves) if serves else filled
 
 
 def plain_terms(graph: Graph) -> Found:

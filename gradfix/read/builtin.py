@@ -21,6 +21,7 @@ from gradfix.read.values import (
     Lib,
     Native,
     Super,
+    Taken,
     Tensor,
     Unknown,
     Value,
@@ -277,6 +278,8 @@ def _number(name: str) -> Callable[..., Value]:
             if name in ("abs", "round"):
                 return calls.call(m, tensors.attribute(m, args[0], name), [], {})
             return tensors.METHODS["item"](m, args[0], [], {})
+        if name == "float" and args and isinstance(args[0], Taken):
+            return args[0]
         if any(isinstance(a, Unknown) for a in args):
             return m.unknown(name)
         if args and isinstance(args[0], list | tuple | dict) and name in ("bool", "str", "repr"):

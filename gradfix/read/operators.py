@@ -7,9 +7,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, iteration, objects, ops, python, tensors
+from gradfix.read import calls, iteration, objects, ops, python, taken, tensors
 from gradfix.read.frames import Machine
-from gradfix.read.values import Instance, Lib, Tensor, Unknown, Value
+from gradfix.read.values import Instance, Lib, Taken, Tensor, Unknown, Value
 
 BINARY: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Add: ("add", operator.add),
@@ -44,6 +44,8 @@ def binary(m: Machine, op: ast.operator, left: Value, right: Value) -> Value:
         return ops.operator_(m, name, left, right)
     if left is None or right is None:
         _refused(m, left, right)
+    if isinstance(left, Taken) or isinstance(right, Taken):
+        return taken.binary(m, name, left, right)
     if isinstance(left, Unknown):
         return left
     if isinstance(right, Unknown):

@@ -9,7 +9,7 @@ from gradfix.read import effects, shapes
 from gradfix.read.effects import Overload
 from gradfix.read.frames import Machine
 from gradfix.read.trace import LEAF, LEAF_VIEW, VIEWS
-from gradfix.read.values import Lib, Node, Shape, Tensor, Truth, Unknown, Value
+from gradfix.read.values import Lib, Node, Shape, Taken, Tensor, Truth, Unknown, Value
 
 # ops of Python's operators that take a number where a tensor is declared
 NUMBERS = {
@@ -71,34 +71,43 @@ def apply(m: Machine, name: str, args: Sequence[Value], kwargs: dict[str, Value]
 def _follow(m: Machine, name: str, args: Sequence[Value], made: Value) -> None:
     """A call was made after ``autograd.grad`` gave gradients without a graph, or a loss was cut off its own: is what it
     makes a constant of that kind still, or a sum in which they look like a term of the loss?"""
-    terms = [t for value in args for t in tensors_of(value) if t.cut or t.storage.plain]
+    terms: list[Tensor | Taken] = [v for v in args if isinstance(v, Taken)]
+    terms += [t for value in args for t in tensors_of(value) if t.cut or t.storage.plain]
     if not terms:
         return
     for result in tensors_of(made):
         if result.requires is False and result.dtype not in INTEGERS:
-            result.storage.plain = any(t.storage.plain for t in terms)
+            result.storage.plain = any(_plain(t) for t in terms)
             result.cut = frozenset[int]().union(*(t.cut for t in terms))
         elif result.requires and result.node is not None:
             for term in terms:
                 _used(m, name.strip("_"), term, result.node)
 
 
-def _used(m: Machine, name: str, term: Tensor, node: Node) -> None:
+def _plain(term: Tensor | Taken) -> bool:
+    return isinstance(term, Tensor) and term.storage.plain
+
+
+def _used(m: Machine, name: str, term: Tensor | Taken, node: Node) -> None:
     """`term` went into what `node` made; see gradfix.run.child.constants."""
     from gradfix.read import names
 
     if name not in SUMS:
         m.numbers |= term.cut
     cuts: list[int | None] = [*(term.cut - m.numbers)]
-    for cut in cuts or ([None] if term.storage.plain and name in ADDING else []):
-        names.local(m, term)
-        m.trace.added(term, node, cut)
+    tensor = term.tensor if isinstance(term, Taken) else term
+    for cut in cuts or ([None] if _plain(term) and name in ADDING else []):
+        if tensor is not None:
+            names.local(m, tensor)
+            m.trace.added(tensor, node, cut)
 
 
 def constant(m: Machine, made: Tensor, tensor: Tensor) -> Tensor:
     """`made` is the value of `tensor` off its graph."""
     if tensor.requires and tensor.node is not None and made.dtype not in INTEGERS:
         made.cut, m.constants = frozenset((tensor.node.number,)), True
+    elif not tensor.requires:
+        made.cut = tensor.cut
     return made
 
 
@@ -257,7 +266,7 @@ def _vague(value: Value) -> bool:
     """Whether a tensor that isn't known may be in `value`: it, or one of the list that is joined."""
     if isinstance(value, list | tuple):
         return not value or any(isinstance(v, Unknown) for v in value)
-    return isinstance(value, Unknown)
+    return isinstance(value, Unknown) and not isinstance(value, Taken)
 
 
 def graph(m: Machine, op: str, name: str, wanted: Iterable[Value]) -> tuple[Truth, Node | None, list[Tensor]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
-from gradfix.read import backward, effects, ops, shapes
+from gradfix.read import backward, effects, ops, shapes, taken
 from gradfix.read.frames import Machine
 from gradfix.read.values import Lib, Native, Shape, Tensor, Unknown, Value
 
@@ -168,7 +168,7 @@ ATTRIBUTES: dict[str, Callable[[Machine, Tensor], Value]] = {
 
 def _item(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     _leave(m, tensor, "item")
-    return m.unknown("item()")
+    return taken.take(m, tensor)
 
 
 def _leave(m: Machine, tensor: Tensor, how: str) -> None:
@@ -193,7 +193,7 @@ def _detach_(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Va
 def _numpy(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     _leave(m, tensor, "numpy")
     return (
-        _alias(tensor, "numpy") if not tensor.requires else m.unknown("numpy of a tensor that requires grad")
+        _off(m, tensor, "numpy") if not tensor.requires else m.unknown("numpy of a tensor that requires grad")
     )
 
 

@@ -18,7 +18,7 @@ from gradfix.read import (
     tensors,
 )
 from gradfix.read.frames import Machine
-from gradfix.read.values import Instance, Lib, Native, Shape, Tensor, Unknown, Value
+from gradfix.read.values import Instance, Lib, Native, Shape, Taken, Tensor, Unknown, Value
 
 MAKERS = {"zeros", "ones", "empty", "rand", "randn", "full"}
 LIKE = {"zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "full_like", "randint_like"}
@@ -184,6 +184,8 @@ def _tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if each.requires:
             m.trace.cut("tensor", each, each.node)
     made = tensors.fresh(m, shape, shapes.dtype_name(kwargs.get("dtype")) or dtype, _wants(kwargs))
+    if isinstance(data, Taken):
+        made.cut = data.cut
     return ops.constant(m, made, data) if isinstance(data, Tensor) else made
 
 

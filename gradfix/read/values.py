@@ -116,6 +116,14 @@ class Tensor:
         return self.origin == GUESSED
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken(Unknown):
+    """A number that was read of `tensor` (``loss.item()``), or is made of such: `cut` are the nodes it was cut off."""
+
+    cut: frozenset[int] = frozenset()
+    tensor: Tensor | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Function:
     """A function of the program: its text, where it was defined, and the values of its defaults."""

@@ -29,7 +29,7 @@ class Constants:
     def given(self, gradients: Any) -> None:
         """``torch.autograd.grad`` without ``create_graph`` gave these."""
         for tensor in gradients:
-            self._follow(tensor, frozenset((None,)))
+            self.follow(tensor, frozenset((None,)))
 
     def cut(self, how: str, tensors: Any, result: Any) -> None:
         """`result` is one of the `tensors` off its graph: a loss, or whatever ``torch.tensor(t)`` makes anew. (A tensor
@@ -37,7 +37,11 @@ class Constants:
         if isinstance(result, torch.Tensor) and (how == "tensor" or not result.dim()):
             node = next((t.grad_fn for t in tensors if t.grad_fn is not None), None)
             if node is not None:
-                self._follow(result, frozenset((node._sequence_nr(),)))
+                self.follow(result, frozenset((node._sequence_nr(),)))
+
+    def nodes_of(self, tensor: Any) -> frozenset[int | None]:
+        """The nodes that were cut off, for the value of `tensor`."""
+        return self.living[id(tensor)][1] if self._knows(tensor) else frozenset()
 
     def met(self, func: Any, args: Any, kwargs: Any, result: Any, frame: Any) -> None:
         """A call was made while some of them live."""
@@ -47,7 +51,7 @@ class Constants:
         cut = frozenset[int | None]().union(*(self.living[id(t)][1] for t in terms))
         for made in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
             if not made.requires_grad:
-                self._follow(made, cut)
+                self.follow(made, cut)
             elif made.grad_fn is not None:
                 for term in terms:
                     self._used(func.__name__, term, made, frame)
@@ -66,7 +70,8 @@ class Constants:
         known = self.living.get(id(tensor))
         return known is not None and known[0]() is tensor
 
-    def _follow(self, tensor: Any, cut: frozenset[int | None]) -> None:
+    def follow(self, tensor: Any, cut: frozenset[int | None]) -> None:
+        """`tensor` is the value of these nodes, or made of it."""
         if isinstance(tensor, torch.Tensor) and not tensor.requires_grad and tensor.is_floating_point():
             key, living = id(tensor), self.living
             living[key] = weakref.ref(tensor, lambda _: living.pop(key, None)), cut

@@ -5,11 +5,13 @@ Standard library and torch only.
 
 from __future__ import annotations
 
+import builtins
 import dis
 import os
 import random
 import sys
 import sysconfig
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -105,11 +107,12 @@ def _without_momentum(call: Any, position: int) -> Any:
 
 
 def see_through(sites: Any) -> None:
-    """`.data`, `.detach()`, `torch.tensor(t)` give the tensor itself in user lines: all, or [file, line]s."""
+    """`.data`, `.detach()`, `torch.tensor(t)` give the tensor itself in user lines: all, or [file, line]s. In those that
+    are listed so do `.item()`, `.numpy()` and `float(t)`: a number that is a term of a loss."""
     wanted = None if sites is True else {(os.path.realpath(f), line) for f, line in sites}
 
-    def here() -> bool:
-        frame = sys._getframe(2)
+    def here(depth: int = 2) -> bool:
+        frame = sys._getframe(depth)
         file = os.path.realpath(frame.f_code.co_filename)
         if wanted is not None:
             return (file, frame.f_lineno) in wanted
@@ -128,9 +131,39 @@ def see_through(sites: Any) -> None:
             return value
         return plain_tensor(value, *args, **kwargs)
 
+    def number(plain: Any) -> Any:
+        return lambda self, *args, **kwargs: self if here() else plain(self, *args, **kwargs)
+
     torch.Tensor.data = property(data, DATA.__set__)  # type: ignore
     torch.Tensor.detach = detach
     torch.tensor = tensor  # type: ignore
+    if wanted is not None:
+        torch.Tensor.item, torch.Tensor.numpy = number(torch.Tensor.item), number(torch.Tensor.numpy)  # type: ignore
+        _replace_float(lambda value: value if isinstance(value, torch.Tensor) and here(3) else None)
+
+
+def _replace_float(instead: Callable[[Any], Any]) -> None:
+    """What the script itself calls float() gives what `instead` does, unless that is None. Every other module, imported
+    since or before, keeps Python's."""
+
+    class Type(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, float)
+
+        def __eq__(cls, other: object) -> bool:
+            return other is float or other is cls
+
+        def __hash__(cls) -> int:
+            return hash(float)
+
+    class Float(float, metaclass=Type):
+        def __new__(cls, value: Any = 0.0, /) -> Any:
+            found = instead(value)
+            return float(value) if found is None else found
+
+    own = types.ModuleType("builtins")  # what _become_main takes
+    own.__dict__.update(builtins.__dict__, float=Float)
+    sys.modules["builtins"] = own
 
 
 def differentiate_twice(sites: Any) -> None:

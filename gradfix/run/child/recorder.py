@@ -31,6 +31,7 @@ from .kept import Kept
 from .leaves import Leaves
 from .legacy import Legacy
 from .names import Names
+from .numbers import Numbers
 from .opposed import Opposed
 from .optimizers import Optimizers
 from .regions import Regions
@@ -73,6 +74,7 @@ class Recorder:
         self.leaves = Leaves(self.storages, self.tape, self.clock)
         self.aliases = Aliases(self)
         self.constants = Constants(self)
+        self.numbers = Numbers(self)
         self.watch = Watch(self)  # of the thread that is recorded
         self.threads = Threads(self)
         self.processes = Processes()
@@ -278,10 +280,18 @@ class Recorder:
             if self._new(("added", stack), 4):
                 storage = self.storages.of(term)
                 storage.name = storage.name or self.names.local(frame, term)
-                fields = {"ref": self.tape.ref(storage, term), "node": made.grad_fn._sequence_nr()}
-                if cut is not None:
-                    fields["cut"] = cut
-                self.tape.event("Added", self.clock.tick(), stack, **fields)
+                self._added(self.tape.ref(storage, term), made, cut, stack)
+
+    def added_number(self, ref: Any, made: Any, cut: int | None, stack: Key) -> None:
+        """The same of a number that was taken out of the tensor `ref`. See Numbers."""
+        if self._new(("added", stack), 4):
+            self._added(ref, made, cut, stack)
+
+    def _added(self, ref: Any, made: Any, cut: int | None, stack: Key) -> None:
+        fields = {"ref": ref, "node": made.grad_fn._sequence_nr()}
+        if cut is not None:
+            fields["cut"] = cut
+        self.tape.event("Added", self.clock.tick(), stack, **fields)
 
     def note_once(self, text: str, frame: Any = None) -> None:
         if text not in self._notes and not self.off():

@@ -77,6 +77,7 @@ class Watch(TorchFunctionMode):
         self.r = recorder
         self._exposed = recorder.saves.exposed
         self._constants = recorder.constants.living
+        self._numbers = recorder.numbers.living
         self._known: dict[Any, tuple[Any, Any]] = {}
         self._no_grad_left = _MOST_NO_GRAD
         self.views = MultiViews()
@@ -100,8 +101,8 @@ class Watch(TorchFunctionMode):
             if after != before:
                 stack = self.r.sites.stack(_getframe(1))
                 self.r.calls.add(before, after, stack)
-                if found[1] is True and self.r.kept.stepped:
-                    self.r.kept.added(result, stack, args, _getframe(1))
+                if found[1] and kind == "op":
+                    self._arithmetic(found[1], args, result, stack, _getframe(1))
             elif self._no_grad_left and not _grad_enabled():
                 self._no_grad(args)
             if self._constants:
@@ -116,6 +117,14 @@ class Watch(TorchFunctionMode):
         if kind == "cut":
             return self._cut(func, args, kwargs or {}, found[1])
         return getattr(self, "_" + kind.replace("-", "_"))(func, args)
+
+    def _arithmetic(self, kind: str, args: Any, result: Any, stack: Any, frame: Any) -> None:
+        """A call at `stack` added, took off or scaled (see writes.arithmetic)."""
+        r = self.r
+        if kind == "adds" and r.kept.stepped:
+            r.kept.added(result, stack, args, frame)
+        if self._numbers and len(args) > 1 and not isinstance(args[1], torch.Tensor):
+            r.numbers.met(kind == "adds", args[1], result, stack)
 
     def _split(self, func: Any, args: Any, kwargs: Any) -> Any:
         before = _sequence()
@@ -189,8 +198,9 @@ class Watch(TorchFunctionMode):
         if after != before:
             stack = r.sites.stack(_getframe(2))
             r.calls.add(before, after, stack)
-            if r.kept.stepped and writes.adds(func):
-                r.kept.added(result, stack, args, _getframe(2))
+            arithmetic = writes.arithmetic(func)
+            if arithmetic:
+                self._arithmetic(arithmetic, args, result, stack, _getframe(2))
         for tensor, address, entries, counter in watched:
             if not (entries or refused or r.storages.at(address) is not None or self._how(tensor)):
                 continue  # a fresh leaf being initialised
@@ -344,6 +354,8 @@ class Watch(TorchFunctionMode):
             ]
         if how == "tensor" and not tensors and args and func is torch.as_tensor:
             r.aliases.take_in(result, args[0], _getframe(2))
+        if how == "tensor" and self._numbers and args and not tensors:
+            r.numbers.filled(result, args[0], r.sites.stack(_getframe(2)))
         if how == "numpy" and tensors:
             r.aliases.hand_out(tensors[0], result, _getframe(2))
         if how == "detach" and isinstance(result, torch.Tensor):
@@ -353,6 +365,8 @@ class Watch(TorchFunctionMode):
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
                 r.cut(how, tensor, _getframe(2))
+        if how in ("item", "numpy"):
+            r.numbers.taken(tensors, result, _getframe(2))
         return result
 
     def _no_grad(self, args: Any) -> None:

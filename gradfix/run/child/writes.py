@@ -41,7 +41,12 @@ _CUTS = {
     "new_tensor": "tensor",
 }
 _RUNS_BACKWARD = {"backward", "grad"}
-_ADDITIONS = {"add", "__add__", "__radd__"}
+_ARITHMETIC = {
+    **dict.fromkeys(("add", "__add__", "__radd__", "add_", "__iadd__"), "adds"),
+    **dict.fromkeys(("sub", "__sub__", "__rsub__", "sub_", "__isub__"), "scales"),
+    **dict.fromkeys(("mul", "__mul__", "__rmul__", "mul_", "__imul__"), "scales"),
+    **dict.fromkeys(("div", "__truediv__", "__rdiv__", "__rtruediv__", "div_", "__itruediv__"), "scales"),
+}
 
 LEAF = (
     "a leaf Variable that requires grad is being used in an in-place operation",
@@ -66,7 +71,7 @@ def is_view_refusal(message: str) -> bool:
 
 
 def classify(func: Any) -> tuple[str, Any]:
-    """(kind, detail): ``op`` nothing special (True: an addition); ``write`` with a function that finds the written
+    """(kind, detail): ``op`` nothing special (with its arithmetic); ``write`` with a function that finds the written
     tensors (``may-write``: if any); ``cut`` with its how; ``get-data``, ``set-data``, ``get-grad``, ``set-grad``;
     ``run`` what runs a backward."""
     name = getattr(func, "__name__", "") or ""
@@ -83,18 +88,20 @@ def classify(func: Any) -> tuple[str, Any]:
         return "op", None
     if name.startswith("_foreach_") or name.startswith("_fused_") or name.startswith("_amp_foreach"):
         return ("write", _first_list) if name.endswith("_") else ("op", None)
-    if name in _ADDITIONS:
-        return "op", True
     if name.startswith("__") and name.endswith("__"):
         in_place = name.startswith("__i") and name[3:-2] in _IN_PLACE_OPERATORS
-        return ("write", _first) if in_place or name in ("__setitem__", "__delitem__") else ("op", None)
+        return (
+            ("write", _first)
+            if in_place or name in ("__setitem__", "__delitem__")
+            else ("op", _ARITHMETIC.get(name))
+        )
     if name.endswith("_"):
         return "write", _first
     if isinstance(func, FunctionType):
         found = _python_function(func, name)
         if found is not None:
             return "may-write", found
-    return "op", None
+    return "op", _ARITHMETIC.get(name)
 
 
 _IN_PLACE_OPERATORS = {
@@ -109,9 +116,9 @@ def with_out(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     return list(out) if isinstance(out, (tuple, list)) else [out]
 
 
-def adds(func: Any) -> bool:
-    """Whether an in-place function adds to its tensor."""
-    return getattr(func, "__name__", "") in ("__iadd__", "add_")
+def arithmetic(func: Any) -> str:
+    """``adds`` where a function adds two things up, ``scales`` where it takes one off the other or is a product."""
+    return _ARITHMETIC.get(getattr(func, "__name__", ""), "")
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

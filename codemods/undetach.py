@@ -352,8 +352,8 @@ def _holder(view: View, top: cst.BaseExpression) -> str | cst.BaseExpression:
 
 
 def _in_the_sum(conflict: Conflict, project: Project) -> Proposal | None:
-    """``loss = fit + w * value`` with ``value = penalty.item()`` that is shown, too: the number stays one, the sum takes
-    the tensor it was made of."""
+    """``loss = fit + w * value`` with ``value = penalty.item()`` that is shown, too: the number stays one, the sum
+    takes the tensor it was made of."""
     cut, used = conflict.label("cut"), conflict.label("used")
     made = project.node(cut.stack[-1]) if cut is not None else None
     summed = project.node(used.stack[-1]) if used is not None else None

@@ -107,8 +107,8 @@ def _without_momentum(call: Any, position: int) -> Any:
 
 
 def see_through(sites: Any) -> None:
-    """`.data`, `.detach()`, `torch.tensor(t)` give the tensor itself in user lines: all, or [file, line]s. In those that
-    are listed so do `.item()`, `.numpy()` and `float(t)`: a number that is a term of a loss."""
+    """`.data`, `.detach()`, `torch.tensor(t)` give the tensor itself in user lines: all, or [file, line]s. In those
+    that are listed so do `.item()`, `.numpy()` and `float(t)`: a number that is a term of a loss."""
     wanted = None if sites is True else {(os.path.realpath(f), line) for f, line in sites}
 
     def here(depth: int = 2) -> bool:

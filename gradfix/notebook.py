@@ -6,12 +6,15 @@ differs in what is written: everything else of the file is kept to the byte.
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import tokenize
 from typing import Any
 
 MARK = "# %% cell "
 _MAGIC = "#~magic~ "  # what stands before a line that is no Python
+_LINE_MAGIC = re.compile(r"^\s*(?:%|!|\?|[\w.]+\?+\s*$|[\w.]+(?:\s*,\s*[\w.]+)*\s*=\s*[%!])", re.M)
 _MARKER = re.compile(r"^# %% cell (\d+)$", re.M)
 
 
@@ -82,7 +85,29 @@ def _python(source: str) -> str:
     """A cell's source with everything that is no Python as comments."""
     if re.match(r"\s*%%(?!time|capture)", source):
         return re.sub(r"^", _MAGIC, source, flags=re.M)
-    return re.sub(r"^(?=\s*(?:%|!|\?|[\w.]+\?+\s*$))", _MAGIC, source, flags=re.M)
+    if not _LINE_MAGIC.search(source):
+        return source
+    out: list[str] = []
+    closed = 0  # lines after which no statement goes on
+    for line in source.split("\n"):
+        if _LINE_MAGIC.match(line) and not _open(out[closed:]):
+            line, closed = _MAGIC + line, len(out) + 1
+        out.append(line)
+    return "\n".join(out)
+
+
+def _open(lines: list[str]) -> bool:
+    """Whether a statement or a string goes on after `lines`: what comes next is part of it, whatever it looks like."""
+    if lines and lines[-1].endswith("\\"):
+        return True
+    try:
+        for _ in tokenize.generate_tokens(io.StringIO("\n".join(lines) + "\n").readline):
+            pass
+    except tokenize.TokenError as problem:
+        return "EOF in multi-line" in problem.args[0]
+    except SyntaxError:
+        return False
+    return False
 
 
 def _style(text: str, document: dict[str, Any]) -> Any:

@@ -99,3 +99,32 @@ def test_a_notebook_is_cured(tmp_path: Path):
     assert "5:1 │ h += 1" in done.stdout
     expected = document(indent=1, ensure_ascii=False).replace("h += 1", "h = h + 1")
     assert path.read_text(encoding="utf-8") == expected
+
+
+def test_a_line_that_goes_on_a_statement_is_no_magic():
+    cell = "\n".join(
+        [
+            "!pip install torch",
+            "print('%d of %d'",
+            "      % (3,",
+            "%d))" % 4,
+            "text = '''",
+            "%time",
+            "!ls'''",
+            "names = !ls",
+            "first, second = %timeit 3",
+            "rest = 7 \\",
+            "    % 4",
+            "%matplotlib inline",
+        ]
+    )
+    text = json.dumps({"cells": [{"cell_type": "code", "source": cell}], "metadata": {}})
+    script = notebook.join(text)
+    found: dict[str, object] = {}
+    exec(compile(script, "n", "exec"), found)
+    assert found["rest"] == 3
+    assert found["text"] == "\n%time\n!ls"
+    assert "names" not in found
+    assert notebook.edit(text, script) == text
+    changed = json.loads(notebook.edit(text, script.replace("rest = 7", "rest = 9")))
+    assert changed["cells"][0]["source"] == cell.replace("rest = 7", "rest = 9")

@@ -119,6 +119,7 @@ def read(
     Never raises for what `text` is: where it cannot be read there is one Reading with an empty tape and a Problem.
     """
     project = Project(root or path.parent, path.parent, files)
+    project.follow(str(path), text)
     if kept is not None:
         kept.begin(files or {})
     wanted = Wanted() if idle else outline.wanted(str(path), text, project)

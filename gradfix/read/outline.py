@@ -107,6 +107,11 @@ class Outline:
         return Chunk(b"".join(filter(None, _CODE.split(_IMPORT.sub(b"", b"".join(self._rest))))))
 
     @cached_property
+    def paths(self) -> str:
+        """Its text, if it says where else modules are."""
+        return self._raw.decode("utf-8", "replace") if b"sys.path" in self._raw else ""
+
+    @cached_property
     def backward(self) -> bool:
         """Whether it calls a backward."""
         return gate.differentiates(self._raw)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradfix.read.gate import LIBRARIES
 from gradfix.read.outline import OUTLINES, Outline, outlined
+from gradfix.read.paths import IMPORTED, added
 from gradfix.read.values import Class, Value
 from gradfix.tape import Site
 
@@ -153,7 +154,8 @@ class Project:
     after, there or not: were one of them to appear or to change, the program could be another."""
 
     def __init__(self, root: Path, folder: Path, files: Mapping[str, str] | None = None) -> None:
-        self._folders = tuple(dict.fromkeys((str(folder), str(root))))
+        self._root = str(root)
+        self._folders = tuple(dict.fromkeys((str(folder), self._root)))
         self._files = files or {}  # texts over the disk's
         self.units: dict[str, Unit] = {}
         self.frames: list[Frame] = []  # of functions with others inside
@@ -163,7 +165,21 @@ class Project:
         self._places: dict[tuple[str, str], str | None] = {}
         self._unread: set[str] = set()
         self._packages: dict[str, bool] = {}
+        self._followed: set[str] = set()
         self._read = 0
+
+    def follow(self, path: str, text: str) -> None:
+        """Look for modules where the file at `path` says, too, or one that it imports for that."""
+        self._followed.add(path)
+        for name in IMPORTED.findall("\n" + text):
+            other = self.locate(path, 0, name)
+            if other is not None and other not in self._followed:
+                self.outline(other)
+        more = [] if "sys.path" not in text else added(path, text, self._root)
+        if not {*more} <= {*self._folders}:
+            self._folders = tuple(dict.fromkeys((*self._folders, *more)))
+            self._located = {key: found for key, found in self._located.items() if found is not None}
+            self._packages = {name: found for name, found in self._packages.items() if found}
 
     def again(self) -> Project:
         """The same files, none of which has been imported."""
@@ -180,6 +196,7 @@ class Project:
             try:
                 text = self._files[path] if path in self._files else Path(path).read_text(encoding="utf-8")
                 self._read += len(text)
+                self.follow(path, text)
                 if self._read > MOST_READ:
                     return None
                 self.units[path] = parsed(path, text, name or os.path.basename(os.path.dirname(path)))
@@ -208,7 +225,10 @@ class Project:
     def outline(self, path: str) -> Outline | None:
         """The outline of the file at `path`; None where there is none to be had."""
         text = self._files.get(path)
-        return OUTLINES.of(path) if text is None else outlined(path, text.encode("utf-8", "replace"))
+        found = OUTLINES.of(path) if text is None else outlined(path, text.encode("utf-8", "replace"))
+        if found is not None and found.paths:
+            self.follow(path, found.paths)
+        return found
 
     def release(self) -> None:
         """Let go of the program. Its names hold functions that hold their module, and with it the tree: looking for

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from gradfix.read import calls, iteration, libraries, objects
 from gradfix.read.expressions import assign, augmented, delete, evaluate, settled
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.truth import truth
-from gradfix.read.values import Class, Later, Lib, ModuleValue, Unknown, Value
+from gradfix.read.values import Class, Later, Lib, ModuleValue, Tensor, Unknown, Value
 
 Left = str | None  # "break", "continue", "return" or None: went on to its end
 _ENDS = (ast.Raise, ast.Return, ast.Break, ast.Continue)
@@ -93,6 +94,10 @@ def ends(m: Machine, body: list[ast.stmt]) -> bool:
     last = body[-1]
     if isinstance(last, _ENDS):
         return True
+    if isinstance(last, ast.With):
+        return ends(m, last.body)
+    if isinstance(last, ast.If):
+        return ends(m, last.body) and ends(m, last.orelse)
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
         called = last.value.func
         name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
@@ -123,13 +128,38 @@ def _if(m: Machine, node: ast.If) -> Left:
     if other and isinstance(other[-1], ast.Return) and other[-1].value is not None:
         m.frame.passed_over = True
     grad = m.grad
+    body = node.body if taken else node.orelse
+    before = {name: m.frame.names.get(name) for name in _rebinds(body)}
     m.doubts += 1
     m.trace.guessed = True
     try:
-        return block(m, node.body if taken else node.orelse)
+        return block(m, body)
     finally:
         m.doubts -= 1
         m.grad = m.grad or grad  # that they were turned off is not known
+        for name, value in before.items():
+            _doubted(m, name, value)
+
+
+def _rebinds(body: list[ast.stmt]) -> Iterator[str]:
+    """The names that a block binds again."""
+    for statement in body:
+        if isinstance(statement, ast.Assign):
+            yield from (target.id for target in statement.targets if isinstance(target, ast.Name))
+        elif isinstance(statement, ast.If | ast.With):
+            yield from _rebinds(statement.body)
+
+
+def _doubted(m: Machine, name: str, before: Value) -> None:
+    """What a block that may not run has bound to `name`: that it has no graph is not known where the value before may
+    have one."""
+    made = m.frame.names.get(name)
+    if isinstance(made, Tensor) and made.requires is False and _graphed(before):
+        m.frame.names[name] = replace(made, requires=None)
+
+
+def _graphed(value: Value) -> bool:
+    return value.requires is not False if isinstance(value, Tensor) else isinstance(value, Unknown)
 
 
 def _for(m: Machine, node: ast.For | ast.AsyncFor) -> Left:

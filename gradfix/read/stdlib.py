@@ -271,6 +271,7 @@ def _defaults(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str,
 METHODS: dict[str, dict[str, Callable[..., Value]]] = {
     "argparse.ArgumentParser": {
         "add_argument": _argument,
+        "add": _argument,
         "add_argument_group": _group,
         "add_mutually_exclusive_group": _group,
         "parse_args": _parsed,
@@ -356,6 +357,9 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "collections.defaultdict": _defaultdict,
     "collections.namedtuple": _namedtuple,
     "argparse.ArgumentParser": _parser,
+    "configargparse.ArgumentParser": _parser,
+    "configargparse.ArgParser": _parser,
+    "configargparse.get_argument_parser": _parser,
     "importlib.import_module": _module,
     "os.getenv": _environment,
     "random.seed": _nothing,

@@ -107,7 +107,7 @@ def test_a_line_that_goes_on_a_statement_is_no_magic():
             "!pip install torch",
             "print('%d of %d'",
             "      % (3,",
-            "%d))" % 4,
+            "4))",
             "text = '''",
             "%time",
             "!ls'''",

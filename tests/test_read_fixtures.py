@@ -20,25 +20,14 @@ PROGRAMS = [
     for path in (fixture.before, fixture.after)
     if path is not None and not (path.name == "after.py" and path.with_name("after").is_dir())
 ]
-KEPT = "what a custom Function keeps on its ctx is not known"
-GIVEN = "what a custom Function's backward does is not known"
-UNMARKED = "what a custom Function's forward does to its input is not known"
 MEASURED = "how the gradients of two terms lie is only measured"
 NOT_YET = {  # program -> why its reading differs
     "clone_before_write/array_of_a_gate/before.py": "that an array shares its memory with a tensor is not known",
     "clone_before_write/environment_array/before.py": "that a tensor shares its memory with an array is not known",
-    "backward_inputs/ctx_weight/before.py": KEPT,
     "backward_inputs/one_backward_of_both/before.py": MEASURED,
     "split_backward/more_than_two_terms/before.py": MEASURED,
     "split_backward/scored_twice_by_a_trainer/before.py": MEASURED,
     "split_backward/shared_score/before.py": MEASURED,
-    "clone_before_write/grad_output_alias/before.py": GIVEN,
-    "clone_before_write/grad_output_columns/before.py": GIVEN,
-    "clone_before_write/input_that_is_read_on/before.py": UNMARKED,
-    "mark_dirty/residual/before.py": UNMARKED,
-    "mark_dirty/setup_context/before.py": UNMARKED,
-    "out_of_place/ctx_attribute/before.py": KEPT,
-    "out_of_place/grad_output/before.py": GIVEN,
     "detach_carried_state/balance_of_losses/before.py": "which of a number and a tensor min() gives is not known",
     "detach_carried_state/replayed/before.py": "what random.sample draws is not known",
     "legacy_item/list_and_array/before.py": "tolist() of a number's tensor is not known to be a number",

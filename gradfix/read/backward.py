@@ -86,7 +86,7 @@ def _run(
     for root in tensors:
         if isinstance(root.node, Node) and root.node.output is None:
             root.node.output = root
-    filled = m.trace.backward(edges, chosen, retain, create, accumulate)
+    filled = walk(m, edges, chosen, retain, create, accumulate)
     for leaf in filled:
         if leaf.grad is None or isinstance(leaf.grad, Unknown):
             leaf.grad = made = ops.new(m, leaf.shape, leaf.dtype)
@@ -102,6 +102,18 @@ def _run(
     if any(node.vague for node in walked):
         blur(m)
     return walked
+
+
+def walk(
+    m: Machine, roots: list[Node | Tensor], inputs: list[Node | Tensor] | None, retain: bool, create: bool,
+    accumulate: bool,
+) -> list[Tensor]:  # fmt: skip
+    """Walk the graph from `roots`, custom Functions on the way among it; the leaves whose gradient was filled."""
+    if not m.functions:
+        return m.trace.backward(roots, inputs, retain, create, accumulate)
+    from gradfix.read import walked
+
+    return m.trace.backward(roots, inputs, retain, create, accumulate, walked.met(m, roots, inputs, create))
 
 
 def blur(m: Machine) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradfix.dataclass import dataclass
-from gradfix.read import arguments, calls, objects, ops
+from gradfix.read import arguments, backward, calls, objects, ops
 from gradfix.read.apart import Margin, calls_only
 from gradfix.read.expressions import settled
 from gradfix.read.frames import Frame, Machine, Raised
@@ -428,7 +428,7 @@ def _enter_forward(m: Machine, cls: Value) -> None:
     roots = [ops.edge(m, t) for t in _tensors(result, 3) if ops.requires(m, t)]
     if roots:
         m.frame.node = None
-        m.trace.backward(roots, None, True, False, False)
+        backward.walk(m, roots, None, True, False, False)
 
 
 def _tensors(value: Value, depth: int) -> list[Tensor]:

@@ -91,6 +91,10 @@ class Machine:
         self.reached: set[Site] = set()
         self.entered: set[int] = set()  # ids of function nodes that ran
         self.importing: set[tuple[str, str]] = set()  # names of files that are being looked up
+        self.functions: dict[
+            int, dict[Any, Any]
+        ] = {}  # custom Functions that ran, and what their backwards do
+        self.hooked = False  # a hook may change a gradient on its way
         self.called: dict[int, Any] = {}
         self.interned: dict[Stack, Stack] = {}
 

@@ -18,7 +18,7 @@ from gradfix.read import (
     torchlib,
 )
 from gradfix.read.frames import Machine
-from gradfix.read.objects import MISSING, method
+from gradfix.read.objects import FUNCTION, MISSING, method
 from gradfix.read.values import (
     Bound,
     Function,
@@ -73,6 +73,7 @@ RENAMED = {
     "torch.autograd.enable_grad": "torch.enable_grad",
     "torch.autograd.set_grad_enabled": "torch.set_grad_enabled",
     "torch.autograd.function.Function": "torch.autograd.Function",
+    "torch.autograd.function.InplaceFunction": "torch.autograd.Function",
     # modules, and more that nothing here depends on
     **dict.fromkeys(
         (
@@ -181,6 +182,8 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
             return {}
     elif kind == "torch.amp.GradScaler":
         table = optimizers.SCALER
+    elif kind.startswith("torch.autograd.") and ("FunctionCtx" in kind or name == "apply"):
+        return _of_function(m, value, name)
     else:
         table = (
             distributions.METHODS if kind.startswith("torch.distributions.") else stdlib.METHODS.get(kind, {})
@@ -198,6 +201,15 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
     if found in distributions.METHODS.values() and "parameters_" not in value.extra:
         return Unknown(f"{kind} of a class of the user's")  # whose constructor keeps what it wants
     return Native(name, lambda machine, args, kwargs: found(machine, value, args, kwargs))
+
+
+def _of_function(m: Machine, value: Instance, name: str) -> Value:
+    """An attribute of the ctx of a custom Function, or ``apply`` of an object of one."""
+    from gradfix.read import custom
+
+    if value.cls is None:
+        return custom.of_ctx(m, value, name)
+    return custom.applying(value.cls)
 
 
 def instance_item(m: Machine, value: Instance, index: Value) -> Value:
@@ -249,6 +261,10 @@ def call_instance(m: Machine, value: Instance, args: list[Value], kwargs: dict[s
             "enable_grad" if kind == "torch.enable_grad" else "no_grad",
         )
         return args[0]
+    if kind == FUNCTION and value.cls is not None:
+        from gradfix.read import custom
+
+        return custom.called(m)
     if kind == "functools.partial":
         function, first, named = value.extra["call"]
         from gradfix.read import calls

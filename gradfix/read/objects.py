@@ -67,7 +67,7 @@ def attribute(m: Machine, value: Value, name: str) -> Value:
         found = lookup(value, name)
         if isinstance(found, Function) and found.kind == "classmethod":
             return Bound(found, value)
-        return found if found is not MISSING else m.unknown("attribute of class " + name)
+        return found if found is not MISSING else _inherited(m, value, name)
     if isinstance(value, Super):
         return _of_super(m, value, name)
     if isinstance(value, Function):
@@ -79,7 +79,17 @@ def attribute(m: Machine, value: Value, name: str) -> Value:
     return python.attribute(m, value, name)
 
 
+def _inherited(m: Machine, cls: Class, name: str) -> Value:
+    """What a class of the program's has of a library's."""
+    if name == "apply" and kind_of(cls) == FUNCTION:
+        from gradfix.read import custom
+
+        return custom.applying(cls)
+    return m.unknown("attribute of class " + name)
+
+
 MISSING = object()
+FUNCTION = "torch.autograd.Function"
 
 
 def lookup(cls: Class, name: str, after: Class | None = None) -> Value:
@@ -150,6 +160,8 @@ def _of_super(m: Machine, value: Super, name: str) -> Value:
             return base
     if name in ("__init__", "__init_subclass__", "__setattr__", "__enter__", "__exit__"):
         return Native(name, lambda machine, args, kwargs: None)
+    if name == "apply" and isinstance(receiver, Class):
+        return _inherited(m, receiver, name)
     return m.unknown("super()." + name)
 
 

@@ -230,6 +230,7 @@ def edge(m: Machine, tensor: Tensor) -> Node | Tensor:
         and tensor.rebased != base.rebased
         and base.node is not None
         and tensor.alias != "numpy"
+        and tensor.view != "custom"
     ):
         node = m.trace.node(
             effects.node_of(tensor.origin or "as_strided"),
@@ -326,11 +327,15 @@ def _compute(m: Machine, name: str, overload: Overload, bound: dict[str, Value])
     plain = name.removeprefix("nn.")
     op = effects.op_of(overload.node) if overload.node else "aten." + plain
     node_name = overload.node or effects.node_of(plain)
-    differentiable = list(overload.saves) or ([] if _never(plain, overload) else list(bound))
+    saves = overload.saves
+    differentiable = (
+        [n for n in bound if n in saves] if saves else [] if _never(plain, overload) else list(bound)
+    )
     known: Truth
     known, node, needing = graph(m, op, node_name, [bound.get(n) for n in differentiable])
     later: list[str] = []
     if node is not None:
+        node.scaled = "alpha" in bound or (plain == "sub" and bound["self"] not in needing)
         if plain in PRODUCTS:
             for tensor in needing:
                 for other in tensors_of(bound.get("tensors")):
@@ -435,6 +440,7 @@ def _in_place(m: Machine, name: str, overload: Overload, bound: dict[str, Value]
         node_name = overload.node or effects.node_of(plain)
         _, node, needing = graph(m, op, node_name, [target, *others])
         if node is not None:
+            node.scaled = "alpha" in bound or (plain == "sub" and target not in needing)
             later = keep(m, node, overload, bound, needing)
     write(m, target, "aten." + name, known, node, refused, module)
     if node is not None and later:
@@ -458,8 +464,10 @@ def refusal(m: Machine, target: Tensor, others: Sequence[Any] = ()) -> str:
     if target.view == "expanded":
         return VIEWS["expanded"]
     needing = requires(m, target) or any(requires(m, t) for v in others for t in tensors_of(v))
-    if target.view in ("multi-view", "no-grad") and needing:
-        return VIEWS[target.view].format(effects.node_of(target.origin))
+    if target.view in ("multi-view", "no-grad", "custom") and needing:
+        made = target.node
+        name = made.name if target.view == "custom" and made is not None else effects.node_of(target.origin)
+        return VIEWS[target.view].format(name)
     return ""
 
 

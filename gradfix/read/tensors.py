@@ -272,6 +272,7 @@ def _new(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]
 
 
 def _hook(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    m.hooked = True
     return m.unknown("hook")
 
 

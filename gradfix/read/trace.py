@@ -37,6 +37,8 @@ VIEWS = {
     "multi-view": "Output 0 of {} is a view and is being modified inplace. This view is the output of a function that "
     "returns multiple views.",
     "no-grad": "A view was created in no_grad mode and is being modified inplace with grad mode enabled.",
+    "custom": "Output 0 of {} is a view and is being modified inplace. This view was created inside a custom Function "
+    "(or because an input was returned as-is).",
     "expanded": "unsupported operation: more than one element of the written-to tensor refers to a single memory "
     "location.",
 }
@@ -99,6 +101,13 @@ class Trace:
         s.known = True
         node.saves.append(Saved(s, s.version, s.counted, _sizes(tensor.shape), tensor.dtype))
         s.saved.append(node)
+
+    def hold(self, node: Node, tensor: Tensor) -> Saved:
+        """A custom Function keeps `tensor` on its ctx; whether its backward uses it is not known yet."""
+        s = tensor.storage
+        s.known = True
+        s.saved.append(node)
+        return Saved(s, s.version, s.counted, _sizes(tensor.shape), tensor.dtype)
 
     def save_own(self, node: Node) -> None:
         """Something of the op's own that no variable holds."""
@@ -209,9 +218,10 @@ class Trace:
 
     def backward(
         self, roots: Sequence[Node | Tensor], inputs: Sequence[Node | Tensor] | None, retain: bool, create: bool,
-        accumulate: bool,
+        accumulate: bool, blame: tuple[tuple[int, float], ...] = (),
     ) -> list[Tensor]:  # fmt: skip
-        """Walk the graph from `roots`; the leaves whose gradient was filled."""
+        """Walk the graph from `roots`; the leaves whose gradient was filled. `blame` has what custom Functions do to
+        gradients on the way."""
         nodes, leaves = self.reached(roots, inputs)
         time = self.tick()
         free = self.tick()
@@ -233,7 +243,8 @@ class Trace:
                 inputs is not None,
                 tuple(self.ref(t) for t in filled),
                 refused,
-                wrong,
+                max([wrong, *(off for _, off in blame)]),
+                blame,
             )
         )
         if not retain:
@@ -252,6 +263,9 @@ class Trace:
                 if saved.storage.counted != saved.counted:
                     return MODIFIED, 0.0
                 if saved.storage.version != saved.version:
+                    wrong = UNMEASURED
+            for held in node.held:
+                if held.storage.version != held.version:
                     wrong = UNMEASURED
         return "", wrong
 
@@ -305,6 +319,7 @@ class Trace:
                 for s in node.saves
             ),
             ref,
+            tuple(Ref(s.storage.number, s.version, s.storage.name, s.shape, s.dtype) for s in node.held),
         )
 
 

@@ -78,6 +78,9 @@ class Node:
     freed: int = 0  # time of the backward that released it
     told: bool = False
     vague: bool = False  # a value that is not known went into it too
+    scaled: bool = False  # its first term has a weight: alpha, or it is what is subtracted
+    custom: Any = None  # of a custom Function: see gradfix.read.custom
+    held: tuple[Saved, ...] = ()  # what its backward uses of what it keeps on ctx
 
 
 @dataclass(slots=True, eq=False)

@@ -777,6 +777,22 @@ def test_a_forked_process_that_trains_is_said(record: Recorded) -> None:
     ]
 
 
+def test_rounding_is_no_gradient(record: Recorded) -> None:
+    """Each row of a softmax sums to one: what comes back through its mean is nothing but rounding, before and after."""
+    text = """
+        import torch
+        torch.manual_seed(0)
+        x, w = torch.randn(4, 3, requires_grad=True), torch.randn(3, 3)
+        loss = (x @ w).softmax(-1){}.mean()
+        w.data *= 2
+        loss.backward()
+    """
+    assert [c.kind for c in detect(record(text.format("[:, 0]"))) if c.severity != "note"] == [
+        "silent-overwrite"
+    ]
+    assert [c.kind for c in detect(record(text.format(""))) if c.severity != "note"] == []
+
+
 def test_workers_do_not_write_to_the_tape(record: Recorded) -> None:
     tape = record("""
         import os, torch

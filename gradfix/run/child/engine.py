@@ -22,6 +22,7 @@ from .walk import Walk, walk_from
 _UNSEEN = 8
 _FULL = 32  # passes of one backward that are written whatever they are
 _MANY = 400_000
+_ROUNDINGS = 8  # of the gradient that a backward begins with
 _CULPRITS = 16  # places of writes that are measured one by one, in a backward each
 
 FREED = (
@@ -251,13 +252,15 @@ class Engine:
         if not leaves:
             return 0.0, []
         options = dict(kwargs, accumulate_grad=False, allow_unreachable=True)
+        noise = _noise(outputs, grads)
 
         def off(right: Any, place: Any) -> float:
             self.saves.as_plain = place
             # (a backward may write into what it is given)
             own = tuple([g.clone() if isinstance(g, torch.Tensor) else g for g in grads])
             try:
-                return _relative(right, self._engine(None, outputs, own, True, False, leaves, (), options))
+                other = self._engine(None, outputs, own, True, False, leaves, (), options)
+                return _relative(right, other, noise)
             except RuntimeError:
                 return 1.0  # the overwritten values do not even fit
             finally:
@@ -340,14 +343,27 @@ def _modified(entry: Entry) -> str:
     )
 
 
-def _relative(right: Any, other: Any) -> float:
-    """The 2-norm of the difference over that of `right`, over all gradients together."""
-    difference = norm = 0.0
+def _noise(outputs: Any, grads: Any) -> float:
+    """The norm of gradients that are no more than rounding: ``x.softmax(-1).mean()`` is a constant."""
+    total = 0.0
+    with torch.no_grad():
+        for i, root in enumerate(outputs):
+            given = grads[i] if i < len(grads) else None
+            if isinstance(root, torch.Tensor) and root.is_floating_point():
+                size = float(given.double().norm()) if isinstance(given, torch.Tensor) else 1.0
+                total += size * torch.finfo(root.dtype).eps
+    return _ROUNDINGS * total
+
+
+def _relative(right: Any, other: Any, noise: float) -> float:
+    """The 2-norm of the difference over that of `right`, over all gradients together; 0 where both are `noise`."""
+    difference = norm = against = 0.0
     with torch.no_grad():
         for a, b in _pairs(right, other):
             difference += float((a - b).double().pow(2).sum())
             norm += float(a.double().pow(2).sum())
-    if difference == 0.0:
+            against += float(b.double().pow(2).sum())
+    if difference == 0.0 or max(norm, against) <= noise**2:
         return 0.0
     if not difference < float("inf"):
         return 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
@@ -13,11 +13,22 @@ from gradfix.edit import Edit, Project, Replace, View, exchange, parenthesized
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.calls import backward_call, loss_of
 from gradfix.rewrite.carried import sets_back
-from gradfix.rewrite.spelling import descendants, last_name
-from gradfix.rewrite.statements import Unit, body_of, dotted, line_of, names, put_before, walk
+from gradfix.rewrite.numbers import needs_tensor, parameters_of
+from gradfix.rewrite.spelling import descendants, function_of, last_name
+from gradfix.rewrite.statements import (
+    Unit,
+    body_of,
+    dotted,
+    line_of,
+    named,
+    names,
+    parameters,
+    put_before,
+    walk,
+)
+from gradfix.tape import Stack
 from gradfix.verdict import Effect
 
-_ITEM_READ = re.compile(r"\]\.(?:item|detach|cpu)\(|\b(\w+)\.(?:item|detach|cpu)\(\).*\bfor \1 in\b")
 _NUMBER = re.compile(r"[-+]?\d*\.?\d*(?:e[-+]?\d+)?")
 ROUND = Effect("cut-round", "each pass differentiates its own loss; the sum is a number")
 
@@ -106,29 +117,46 @@ for x in torch.randn(3, 4, 3):
         if found is None:
             return
         view, call = found
-        name = dotted(loss_of(call))
+        name = named(view, loss_of(call))
         loop = view.loop(call)
-        if name is None or loop is None:
+        if not name or (loop is None and not _kept(name)):
             return
         for unit in walk(body_of(view, call)):
-            added = _added(unit, name)
-            if added is None or loop not in list(view.ancestors(unit.node)):
+            added = _added(view, unit, name)
+            around_it = list(view.ancestors(unit.node)) if loop is not None else [view.loop(unit.node)]
+            if added is None or loop not in around_it:
                 continue
-            others = [u for u in walk(loop.body) if name in u.writes and u.node is not unit.node]
+            around = loop.body if loop is not None else body_of(view, call)
+            others = [u for u in walk(around) if _binds(view, u, name) and u.node is not unit.node]
             if not all(sets_back(u, name) and _at_times(view, u.node) for u in others):
                 return  # bound anew in the pass: a loss of several terms, no running sum
             yield from _proposals(view, call, unit, name, added, project)
             return
 
 
+def _kept(name: str) -> bool:
+    """Whether what has that name outlives a function's call."""
+    return "." in name or "[" in name
+
+
+def _binds(view: View, unit: Unit, name: str) -> bool:
+    """Whether the statement binds the name, or the entry that has it."""
+    if "[" not in name:
+        return name in unit.writes
+    targets = [t.target for t in unit.node.targets] if isinstance(unit.node, cst.Assign) else []
+    targets += [unit.node.target] if isinstance(unit.node, cst.AugAssign) else []
+    return any(named(view, t) == name for t in targets)
+
+
 def _only_read(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     """A sum that no backward walks: its terms are taken in as numbers, at the place that adds them or, where that is a
     meter's ``update(val)``, at the call that hands over the loss."""
-    if (handed := _handed_loss(conflict, project)) is not None:
-        view, loss = handed
-        summary = f"hand over the number of `{view.code(loss)}`"
-        yield Proposal(summary, NONE, {view.path: (exchange(loss, _taken(loss, "item")),)})
+    if (loss := _handed_loss(conflict, project)) is not None:
+        yield _handed(project, [loss])
         return
+    handed = _handed_terms(conflict, project)
+    if handed:
+        yield _handed(project, handed)
     found = project.node(conflict.at)
     small = found[0].small_statement(found[1]) if found else None
     if found is None or small is None:
@@ -138,18 +166,18 @@ def _only_read(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     target, terms = _terms(view, small)
     if unit is None or not terms:
         return
-    name = target if "[" not in target else ""
-    numbers = _read_as_number(view, small, unit, name, project) if name else _never_a_tensor(project)
+    numbers = _read_as_number(view, small, unit, target, project)
     edits: list[Edit] = [Replace(n, lambda _, f=n.func: f.value.deep_clone()) for n in numbers or ()]  # type: ignore[misc]
     method = "detach" if numbers is None else "item"
     edits += [exchange(t, _taken(t, method)) for t in terms]
     said = "the value alone" if numbers is None else "a number"
-    yield Proposal(f"add {said} to `{target}`", NONE, {view.path: tuple(edits)})
+    yield Proposal(f"add {said} to `{target}`", NONE, {view.path: tuple(edits)}, int(bool(handed)))
 
 
 def _listed(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     """``losses.append(loss)`` in a function that the backward's stack goes through: the number is kept, or the value
-    alone where something takes the list's items for tensors."""
+    alone where something takes the list's items for tensors. A call that hands the loss to a logger hands over its
+    number."""
     found = backward_call(project, conflict.earlier) if conflict.earlier else None
     if found is None or conflict.earlier is None:
         return
@@ -160,31 +188,48 @@ def _listed(conflict: Conflict, project: Project) -> Iterator[Proposal]:
             bound = small.targets if isinstance(small, cst.Assign) and small.value is node else ()
             name = own.code(bound[0].target) if len(bound) == 1 else ""
         calls = [n for n in descendants(body_of(own, node)) if isinstance(n, cst.Call) and n.args]
-        kept = [c for c in calls if last_name(c.func) == "append" and own.code(c.args[0].value) == name]
+        kept = [
+            (c, e)
+            for c in calls
+            if last_name(c.func) in ("append", "appendleft")
+            for e in _held(c.args[0].value)
+            if own.code(e) == name
+        ]
+        line = own.span(node).start.line
+        handed = [
+            a.value
+            for c in calls
+            if isinstance(own.parents[c], cst.Expr) and own.span(c).start.line > line
+            for a in c.args
+            if own.code(a.value) == name and not a.star and all(a.value is not e for _, e in kept)
+        ]
         if name and kept:
-            lists = [own.code(c.func.value) for c in kept if isinstance(c.func, cst.Attribute)]
-            method = "detach" if any(_of_tensors(project, x) for x in lists) else "item"
+            lists = [own.code(c.func.value) for c, _ in kept if isinstance(c.func, cst.Attribute)]
+            held = [(own, c.func.value) for c, _ in kept if isinstance(c.func, cst.Attribute)]
+            method = "detach" if needs_tensor(project, held) else "item"
             said = "detached" if method == "detach" else "as a number"
-            edits = tuple(exchange(c.args[0].value, _taken(c.args[0].value, method)) for c in kept)
+            edits = tuple(exchange(e, _taken(e, method)) for _, e in kept)
             summary = f"keep `{name}` {said} in {' and '.join(f'`{x}`' for x in lists)}"
             yield Proposal(summary, NONE, {own.path: edits})
+            if handed:
+                besides = _handed(project, [(own, e) for e in handed])
+                both = (*edits, *besides.edits[own.path])
+                yield Proposal(f"{summary}, {besides.summary}", NONE, {own.path: both}, 1)
             return
+        if name and handed:
+            yield _handed(project, [(own, e) for e in handed])
 
 
-def _of_tensors(project: Project, items: str) -> bool:
-    """Whether a text takes what the list `items` holds for tensors: a function of torch's gets it, or its items'
-    numbers are read."""
-    taken = re.compile(r"torch\.\w+\([^()]*" + re.escape(items.split(".")[-1]))
-    return _never_a_tensor(project) is None or any(taken.search(text) for text in project.files.values())
+def _held(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """What is put into a list: the elements of the tuple or dictionary that an argument is, else itself."""
+    if isinstance(node, (cst.Tuple, cst.List, cst.Dict)):
+        yield from (e.value for e in node.elements)
+    else:
+        yield node
 
 
 def _taken(term: cst.BaseExpression, method: str) -> cst.Call:
     return cst.Call(cst.Attribute(parenthesized(term.deep_clone()), cst.Name(method)))
-
-
-def _never_a_tensor(project: Project) -> list[cst.Call] | None:
-    """No calls to undo, where no text reads the number of a container's item; else None."""
-    return None if any(_ITEM_READ.search(text) for text in project.files.values()) else []
 
 
 def _handed_loss(conflict: Conflict, project: Project) -> tuple[View, cst.BaseExpression] | None:
@@ -202,6 +247,50 @@ def _handed_loss(conflict: Conflict, project: Project) -> tuple[View, cst.BaseEx
     return None
 
 
+def _handed(project: Project, some: Sequence[tuple[View, cst.BaseExpression]]) -> Proposal:
+    """Arguments handed over as numbers; as values alone where something takes them for tensors."""
+    called = [view.enclosing(value, cst.Call) for view, value in some]
+    taken = [p for c in called if c is not None for p in parameters_of(project, function_of(c))]
+    method = "detach" if needs_tensor(project, taken) else "item"
+    said = " and ".join(dict.fromkeys(f"`{view.code(value)}`" for view, value in some))
+    edits = gather(*((view, [exchange(value, _taken(value, method))]) for view, value in some))
+    return Proposal(f"hand over the {'value' if method == 'detach' else 'number'} of {said}", NONE, edits)
+
+
+def _handed_terms(conflict: Conflict, project: Project) -> list[tuple[View, cst.BaseExpression]]:
+    """The arguments of all calls around the addition that its function adds up: numbers there, where the function may
+    be handed numbers elsewhere. Nothing where one of them does not show."""
+    if conflict.record is None:
+        return []
+    stacks = {
+        r.stack[-2:]: r.stack
+        for r in project.graph.records.values()
+        if r.stack[-1:] == conflict.record.stack[-1:]
+    }
+    found = [_handed_term(stack, project) for stack in stacks.values()]
+    return list({id(f[1]): f for f in found if f is not None}.values()) if None not in found else []
+
+
+def _handed_term(stack: Stack, project: Project) -> tuple[View, cst.BaseExpression] | None:
+    outer, inner = (project.node(site) for site in stack[-2:]) if len(stack) > 1 else (None, None)
+    small = inner[0].small_statement(inner[1]) if inner else None
+    function = inner[0].function(small) if inner and small else None
+    call = outer[1].value if outer and isinstance(outer[1], cst.Expr) else outer[1] if outer else None
+    if outer is None or inner is None or small is None or not isinstance(call, cst.Call):
+        return None
+    if not isinstance(function, cst.FunctionDef) or function_of(call) != function.name.value:
+        return None
+    given = parameters(function)
+    if isinstance(call.func, cst.Attribute) and inner[0].enclosing(function, cst.ClassDef) is not None:
+        given = given[1:]
+    read = frozenset[str]().union(*(names(t).reads for t in _terms(inner[0], small)[1]))
+    for n, argument in enumerate(call.args):
+        name = argument.keyword.value if argument.keyword else given[n] if n < len(given) else ""
+        if name in read and named(outer[0], argument.value) and not argument.star:
+            return outer[0], argument.value
+    return None
+
+
 def _terms(view: View, small: cst.CSTNode) -> tuple[str, list[cst.BaseExpression]]:
     """What an addition is bound to, as the source says it, and the operands that it adds."""
     if isinstance(small, cst.AugAssign) and isinstance(small.operator, cst.AddAssign):
@@ -209,9 +298,16 @@ def _terms(view: View, small: cst.CSTNode) -> tuple[str, list[cst.BaseExpression
     if isinstance(small, cst.Assign) and len(small.targets) == 1:
         target = view.code(small.targets[0].target)
         operands = list(_operands(small.value))
-        own = [t for t in operands if not any(view.code(n) == target for n in (t, *descendants(t)))]
+        own = [t for t in operands if not any(_holds(view, n, target) for n in (t, *descendants(t)))]
         return target, own if 0 < len(own) < len(operands) else []
     return "", []
+
+
+def _holds(view: View, node: cst.CSTNode, target: str) -> bool:
+    """Whether the expression reads `target`: as it is said, or ``sums[k]`` as ``sums.get(k, 0)``."""
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and function_of(node) == "get":
+        return [f"{view.code(node.func.value)}[{view.code(a.value)}]" for a in node.args[:1]] == [target]
+    return view.code(node) == target
 
 
 def _operands(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
@@ -228,17 +324,21 @@ def _at_times(view: View, node: cst.CSTNode) -> bool:
     return isinstance(around, cst.If)
 
 
-def _added(unit: Unit, name: str) -> cst.BaseExpression | None:
+def _added(view: View, unit: Unit, name: str) -> cst.BaseExpression | None:
     """``x`` of ``total += x`` and ``total = total + x``."""
     node = unit.node
     if isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.AddAssign):
-        return node.value if dotted(node.target) == name else None
-    if isinstance(node, cst.Assign) and len(node.targets) == 1 and dotted(node.targets[0].target) == name:
+        return node.value if named(view, node.target) == name else None
+    if (
+        isinstance(node, cst.Assign)
+        and len(node.targets) == 1
+        and named(view, node.targets[0].target) == name
+    ):
         value = node.value
         if isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Add):
-            if dotted(value.left) == name:
+            if named(view, value.left) == name:
                 return value.right
-            if dotted(value.right) == name:
+            if named(view, value.right) == name:
                 return value.left
     return None
 
@@ -271,28 +371,25 @@ def _read_as_number(
 ) -> list[cst.Call] | None:
     """The calls of ``total.item()`` that go once `total` is a number; None where something may need a tensor, here or
     (a sum that is returned or kept) elsewhere."""
-    scope = view.module if "." in name else body_of(view, call)
+    scope = view.module if _kept(name) else body_of(view, call)
     inside = {id(n) for n in (scope, *descendants(scope))}
     methods: list[cst.Call] = []
-    handed_on = False
     starts: list[str] = []
     for node in view.parents:
         if id(node) not in inside:
             continue
-        if isinstance(node, cst.Assign) and any(dotted(t.target) == name for t in node.targets):
+        if isinstance(node, cst.Assign) and any(named(view, t.target) == name for t in node.targets):
             starts += [view.code(node.value).strip()] * (node is not unit.node)
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node is not call:
-            if dotted(node.func.value) == name:
-                methods.append(node)
-            kept = node.func.attr.value == "append"
-            handed_on = handed_on or (kept and any(dotted(a.value) == name for a in node.args))
-        if isinstance(node, cst.Return) and node.value is not None:
-            handed_on = handed_on or name in names(node.value).reads
+        called = node.func if isinstance(node, cst.Call) and node is not call else None
+        if isinstance(called, cst.Attribute) and named(view, called.value) == name:
+            methods.append(cst.ensure_type(node, cst.Call))
     if starts and all(s.startswith("torch.") for s in starts):
         return []  # a tensor it is, and stays
     plain = all(_NUMBER.fullmatch(s) for s in starts)
     items = [m for m in methods if view.code(m.func).endswith(".item") and not m.args]
-    if not plain or items != methods:
-        return None if methods else []
-    elsewhere = sum(text.count(".item()") for text in project.files.values()) - len(items)
-    return None if handed_on and elsewhere else items
+    if methods and (not plain or items != methods):
+        return None
+    own = [m.func for m in items] + ([call.func] if isinstance(call, cst.Call) else [])
+    target = unit.node.targets[0].target if isinstance(unit.node, cst.Assign) else None
+    target = unit.node.target if isinstance(unit.node, cst.AugAssign) else target
+    return None if target is None or needs_tensor(project, [(view, target)], own) else items

@@ -12,7 +12,17 @@ from gradfix.graph import Crossing
 from gradfix.rewrite.boundary import detach, detached
 from gradfix.rewrite.carried import bodies
 from gradfix.rewrite.spelling import descendants
-from gradfix.rewrite.statements import Unit, dotted, line_of, put_after, put_before, unit_in, units, walk
+from gradfix.rewrite.statements import (
+    Unit,
+    dotted,
+    line_of,
+    literal_key,
+    put_after,
+    put_before,
+    unit_in,
+    units,
+    walk,
+)
 from gradfix.tape import Backward
 
 
@@ -81,7 +91,7 @@ def _of_body(view: View, body: cst.BaseSuite | cst.Module) -> Iterator[Item]:
     own = frozenset(w for u in walk(body) for w in u.names.binds)
     several: dict[str, list[cst.Subscript]] = {}
     for node in view.parents:
-        if isinstance(node, cst.Subscript) and id(node) in inner and _literal(node):
+        if isinstance(node, cst.Subscript) and id(node) in inner and literal_key(node):
             held = dotted(node.value)
             if held is not None and not {held, held.split(".")[0]} & own:
                 several.setdefault(view.code(node), []).append(node)
@@ -94,11 +104,6 @@ def _of_body(view: View, body: cst.BaseSuite | cst.Module) -> Iterator[Item]:
             every = [outer[id(n)] for n in nodes]
             binding = dict.fromkeys(inner[id(n)] for n in stores)
             yield Item(said, view, body, outer[id(reads[0])], every[-1], tuple(reads), tuple(binding))
-
-
-def _literal(node: cst.Subscript) -> bool:
-    index = node.slice[0].slice if len(node.slice) == 1 else None
-    return isinstance(index, cst.Index) and isinstance(index.value, cst.SimpleString)
 
 
 def _bound(view: View, node: cst.CSTNode) -> bool:

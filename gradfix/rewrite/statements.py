@@ -120,6 +120,21 @@ def dotted(node: cst.CSTNode) -> str | None:
     return None
 
 
+def named(view: View, node: cst.CSTNode) -> str:
+    """What `node` is called in the source: a chain of attributes, maybe with literal keys at its end
+    (``self.sums["d"]``); "" where it is neither."""
+    held = node
+    while isinstance(held, cst.Subscript) and literal_key(held):
+        held = held.value
+    return view.code(node) if dotted(held) is not None else ""
+
+
+def literal_key(node: cst.Subscript) -> bool:
+    """Whether the item's key is a string as the source says it."""
+    index = node.slice[0].slice if len(node.slice) == 1 else None
+    return isinstance(index, cst.Index) and isinstance(index.value, cst.SimpleString)
+
+
 class _Found:
     """Collects names as it walks."""
 

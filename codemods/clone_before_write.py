@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
 import libcst as cst
@@ -13,6 +14,7 @@ from gradfix.edit import Edit, Insert, Project, Replace, View, exchange
 from gradfix.rewrite.blocks import assignment, copy, line, method
 from gradfix.rewrite.liveness import dotted, parameters, reads, scope_of, shared_with, sharing
 from gradfix.rewrite.passed import Passed, passed
+from gradfix.rewrite.shown import only_shown
 from gradfix.rewrite.spelling import descendants, function_of, peeled, undone_data, unused
 from gradfix.rewrite.tensors import detached_alias, element_of, is_leaf, of_container
 from gradfix.rewrite.writes import Write, may_rebind, write_of
@@ -25,6 +27,9 @@ _OF_ARRAYS = frozenset(("from_numpy", "as_tensor", "frombuffer"))  # ... and a t
 FLOWS = Effect("adds-gradient", "the write is part of the graph and the gradient flows through it")
 
 KEPT = Effect("changes-value", "who reads the input behind the Function reads it as it was before")
+ALIAS = Effect(
+    "own-memory", "the loss takes the values as they were computed: what is written stays with the alias"
+)
 # what a custom Function writes into, and what a copy of it changes
 OWN = {"grad-output": ("a gradient", NONE), "input-changed": ("an input", KEPT)}
 
@@ -36,8 +41,9 @@ class CloneBeforeWrite(Codemod):
     there is no short way to say it out of place. `h = h.clone()` before it gives the write a tensor of its
     own; autograd follows the clone and the write. Where a buffer is filled step by step (`states[t + 1] =
     cell(x, states[t])`), what was saved is the view that was read: `states[t].clone()`. A detached alias (`c
-    = out.detach()`) shares its memory: `c = out.detach().clone()`. So do
-    an array (`out.detach().numpy()`) and the tensor that torch.from_numpy makes of one. The
+    = out.detach()`) shares its memory: `c = out.detach().clone()`. Where the alias is only shown or measured, this is
+    meant even if the loss takes the tensor behind the write: it takes the values as they were computed then. So do
+    an array (`out.detach().numpy()`) and the tensor that torch.from_numpy makes of one share it. The
     gradient that a custom Function's backward is given belongs to other branches, too: `grad_output.clone()`.
 
     When not: where a whole tensor is overwritten (out of place says it shorter), where a name that is read
@@ -45,7 +51,7 @@ class CloneBeforeWrite(Codemod):
     """
 
     kinds = ("stale-saved-tensor", "silent-overwrite", "forbidden-view-write")
-    effects = ("none", "adds-gradient", "changes-value")
+    effects = ("none", "adds-gradient", "changes-value", "own-memory")
     examples = (
         Example(
             """\
@@ -71,12 +77,25 @@ h.sum().backward()
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         write = write_of(conflict, project)
+        shown = _is_shown(write, conflict, project)
+        if not shown or not _read_behind(conflict, project):
+            yield from cls._ways(conflict, project, write, NONE)
+            return
+        for proposal in cls._ways(conflict, project, write, ALIAS):
+            # (what keeps the tensor's new value is what the program says, and nobody means)
+            yield proposal if proposal.effect is ALIAS else replace(proposal, last_resort=True)
+
+    @classmethod
+    def _ways(
+        cls, conflict: Conflict, project: Project, write: Write | None, alone: Effect
+    ) -> Iterator[Proposal]:
+        """Every way; `alone` is the effect of those that leave the write to an alias."""
         if conflict.pattern in OWN and write is not None:
             yield from _own(conflict, project, write)
         if conflict.write is None or conflict.write.optimizer is not None:
             return
         if conflict.write.how == "numpy":
-            yield from _arrays(conflict, project, write)
+            yield from _arrays(conflict, project, write, alone)
             return
         if is_leaf(project, conflict.write.ref.storage):
             return
@@ -86,7 +105,7 @@ h.sum().backward()
             return
         alias = detached_alias(write.view, write.node, write.name) if write.name else None
         if alias is not None:
-            yield _at_alias(write, alias)
+            yield _at_alias(write, alias, alone)
         # a new value behind autograd's back: what is cloned and then overwritten keeps no part in the graph
         if write.form == "data" or (write.hidden and write.whole and "copy_" in conflict.write.op):
             return
@@ -115,6 +134,26 @@ h.sum().backward()
             yield Proposal("clone before the view of it is taken", NONE, {write.view.path: edits}, 1)
         if saved:
             yield _saved_copies(write.view, saved, 0 if buffer else 2)
+
+
+def _is_shown(write: Write | None, conflict: Conflict, project: Project) -> bool:
+    """Whether the write goes to an alias that is made for what is shown (`picture = out.detach()`)."""
+    if write is None or not write.name or conflict.write is None:
+        return False
+    view = write.view
+    alias = conflict.write.how == "numpy" or detached_alias(view, write.node, write.name) is not None
+    return alias and only_shown(write.name, write.node, view, conflict, project)
+
+
+def _read_behind(conflict: Conflict, project: Project) -> bool:
+    """Whether the loss takes the tensor behind the write."""
+    write, backward = conflict.write, conflict.backward
+    if write is None or backward is None:
+        return True
+    records = project.graph.records.values()
+    made = {r.node for r in records if r.output is not None and r.output.storage == write.ref.storage}
+    behind = (r for r in records if write.time < r.time < backward.time)
+    return any(not made.isdisjoint(r.parents) for r in behind)
 
 
 def _own(conflict: Conflict, project: Project, write: Write) -> Iterator[Proposal]:
@@ -162,7 +201,7 @@ def _at_caller(one: Passed, project: Project) -> Iterator[Proposal]:
             yield _saved_copies(view, operands, 2)
 
 
-def _arrays(conflict: Conflict, project: Project, write: Write | None) -> Iterator[Proposal]:
+def _arrays(conflict: Conflict, project: Project, write: Write | None, alone: Effect) -> Iterator[Proposal]:
     """Memory of its own for the tensor that an array was made of, for the array, or for the tensor made of an array."""
     assert conflict.write is not None
     leaf = is_leaf(project, conflict.write.ref.storage)
@@ -175,7 +214,7 @@ def _arrays(conflict: Conflict, project: Project, write: Write | None) -> Iterat
         small = view.small_statement(call)
         if write is None or small is not write.small:
             edit = Replace(call, lambda n: method(cast(cst.BaseExpression, n), "copy"))
-            yield Proposal(f"an array of its own: `{code}.copy()`", NONE, {view.path: (edit,)})
+            yield Proposal(f"an array of its own: `{code}.copy()`", alone, {view.path: (edit,)})
         root = peeled(_exchanged(call))
         name = dotted(root)
         if leaf or not name or small is None:
@@ -221,14 +260,14 @@ def _exchanged(call: cst.Call) -> cst.BaseExpression:
     return call.args[0].value
 
 
-def _at_alias(write: Write, alias: cst.Assign) -> Proposal:
+def _at_alias(write: Write, alias: cst.Assign, effect: Effect) -> Proposal:
     value = alias.value
     plain = value.value if isinstance(value, cst.Attribute) and value.attr.value == "data" else None
     new = method(method(plain, "detach") if plain is not None else value, "clone")
     code = write.view.module.code_for_node(new)
     return Proposal(
         f"an alias with memory of its own: `{code}`",
-        NONE,
+        effect,
         {write.view.path: (Replace(value, lambda _: new),)},
     )
 

@@ -16,6 +16,7 @@ EffectKind = Literal[
     "cut-own-loss",
     "cut-target",
     "moved-write",
+    "own-memory",
     "adds-gradient",
     "restored",
     "changes-value",

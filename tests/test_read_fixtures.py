@@ -22,7 +22,6 @@ PROGRAMS = [
 ]
 MEASURED = "how the gradients of two terms lie is only measured"
 NOT_YET = {  # program -> why its reading differs
-    "clone_before_write/array_of_a_gate/before.py": "that an array shares its memory with a tensor is not known",
     "clone_before_write/environment_array/before.py": "that a tensor shares its memory with an array is not known",
     "backward_inputs/one_backward_of_both/before.py": MEASURED,
     "split_backward/more_than_two_terms/before.py": MEASURED,

@@ -18,12 +18,13 @@ from gradfix.detect.targets import target_edges
 from gradfix.graph import Graph
 from gradfix.prove.compare import Terms
 from gradfix.prove.measured import Measured
-from gradfix.tape import Backward, GradRead, Mutate, Optimizer, Record, Stack, Step, Tape
+from gradfix.tape import Backward, Cut, GradRead, Mutate, Optimizer, Record, Stack, Step, Tape
 from gradfix.tape import Terms as Summed
 from gradfix.verdict import Effect, EffectKind
 
 Impose = Mapping[str, Any]
 
+_ALIASING = ("detach", "data", "numpy")
 MIXED = 3  # silent overwrites of which each is tried by either reading
 
 
@@ -127,6 +128,10 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
     elif kind == "moved-write":
         for write in moved_writes(conflicts, tape):
             yield Attempt(before={"write": write}, after={"write": write})
+    elif kind == "own-memory":
+        made = alias_sites(conflicts, tape)
+        if made:
+            yield Attempt(before={"apart": made})
     elif kind == "adds-gradient":
         if before.steps:
             still = {"null": "steps", **rounds}
@@ -354,6 +359,22 @@ def kept_sites(conflicts: Sequence[Conflict]) -> list[list[Any]]:
             own = read is not None and (read.file, read.line) == (site.file, site.line)
             for line in range(site.line, max(site.line, min(site.end_line, site.line + 12)) + 1):
                 sites.add((site.file, line, "leaf" if own else "keep"))
+    return [list(s) for s in sorted(sites)]
+
+
+def alias_sites(conflicts: Sequence[Conflict], tape: Tape) -> list[list[Any]]:
+    """[file, line] of where an alias was made of what a conflict's write overwrote."""
+    sites = {
+        (site.file, line)
+        for write in (c.write for c in conflicts if c.write is not None)
+        for e in tape.events
+        if isinstance(e, Cut)
+        and e.how in _ALIASING
+        and e.ref.storage == write.ref.storage
+        and e.time < write.time
+        for site in e.stack[-1:]
+        for line in range(site.line, max(site.line, min(site.end_line, site.line + 12)) + 1)
+    }
     return [list(s) for s in sorted(sites)]
 
 

@@ -117,7 +117,8 @@ def _data(m: Machine, tensor: Tensor) -> Value:
 
 
 def _alias(tensor: Tensor, how: str) -> Tensor:
-    return Tensor(tensor.storage, False, None, tensor.shape, tensor.dtype, alias=tensor.alias or how)
+    alias = how if how == "numpy" else tensor.alias or how  # (no counter sees what NumPy writes)
+    return Tensor(tensor.storage, False, None, tensor.shape, tensor.dtype, alias=alias)
 
 
 def _off(m: Machine, tensor: Tensor, how: str) -> Tensor:

@@ -19,7 +19,8 @@ The request is a JSON object; every key is optional, and they combine:
 ``edges``    no gradient flows from the node with the first sequence number to its input with the second.
 ``write``    an op's in-place writes to some parameters or to tensors of a shape are left out, and counted.
 ``through``  ``.data``, ``.detach()`` and ``torch.tensor(t)`` in user lines (all, or those listed) give the
-             tensor itself.
+             tensor itself; in those listed so do ``.item()``, ``.numpy()`` and ``float(t)``.
+``apart``    ``.data``, ``.detach()`` and ``.numpy()`` in the [file, line]s listed give a copy.
 ``clear``    an optimizer's gradients are cleared after each of its steps.
 ``retain``   non-leaf tensors given to an optimizer keep their gradient, as leaves do.
 ``keep``     tensors made in the [file, line, how]s listed keep their gradient as ``retain_grad()`` has them do
@@ -52,6 +53,7 @@ from .pretend import (
     restore_old_calls,
     retain_gradients,
     see_through,
+    take_apart,
 )
 
 Emit = Callable[[dict[str, Any]], None]
@@ -87,6 +89,8 @@ class Imposer:
             freeze_statistics()
         if "through" in self.request:
             see_through(self.request["through"])
+        if self.request.get("apart"):
+            take_apart(self.request["apart"])
         if self.request.get("create"):
             differentiate_twice(self.request["create"])
         if self.request.get("retain"):

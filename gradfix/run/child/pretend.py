@@ -154,7 +154,7 @@ def take_apart(sites: Any) -> None:
     torch.Tensor.data = property(  # type: ignore
         lambda self: DATA.__get__(self).clone() if here() else DATA.__get__(self), DATA.__set__
     )
-    torch.Tensor.detach = lambda self: detach(self).clone() if here() else detach(self)  # type: ignore
+    torch.Tensor.detach = lambda self: detach(self).clone() if here() else detach(self)
     torch.Tensor.numpy = lambda self, *args, **kwargs: (  # type: ignore
         numpy(self, *args, **kwargs).copy() if here() else numpy(self, *args, **kwargs)
     )

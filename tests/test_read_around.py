@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradfix.detect import detect
-from gradfix.read import read
+from gradfix.read import read, yamls
 
 STALE = """\
 import torch
@@ -198,3 +198,233 @@ def test_a_loss_that_is_replaced_for_certain_has_none(tmp_path):
 def test_a_loss_that_only_a_test_binds_has_none(tmp_path):
     text = SAFE.format(test="if data.any():\n    other = torch.zeros(1)\n    other.backward()")
     assert found(tmp_path, "train.py", {"train.py": text}) == [("train.py", "cut-graph", "likely")]
+
+
+# ---- settings in files
+
+NET = """
+import torch
+from somewhere import data
+net = torch.nn.Linear(2, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x in data:
+    out = net(x).exp()
+    if {test}:
+        out += 1
+    opt.zero_grad()
+    out.sum().backward()
+    opt.step()
+"""
+YAML = "# what to do\nmodel:\n  shift: true  # really\n  sizes: [2, 2]\nsteps:\n- name: one\n  rate: 0.1\n"
+PARSED = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--config', {how})\nargs = p.parse_args()\n"
+OPENED = "import yaml\nwith open(args.config) as f:\n    cfg = yaml.safe_load(f)\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "load", "test"),
+    [
+        ("default='configs/plain.yaml'", OPENED, "cfg['model']['shift']"),
+        ("default='./configs/plain.yaml'", OPENED, "cfg.get('model')['shift']"),
+        ("required=True", OPENED, "cfg['model']['shift']"),
+        (
+            "type=str, default='configs/plain.yaml'",
+            "import yaml\ncfg = yaml.load(open(args.config, 'r').read(), Loader=yaml.FullLoader)\n",
+            "cfg['steps'][0]['rate'] < 0.5",
+        ),
+        (
+            "default='configs/plain.yaml'",
+            OPENED + "from easydict import EasyDict as edict\ncfg = edict(cfg)\n",
+            "cfg.model.shift and len(cfg.model.sizes) == 2",
+        ),
+        (
+            "default='configs/plain.yaml'",
+            OPENED + "cfg = argparse.Namespace(**cfg)\n",
+            "cfg.model['shift']",
+        ),
+        (
+            "default='configs/plain.yaml'",
+            "from omegaconf import OmegaConf\ncfg = OmegaConf.load(args.config)\n",
+            "cfg.model.shift and cfg.steps[0].name == 'one'",
+        ),
+        (
+            "default='plain.json'",
+            "import json, os\ncfg = json.load(open(os.path.join('configs', args.config)))\n",
+            "cfg['model']['shift']",
+        ),
+    ],
+)
+def test_settings_are_read_from_their_file(tmp_path, how, load, test):
+    text = PARSED.format(how=how) + load
+    files = {
+        "configs/plain.yaml": YAML,
+        "configs/plain.json": '{"model": {"shift": true}}',
+        "train.py": text + NET.format(test=test),
+        "other.py": text + NET.format(test=f"not ({test})"),
+    }
+    assert found(tmp_path, "train.py", files) == [("train.py", "stale-saved-tensor", "certain")]
+    assert found(tmp_path, "other.py", files) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "model: !!python/tuple [1, 2]\n",
+        "model: &a {shift: true}\nother: *a\n",
+        "model: |\n  shift: true\n",
+        "- [1, 2\n",
+    ],
+)
+def test_settings_that_are_not_understood_are_not_known(tmp_path, settings):
+    text = PARSED.format(how="default='configs/plain.yaml'") + OPENED
+    files = {
+        "configs/plain.yaml": settings,
+        "train.py": text + NET.format(test="cfg['model']['shift']"),
+    }
+    assert [e for *_, e in found(tmp_path, "train.py", files)] == ["likely"]
+
+
+def test_a_file_outside_the_project_is_not_read(tmp_path):
+    (tmp_path / "plain.yaml").write_text(YAML)
+    text = PARSED.format(how="default='../plain.yaml'") + OPENED
+    files = {"train.py": text + NET.format(test="cfg['model']['shift']")}
+    assert [e for *_, e in found(tmp_path / "project", "train.py", files)] == ["likely"]
+
+
+def test_the_parsers_file_of_settings(tmp_path):
+    text = """
+    import configargparse
+    p = configargparse.ArgumentParser()
+    p.add_argument("--config", is_config_file=True)
+    p.add_argument("--shift", action="store_true")
+    args = p.parse_args()
+    """
+    program = textwrap.dedent(text) + NET.format(test="args.shift")
+    assert found(tmp_path, "train.py", {"train.py": program}) == []
+    files = {"train.py": program, "configs/lego.txt": "name = lego\nshift = True\n"}
+    assert found(tmp_path, "train.py", files) == [("train.py", "stale-saved-tensor", "certain")]
+
+
+def test_yaml_as_it_is_read_by_others():
+    yaml = pytest.importorskip("yaml")
+    for text in SAMPLES:
+        assert yamls.read(text, ".yaml") == yaml.safe_load(text), text
+
+
+SAMPLES = [
+    YAML,
+    "",
+    "a: 1e-4\nb: 1.0e-4\nc: .5\nd: 1_000\ne: 007\nf: -3\ng: +.inf\n",
+    "a: yes\nb: 'yes'\nc: \"#no\"\nd: no # off\ne: ~\nf:\ng: null\n",
+    "a:\n  - 1\n  - b: 2\n    c: 3\n  -\n    - 4\n    - 5\nd:\n- 6\n- {e: 7, f: [8, 'g, h']}\n",
+    "- [-1, 1, Conv, [64, 3]]\n- [[-1, 6], 1, Cat, [1]]  # two\n",
+    "a: [1,\n    2,\n    3]\nb: {x: 1,\n    y: it's}\n",
+    "url: http://here:80/x\n'quoted key': 1\n3: three\npath: a/b#c\n",
+    "---\na: b c d\nb: \"x: y\"\nc: it''s\nd: 'it''s'\n",
+]
+
+
+# ---- models built from settings
+
+
+@pytest.mark.parametrize("made", ["eval(kind)(*args)", "getattr(nn, kind.split('.')[1])(*args)"])
+def test_layers_that_are_named_in_a_file(tmp_path, made):
+    layers = [f"  - [nn.Linear, [{n}, {n + 1}]]" for n in range(2, 20)]
+    text = f"""
+    import torch, yaml
+    from torch import nn
+    def build(spec):
+        layers = []
+        for kind, args in spec['layers']:
+            for i, a in enumerate(args):
+                try:
+                    args[i] = eval(a) if isinstance(a, str) else a
+                except NameError:
+                    pass
+            layers.append({made})
+        return nn.Sequential(*layers)
+    class Net(nn.Module):
+        def __init__(self, path="net.yaml"):
+            super().__init__()
+            with open(path) as f:
+                self.spec = yaml.safe_load(f)
+            self.body = build(self.spec)
+            last = self.body[-1]
+            if isinstance(last, nn.Linear) and last.out_features == 20 and len(self.body) == 18:
+                last.bias[0] += 1
+    Net()
+    """
+    files = {"net.yaml": "layers:\n" + "\n".join(layers) + "\n", "net.py": text}
+    got = found(tmp_path, "net.py", files)
+    assert [kind for _, kind, _ in got] == ["leaf-write"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("'nearest'", "text"), ("[2, 3]", "list"), ("width", "int"), ("-4", "int")]
+)
+def test_what_is_written_out_is_evaluated(tmp_path, text, value):
+    program = f"""
+    width = 4
+    try:
+        got = eval({text!r})
+    except NameError:
+        got = None
+    """
+    ask = {"text": "got == 'nearest'", "list": "got[1] == 3", "int": "abs(got) == 4"}[value]
+    files = {"train.py": textwrap.dedent(program) + NET.format(test=ask)}
+    assert found(tmp_path, "train.py", files) == [("train.py", "stale-saved-tensor", "certain")]
+
+
+def test_a_name_that_nobody_has_is_an_error_to_eval(tmp_path):
+    program = "try:\n    got = eval('nearest')\nexcept NameError:\n    got = 'nearest'\n"
+    files = {"train.py": program + NET.format(test="got == 'nearest'")}
+    assert [kind for _, kind, _ in found(tmp_path, "train.py", files)] == ["stale-saved-tensor"]
+
+
+# ---- what comes late
+
+
+@pytest.mark.parametrize(
+    ("loop", "expected"),
+    [
+        ("for step in range(5000):\n    late = step > 1000", ["likely"]),
+        ("for step in range(5000):\n    late = step + 1 >= 4000", ["likely"]),
+        ("for step in range(5000):\n    late = 1000 < step < 2000", []),
+        ("for step in range(100):\n    late = step > 1000", []),
+        ("for step in range(5000):\n    late = not step % 2 and not (step + 1) % 2 and step > 9", []),
+        ("start = load()\nfor step in range(start, 5000):\n    late = step >= 1000", ["likely"]),
+    ],
+)
+def test_what_waits_for_a_late_pass_comes_about(tmp_path, loop, expected):
+    text = f"""
+import torch
+from somewhere import data, load
+net = torch.nn.Linear(2, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+{loop}
+    out = net(torch.ones(1, 2)).exp()
+    if late:
+        out += 1
+    opt.zero_grad()
+    out.sum().backward()
+    opt.step()
+"""
+    assert [e for *_, e in found(tmp_path, "train.py", {"train.py": text})] == expected
+
+
+def test_what_happens_every_so_often_keeps_its_turn(tmp_path):
+    text = """
+    import torch
+    net = torch.nn.Linear(2, 2)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    kept = None
+    for step in range(90_000):
+        if step % 4 == 0:
+            kept = net(torch.ones(1, 2)).exp()
+        if step % 4 == 1:
+            opt.zero_grad()
+            kept.sum().backward()
+            opt.step()
+        if step > 80_000:
+            print("late")
+    """
+    assert found(tmp_path, "train.py", {"train.py": text}) == []

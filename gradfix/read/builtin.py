@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, iteration, layers, objects, python, tensors
+from gradfix.read import calls, files, iteration, layers, objects, python, tensors
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.truth import truth
 from gradfix.read.values import (
@@ -55,6 +55,8 @@ def _range(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
             return range(*args)
         except python.FAILS:
             return m.unknown("range")
+    if len(args) == 2 and isinstance(args[0], Unknown) and isinstance(args[1], int):
+        return range(args[1])  # begun, not resumed
     start = args[0] if len(args) > 1 and isinstance(args[0], int) else 0
     return Lazy(lambda count: list(range(start, start + count)))
 
@@ -227,12 +229,32 @@ def _getattr(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 def _eval(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """``eval("Encoder" + name)``: a name, or an attribute of one."""
+    """``eval("Encoder" + name)``: a name, an attribute of one, or what is written out."""
     from gradfix.read.expressions import evaluate
 
-    if len(args) != 1 or not isinstance(args[0], str) or not _DOTTED.fullmatch(args[0]):
+    if len(args) != 1 or not isinstance(args[0], str) or len(args[0]) > python.LONGEST:
         return m.unknown("eval")
-    return evaluate(m, ast.parse(args[0], mode="eval").body)
+    try:
+        node = ast.parse(args[0].strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError):
+        raise Raised(Instance(None, kind="builtins.SyntaxError")) from None
+    if isinstance(node, ast.Name) and not _bound(m, node.id):
+        raise Raised(Instance(None, kind="builtins.NameError"))
+    return (
+        evaluate(m, node) if isinstance(node, _WRITTEN) or _DOTTED.fullmatch(args[0]) else m.unknown("eval")
+    )
+
+
+_WRITTEN = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.UnaryOp, ast.BinOp)
+
+
+def _bound(m: Machine, name: str) -> bool:
+    frame: Any = m.frame
+    while frame is not None:
+        if name in frame.names:
+            return True
+        frame = frame.parent
+    return name in m.frame.unit.names or name in python.BUILTINS
 
 
 def _hasattr(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -329,6 +351,7 @@ TABLE: dict[str, Callable[..., Value]] = {
     "getattr": _getattr,
     "hasattr": _hasattr,
     "eval": _eval,
+    "open": files.opened,
     "setattr": _setattr,
     "type": _type,
     "callable": _callable,

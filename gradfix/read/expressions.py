@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, iteration, objects, ops, python, tensors
+from gradfix.read import calls, containers, iteration, objects, ops, python, tensors
 from gradfix.read.frames import Frame, Machine
 from gradfix.read.operators import binary, compared, in_place
 from gradfix.read.truth import truth
@@ -69,6 +69,8 @@ def _call(m: Machine, node: ast.Call) -> Value:
     kwargs: dict[str, Value] = {}
     for keyword in node.keywords:
         value = evaluate(m, keyword.value)
+        if keyword.arg is None:
+            value = containers.plain(value)
         if keyword.arg is not None:
             kwargs[keyword.arg] = value
         elif isinstance(value, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradfix.read import calls, objects, tensors
@@ -13,6 +13,7 @@ from gradfix.read.values import Generator, Instance, Lazy, Tensor, Unknown, Valu
 SHORT = 12  # items of a container that are all gone through
 PATIENT = 24  # passes of an outermost loop in which no two backwards have come about yet
 LONG = 10_000  # items that are ever listed
+REMAINDERS = (2520, 840, 120, 60, 12, 6)  # multiples of the numbers that programs take remainders of
 
 One = Callable[[Value], bool]  # what is done with an item; True stops
 
@@ -55,7 +56,8 @@ def each(m: Machine, source: Value, one: One, node: ast.AST) -> bool:
         return _generated(m, source, one, node)
     length = _length(source)
     usual = most(m, node, length)
-    building = m.frame.qualname.endswith("__init__")  # a model of layers that are listed
+    # a model of layers that are listed
+    building = any(frame.qualname.endswith("__init__") for frame in reversed(m.frames))
     patient = (
         length is not None
         and length > usual
@@ -66,7 +68,8 @@ def each(m: Machine, source: Value, one: One, node: ast.AST) -> bool:
     if items is None:
         origin = source.origin if isinstance(source, Unknown) else "item"
         return all(not one(m.unknown(origin)) for _ in range(m.budget.passes))
-    before = m.backwards
+    before, done = m.backwards, len(items)
+    late = _late(source, done) if m.loops == 0 and _waits(m, node) else ()
     m.loops += 1
     try:
         for i, item in enumerate(items):
@@ -74,9 +77,40 @@ def each(m: Machine, source: Value, one: One, node: ast.AST) -> bool:
                 break  # what waits for a certain pass has come about
             if one(item):
                 return False
+        m.doubts += 1
+        try:
+            return not any(map(one, late))
+        finally:
+            m.doubts -= 1
     finally:
         m.loops -= 1
-    return True
+
+
+def _late(source: Value, done: int) -> Sequence[Value]:
+    """Two passes near the end of a long range: those that a remainder of the pass takes for the next ones."""
+    if not isinstance(source, range):
+        return ()
+    for step in REMAINDERS:
+        if 10 * step < len(source) - done:  # near enough to its end
+            at = done + step * ((len(source) - 2 - done) // step)
+            return source[at : at + 2]
+    return ()
+
+
+def _waits(m: Machine, node: ast.AST) -> bool:
+    """Whether a test in the body asks how far the loop has come: ``if step > 1000``."""
+    key = -id(node)
+    found = m.called.get(key)
+    if found is None:
+        target = getattr(node, "target", None)
+        names = {x.id for x in ast.walk(target) if isinstance(x, ast.Name)} if target is not None else set()
+        found = m.called[key] = bool(names) and any(
+            isinstance(x, ast.Compare)
+            and isinstance(x.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+            and not names.isdisjoint(y.id for y in ast.walk(x) if isinstance(y, ast.Name))
+            for x in ast.walk(node)
+        )
+    return bool(found)
 
 
 def _generated(m: Machine, source: Generator, one: One, node: ast.AST) -> bool:

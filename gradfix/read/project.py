@@ -13,6 +13,7 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradfix.read import yamls
 from gradfix.read.gate import LIBRARIES
 from gradfix.read.outline import OUTLINES, Outline, outlined
 from gradfix.read.paths import IMPORTED, added
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gradfix.read.frames import Frame
 
 LONGEST = 4_000_000  # characters of a file that is read
+SETTINGS = ("configs", "config", "cfgs", "cfg", "conf", "options", "settings", "hparams", "experiments")
 MOST_READ = 3_000_000  # characters of siblings that one program is read with
 
 
@@ -229,6 +231,38 @@ class Project:
         if found is not None and found.paths:
             self.follow(path, found.paths)
         return found
+
+    def lying(self, path: str) -> str | None:
+        """The file that the program would open by `path`, from where it may be run."""
+        for folder in self._folders:
+            one = os.path.normpath(os.path.join(folder, path))
+            if one.startswith(self._root + os.sep):
+                self.looked.add(one)
+                if one in self._files or os.path.isfile(one):
+                    return one
+        return None
+
+    def settings(self, suffixes: tuple[str, ...]) -> str | None:
+        """The first file of settings in a folder of such."""
+        for folder in self._folders:
+            for name in SETTINGS:
+                for here, inside, files in os.walk(os.path.join(folder, name)):
+                    inside.sort()
+                    found = min((f for f in files if f.endswith(suffixes)), default=None)
+                    if found is not None:
+                        return self.lying(os.path.join(here, found))
+        return None
+
+    def text(self, path: str) -> str | None:
+        """What a file holds that is none of Python's."""
+        try:
+            if path in self._files:
+                return self._files[path]
+            if os.path.getsize(path) > yamls.LONGEST:
+                return None
+            return Path(path).read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return None
 
     def release(self) -> None:
         """Let go of the program. Its names hold functions that hold their module, and with it the tree: looking for

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, containers, iteration
+from gradfix.read import calls, containers, files, iteration
 from gradfix.read.frames import Machine
 from gradfix.read.values import (
     Class,
@@ -223,6 +223,8 @@ def _argument(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str,
         default = m.unknown("command line")
     if isinstance(dest, str):
         _options(parser)[dest] = _given(m, dest, default, kwargs)
+        if kwargs.get("is_config_file") is True:
+            parser.extra["file"] = default
     return None
 
 
@@ -256,7 +258,11 @@ def _group(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str, Va
 
 
 def _parsed(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Instance(None, dict(_options(parser)), "types.SimpleNamespace")
+    options = dict(_options(parser))
+    if "file" in parser.extra:
+        said = files.told(m, parser.extra["file"])
+        options.update((name, value) for name, value in said.items() if name in options)
+    return Instance(None, options, "types.SimpleNamespace")
 
 
 def _parsed_known(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -269,6 +275,7 @@ def _defaults(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str,
 
 
 METHODS: dict[str, dict[str, Callable[..., Value]]] = {
+    files.OPEN: files.METHODS,
     "argparse.ArgumentParser": {
         "add_argument": _argument,
         "add": _argument,
@@ -335,6 +342,7 @@ def _ordered(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 FUNCTIONS: dict[str, Callable[..., Value]] = {
+    **files.FUNCTIONS,
     "itertools.chain": _chain,
     "itertools.chain.from_iterable": _chained,
     "itertools.count": _count,

@@ -16,7 +16,7 @@ from gradfix.cache import Cache, digest
 from gradfix.dataclass import dataclass
 from gradfix.detect import Conflict
 from gradfix.discover import Search
-from gradfix.examine import Examined, Place, examine, matters
+from gradfix.examine import Examined, Place, examine, matters, own_fault
 from gradfix.result import Diagnosis, Problem, Result, Settings
 from gradfix.source import Source, SourceError
 from gradfix.tape import Site
@@ -247,7 +247,12 @@ def _alone(wanted: Wanted) -> Examined:
 
 
 def _one(wanted: Wanted) -> Examined:
-    examined = examine(*wanted)
+    try:
+        examined = examine(*wanted)
+    except Exception as problem:
+        said, detail = own_fault(problem)
+        sentence = f"{wanted[0]}: a fault of gradfix's own, so it was left out; please report it: {said}"
+        examined = Examined(problem=Problem(sentence, detail))
     if gc.get_count()[0] > TIDIED:
         gc.collect()
         gc.freeze()  # what is left are trees that others import: no cycles in them

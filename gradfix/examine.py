@@ -133,6 +133,15 @@ def examine(
     )
 
 
+def own_fault(problem: Exception) -> tuple[str, str]:
+    """What to say of an exception that is nobody's fault but gradfix's: (what and where, its traceback)."""
+    import traceback
+
+    at = traceback.extract_tb(problem.__traceback__)[-1]
+    where = f"{Path(at.filename).parent.name}/{Path(at.filename).name}:{at.lineno}"
+    return f"{type(problem).__name__}: {problem} ({where})", "".join(traceback.format_exception(problem))
+
+
 def matters(raw: bytes) -> bool:
     """Whether a file of these bytes may have something to say."""
     return might_matter(raw) or b"gradfix" in raw

@@ -39,6 +39,8 @@ class Reader:
             out.write(f"{path.name}\n")
         if "CRASH" in text:
             os._exit(11)
+        if "BUG" in text:
+            raise KeyError("bug")
         if "UNREADABLE" in text or "(x.backward" in text:
             return (Reading("__main__", Tape((), str(path)), problems=(Problem("It is odd.", 3),)),)
         files = [path, *(path.parent / f"{n}.py" for n in re.findall(r"^import (\w+)$", text, re.M))]
@@ -236,6 +238,18 @@ def test_a_file_that_kills_its_process_is_one_problem(folder, check):
     code, out, err = check("-q", "-j", "2")
     assert (code, len(out)) == (2, 8)
     assert err == "gradfix: f4.py: reading it ended the process that did; it was left out\n"
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_fault_of_our_own_costs_one_file_and_is_said(folder, check, jobs):
+    write(folder, **{f"f{n}": "BUG x.backward\n" if n == 4 else FAULT for n in range(9)})
+    code, out, err = check("-q", "-j", jobs)
+    assert (code, len(out)) == (2, 8)
+    said, *trace = err.splitlines()
+    assert said.startswith(
+        "gradfix: f4.py: a fault of gradfix's own, so it was left out; please report it: KeyError: 'bug' ("
+    )
+    assert any('raise KeyError("bug")' in line for line in trace)
 
 
 def test_an_empty_folder_has_no_faults(folder, check):

@@ -3,8 +3,8 @@ written to."""
 
 from __future__ import annotations
 
+import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from gradfix.batch.values import Entry, Fault, Options, RepoResult, Spec, Step
 from gradfix.batch.warm import Warm
 from gradfix.config import Config, ConfigError, configured, nearest_file
 from gradfix.detect import Conflict
-from gradfix.examine import Examined, examine
+from gradfix.examine import Examined, examine, own_fault
 from gradfix.patches.file import PatchError
 from gradfix.patches.make import of_result
 from gradfix.patches.values import Fix
@@ -249,10 +249,9 @@ class _Work:
         try:
             return examine(path, settings, source)
         except Exception as problem:
-            traceback.print_exc()
-            at = traceback.extract_tb(problem.__traceback__)[-1]
-            where = f"{Path(at.filename).parent.name}/{Path(at.filename).name}:{at.lineno}"
-            self.crashes.append(f"{self._name(str(path))}: {type(problem).__name__}: {problem} ({where})")
+            said, detail = own_fault(problem)
+            print(detail, end="", file=sys.stderr)
+            self.crashes.append(f"{self._name(str(path))}: {said}")
             return None
 
     def _untold(self, examined: Examined, path: Path) -> list[Diagnosis]:

@@ -91,6 +91,8 @@ def _builtin(m: Machine, name: str, module: Instance, args: list[Value], kwargs:
 
     if not args and "input" in kwargs:
         args = [kwargs["input"]]
+    if not args:
+        return m.unknown(name)
     made, given = module.extra.get("args", []), module.extra.get("kwargs", {})
     if name in LOSSES:
         options = {k: v for k, v in given.items() if k in ("reduction", "size_average", "reduce")}
@@ -98,11 +100,7 @@ def _builtin(m: Machine, name: str, module: Instance, args: list[Value], kwargs:
     if name in ACTIVATIONS:
         return _activation(m, name, module, args, made, given)
     if name == "Linear":
-        return (
-            ops.apply(m, "linear", [args[0], module.attrs["weight"], module.attrs["bias"]], {})
-            if args
-            else m.unknown(name)
-        )
+        return ops.apply(m, "linear", [args[0], module.attrs["weight"], module.attrs["bias"]], {})
     if name in recurrent.KINDS:
         return recurrent.call(m, module, args, kwargs)
     if name.startswith("Embedding"):
@@ -139,8 +137,6 @@ def _activation(
     from gradfix.read.torchlib import functional
 
     function = ACTIVATIONS[name]
-    if not args:
-        return m.unknown(name)
     at = {
         "ReLU": 0,
         "ReLU6": 0,
@@ -166,7 +162,7 @@ def _activation(
 
 def in_place(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value], module: str = "") -> Value:
     """An activation with ``inplace=True``: it writes into its input, and keeps its result or its input."""
-    target = args[0] if args else None
+    target = args[0]
     if not isinstance(target, Tensor):
         return target
     if "dropout" in name:
@@ -200,7 +196,7 @@ def _embedding(m: Machine, module: Instance, args: list[Value]) -> Value:
     norm = module.extra.get("max_norm")
     if isinstance(weight, Tensor) and norm is not None and not isinstance(norm, Unknown):
         m.trace.wrote("aten.embedding_renorm_", weight, how="module", module=_name(m, module))
-    return ops.apply(m, "embedding", [weight, args[0] if args else m.unknown("index")], {})
+    return ops.apply(m, "embedding", [weight, args[0]], {})
 
 
 def _name(m: Machine, module: Instance) -> str:
@@ -209,7 +205,7 @@ def _name(m: Machine, module: Instance) -> str:
 
 def weighted(m: Machine, name: str, module: Instance, args: list[Value]) -> Value:
     """Convolutions and normalisations: both the input and the weight are kept where either needs a gradient."""
-    source = args[0] if args else None
+    source = args[0]
     weight, bias = module.attrs.get("weight"), module.attrs.get("bias")
     op, node_name = (
         ("aten.convolution", "ConvolutionBackward0")
@@ -232,7 +228,7 @@ def weighted(m: Machine, name: str, module: Instance, args: list[Value]) -> Valu
                     cast = m.autocast and "Conv" in name
                     m.trace.save_own(node) if cast else m.trace.save(node, each)
     shape = source.shape if isinstance(source, Tensor) and "Norm" in name else None
-    if "Conv" in name and isinstance(source, Tensor) and source.shape is not None:
+    if "Conv" in name and isinstance(source, Tensor) and source.shape:
         shape = (source.shape[0], module.attrs.get("out_channels"), *(None,) * (len(source.shape) - 2))
     made = ops.new(m, shape, "float32", known, node)
     if node is not None:
@@ -242,7 +238,7 @@ def weighted(m: Machine, name: str, module: Instance, args: list[Value]) -> Valu
 
 def opaque(m: Machine, name: str, args: list[Value], saves: bool = True) -> Value:
     """A differentiable op of one input: max pooling keeps its input, others nothing that a variable holds."""
-    source = args[0] if args else None
+    source = args[0]
     if not isinstance(source, Tensor):
         return source if source is not None else m.unknown(name)
     op = "aten." + name.lower()
@@ -299,7 +295,7 @@ def _dropout(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if kwargs.get("training", args[2] if len(args) > 2 else True) is False:
         return args[0] if args else kwargs.get("input")
     known, node, _ = ops.graph(m, "aten.mul", "MulBackward0", args[:1])
-    source = args[0] if args else None
+    source = args[0]
     if not isinstance(source, Tensor):
         return m.unknown("dropout")
     if node is not None:

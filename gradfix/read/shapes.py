@@ -139,7 +139,7 @@ def result_of(name: str, bound: dict[str, Value]) -> Shape:
     if special is not None:
         found: Shape = special(bound, first)
         return found
-    if name == "linear" and first is not None and len(tensors) > 1 and tensors[1].shape is not None:
+    if name == "linear" and first is not None and len(tensors) > 1 and tensors[1].shape:
         return (*first[:-1], tensors[1].shape[0])
     if (
         name in ("matmul", "mm", "bmm")

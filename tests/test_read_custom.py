@@ -304,3 +304,32 @@ def test_several_writes_may_have_put_back_what_was_there(tmp_path: Path) -> None
     changed = ("silent-overwrite", "input-changed", 6)
     assert found(tmp_path, text.format(second="")) == [(*changed, "certain")]
     assert found(tmp_path, text.format(second="x.copy_(before)")) == [(*changed, "likely")]
+
+
+ASSIGNS = """\
+import torch
+from typing import cast
+from torch.amp import custom_bwd
+class Undo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, n):
+        ctx.kept = [x]
+        return x * 2
+    @staticmethod
+    def backward(ctx, g):
+        for t in (ctx.kept{popped}, ):
+            t.grad = g
+        return 2 * g, None
+    {bound}
+x = torch.ones(3, requires_grad=True) * 2
+y = cast(torch.Tensor, Undo.apply(x, 1))
+y.sum().backward()
+print(x.grad.norm())
+"""
+
+
+@pytest.mark.parametrize("bound", ["", "backward = custom_bwd(backward)", "backward = somewhere.wrapped(backward)"])
+def test_a_gradient_that_a_backward_sets_by_hand_may_be_there(tmp_path: Path, bound: str) -> None:
+    assert found(tmp_path, ASSIGNS.format(popped=".pop()", bound=bound)) == []
+    never = ASSIGNS.format(popped=".pop()", bound="").replace("t.grad = g", "t")
+    assert found(tmp_path, never) == [("missing-grad", "read", 18, "certain")]

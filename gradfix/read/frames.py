@@ -95,6 +95,7 @@ class Machine:
             int, dict[Any, Any]
         ] = {}  # custom Functions that ran, and what their backwards do
         self.hooked = False  # a hook may change a gradient on its way
+        self.assigned = False  # the backward of a custom Function gives tensors gradients by hand
         self.called: dict[int, Any] = {}
         self.interned: dict[Stack, Stack] = {}
 

@@ -369,6 +369,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "configargparse.ArgParser": _parser,
     "configargparse.get_argument_parser": _parser,
     "importlib.import_module": _module,
+    "typing.cast": lambda m, args, kwargs: args[1] if len(args) == 2 else m.unknown("cast"),
     "os.getenv": _environment,
     "random.seed": _nothing,
     "numpy.random.seed": _nothing,

@@ -129,7 +129,9 @@ def _off(m: Machine, tensor: Tensor, how: str) -> Tensor:
 
 def _grad(m: Machine, tensor: Tensor) -> Value:
     node = ops.edge(m, tensor)
-    if tensor.requires and not isinstance(node, Tensor) and not tensor.retains:
+    if tensor.requires and not isinstance(node, Tensor) and not tensor.retains and tensor.grad is None:
+        if m.assigned:
+            return m.unknown("grad")
         from gradfix.read import names
 
         names.local(m, tensor)
@@ -324,6 +326,7 @@ def set_attribute(m: Machine, tensor: Tensor, name: str, value: Value) -> None:
         set_requires(m, tensor, value)
     elif name == "grad":
         tensor.grad = value
+        m.trace.assigned = True
         if tensor.leaf and tensor.requires:
             if value is None:
                 m.trace.zero([tensor])

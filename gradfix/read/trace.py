@@ -63,6 +63,7 @@ class Trace:
         self._nodes = 0
         self._told: list[Node] = []
         self.optimizer_names: dict[int, str] = {}  # an optimizer gets its name after it is made
+        self.assigned = False  # a tensor was given a gradient by hand
         self.stepping: int | None = None  # the optimizer whose step() runs
         self._held: list[Callable[[int], AnyEvent]] = []
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gradfix.dataclass import dataclass
-from gradfix.read import calls, custom, objects, ops, shared
+from gradfix.read import calls, objects, ops, shared
 from gradfix.read.backward import blur
 from gradfix.read.custom import CTX, Applied
 from gradfix.read.frames import Deep, Machine, Raised
@@ -39,6 +39,7 @@ class Walked:
     given: frozenset[int] = frozenset()
     same: frozenset[int] = frozenset()
     differentiates: bool = False  # by a backward of its own
+    assigns: bool = False  # gradients, to whichever tensors
 
 
 def met(
@@ -52,6 +53,7 @@ def met(
     for node in sorted((n for n in nodes if n.custom is not None), key=lambda n: -n.number):
         applied: Applied = node.custom
         walked = _walked(m, node, applied)
+        m.assigned = m.assigned or walked is None or walked.assigns
         if walked is None:
             node.saves.clear()
             blur(m)
@@ -186,6 +188,7 @@ def _read(m: Machine, applied: Applied) -> Walked | None:
             frozenset(made),
             frozenset(n for n, t in made.items() if given is not None and t.storage is given.storage),
             aside.differentiates,
+            aside.assigned,
         )
 
 
@@ -208,8 +211,8 @@ def _ctx(applied: Applied, stands: dict[int, Tensor]) -> Instance:
     def stood(value: Value) -> Value:
         if isinstance(value, Tensor):
             return stands.get(id(value), value)
-        if isinstance(value, list | tuple) and custom.tensors_on(value):
-            return type(value)(map(stood, value))
+        if type(value) in (list, tuple):
+            return type(value)(map(stood, value))  # (of its own: what it takes off it, it has)
         return {k: stood(v) for k, v in value.items()} if isinstance(value, dict) else value
 
     tensors = tuple(

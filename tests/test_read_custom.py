@@ -328,7 +328,9 @@ print(x.grad.norm())
 """
 
 
-@pytest.mark.parametrize("bound", ["", "backward = custom_bwd(backward)", "backward = somewhere.wrapped(backward)"])
+@pytest.mark.parametrize(
+    "bound", ["", "backward = custom_bwd(backward)", "backward = somewhere.wrapped(backward)"]
+)
 def test_a_gradient_that_a_backward_sets_by_hand_may_be_there(tmp_path: Path, bound: str) -> None:
     assert found(tmp_path, ASSIGNS.format(popped=".pop()", bound=bound)) == []
     never = ASSIGNS.format(popped=".pop()", bound="").replace("t.grad = g", "t")

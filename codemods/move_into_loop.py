@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import libcst as cst
 
+from gradfix.alike import kept_to_compare
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
+from gradfix.rewrite.blocks import of_torch, under
 from gradfix.rewrite.boundary import detach, frame, gather, meeting, owned, rebinding, shape_of
 from gradfix.rewrite.cached import cached
 from gradfix.rewrite.calls import drop_carried_retain
@@ -97,6 +99,8 @@ for x in torch.randn(3, 4, 3):
         trains = any(owned(project.graph, r.node) or _updated_by_hand(project, r) for r in early)
         if trains:
             yield from _as_constant(project, backward, drop)
+            if any(kept_to_compare(project.graph, r, backward) for r in early):
+                yield from _without_graph(project, early, backward, drop)
         elif conflict.kind == "freed-graph":
             outside = [r for r in entered(project, backward) if made_outside(project, r, backward)]
             yield from _detached(project, outside, backward, drop)
@@ -178,6 +182,55 @@ def _as_constant(project: Project, backward: Backward, drop: Sequence[Part]) -> 
         said = ", ".join(f"`{n}`" for n in done)
         rank = 0 if live else 5
         yield Proposal(f"detach {said}: a constant for every pass", ROUND, gather(*parts, *drop), rank)
+
+
+def _without_graph(
+    project: Project, early: list[Record], backward: Backward, drop: Sequence[Part]
+) -> Iterator[Proposal]:
+    """The same for what is no plain tensor, or waits in an attribute: the statement that makes it, under no_grad."""
+    depth = meeting(early[0].stack, backward.stack)
+    done: list[cst.CSTNode] = []
+    for extra in range(2):
+        needed = frame(project, backward.stack, depth + extra)
+        found: dict[cst.CSTNode, View] = {}
+        for record in early:
+            made = frame(project, record.stack, depth + extra)
+            small = made[0].small_statement(made[1]) if made is not None else None
+            shared = needed is not None and small is needed[0].small_statement(needed[1])
+            if made is None or shared or not isinstance(small, cst.Assign) or _constructs(project, small):
+                found.clear()
+                break
+            found[small] = made[0]
+        if not found or list(found) == done:
+            continue
+        done = list(found)
+        said = ", ".join(f"`{w}`" for small in found for w in sorted(names(small).binds))
+        parts = list(_under_no_grad(found))
+        summary = f"make {said} without a graph: a constant for every pass"
+        yield Proposal(summary, ROUND, gather(*parts, *drop), 6 + extra)
+
+
+def _under_no_grad(found: Mapping[cst.CSTNode, View]) -> Iterator[Part]:
+    """The statements under no_grad, neighbours in one block."""
+    rows: list[tuple[View, Block, list[int]]] = []
+    for small, view in sorted(found.items(), key=lambda item: item[1].span(item[0]).start.line):
+        block = block_of(view, small)
+        index = unit_in(view, block, small) if block is not None else None
+        if block is None or index is None:
+            continue
+        row = next((r for _, b, r in rows if b is block and index - 1 in r), None)
+        if row is None:
+            rows.append((view, block, [index]))
+        else:
+            row.append(index)
+    for view, block, row in rows:
+        no_grad = of_torch(view, "no_grad")
+        smalls = [units(block)[n].node for n in row]
+        lines = [view.parents[s] for s in smalls]
+        alone = all(isinstance(x, cst.SimpleStatementLine) and len(x.body) == 1 for x in lines)
+        together = [lines] if alone else [[s] for s in smalls]
+        edits = [edit for some in together for edit in under(view, no_grad.expression, some)]
+        yield view, (*edits, *no_grad.edits)
 
 
 def _holds(value: cst.BaseExpression, made: cst.BaseExpression) -> bool:

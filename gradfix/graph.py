@@ -340,7 +340,7 @@ class Graph(Index):
         """Edges of `backward`'s walk from a node that is not `old` to an `old` one through which a node of
         `into` is reached; an old root is an entry without consumer. Highest consumer first."""
         walk, records = self.walk(backward), self.records
-        leads = self._leading(walk, into)
+        leads = self.leading(walk, into)
         found = [
             Entry(None, records[root])
             for root in backward.roots
@@ -355,7 +355,7 @@ class Graph(Index):
                     found.append(Entry(record, records[parent]))
         return tuple(found)
 
-    def _leading(self, walk: frozenset[int], into: Collection[int]) -> set[int]:
+    def leading(self, walk: frozenset[int], into: Collection[int]) -> set[int]:
         """The nodes of `walk` from which a node of `into` is reached within it."""
         consumers: dict[int, list[int]] = {}
         for node in walk:

@@ -267,6 +267,15 @@ class Kept(Event):
     nodes: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Alike(Event):
+    """A call at `stack` compared two values that both have a graph (took one off the other, or gave their distance).
+    In its first calls they were equal in `nodes`, the results', and in `apart` others they were not."""
+
+    nodes: tuple[int, ...]
+    apart: int = 0
+
+
 _AUTOGRAD = (
     "modified by an inplace operation",
     "backward through the graph a second time",
@@ -329,6 +338,7 @@ AnyEvent = (
     | GradRead
     | Legacy
     | Kept
+    | Alike
     | Failure
     | Note
     | End
@@ -351,6 +361,7 @@ EVENTS: dict[str, type[Event]] = {
         GradRead,
         Legacy,
         Kept,
+        Alike,
         Failure,
         Note,
         End,

@@ -18,12 +18,13 @@ ALLOWED = {
     "graph": {"tape", "index"},
     "wording": {"tape"},
     "detect": {"tape", "index", "graph", "wording"},
+    "alike": {"tape", "graph"},
     "verdict": set(),
     "run": {"tape", "tapefile"},
     "read": {"tape"},
     "edit": {"tape", "graph"},
     "rewrite": {"tape", "graph", "wording", "verdict", "detect", "edit"},
-    "prove": {"tape", "graph", "wording", "verdict", "detect", "run"},
+    "prove": {"tape", "graph", "alike", "wording", "verdict", "detect", "run"},
 }
 FOUNDATION = {"dataclass"}  # of every module
 # the ways in: nothing that they use knows of them

@@ -3,59 +3,14 @@
 from __future__ import annotations
 
 import ast
-import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
-from functools import cached_property
 
+from gradfix.alike import kept_to_compare
 from gradfix.detect import Conflict
 from gradfix.graph import Graph
-from gradfix.tape import Record, Site, Step, Tape
-
-
-@dataclass(frozen=True)
-class Lines:
-    """Which lines of the files before a line after comes from."""
-
-    before: Mapping[str, str]
-    after: Mapping[str, str]
-
-    def origin(self, site: Site) -> range:
-        """The lines before that became `site`'s line; empty for a line put in."""
-        ops = self._changes.get(site.file)
-        if ops is None:
-            return range(site.line, site.line + 1)
-        index = site.line - 1
-        for tag, i1, i2, j1, j2 in ops:
-            if j1 <= index < j2:
-                return (
-                    range(i1 + index - j1 + 1, i1 + index - j1 + 2)
-                    if tag == "equal"
-                    else range(i1 + 1, i2 + 1)
-                )
-        return range(0)
-
-    def same(self, after: Site, before: Site) -> bool:
-        return after.file == before.file and before.line in self.origin(after)
-
-    @cached_property
-    def _changes(self) -> dict[str, list[tuple[str, int, int, int, int]]]:
-        found: dict[str, list[tuple[str, int, int, int, int]]] = {}
-        for path, new in self.after.items():
-            old = self.before.get(path, _on_disk(path))
-            if old is not None and old != new:
-                match = SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False)
-                found[path] = list(match.get_opcodes())
-        return found
-
-
-def _on_disk(path: str) -> str | None:
-    try:
-        with tokenize.open(path) as stream:
-            return stream.read()
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return None
+from gradfix.prove.lines import Lines, on_disk
+from gradfix.tape import Cut, Record, Step, Tape
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +94,14 @@ def stale_for_ever(before: Tape, after: Tape, conflicts: Sequence[Conflict], lin
         made = _made_once(conflict, graph, before)
         if made is None or _in_outer_loop(made, conflict, lines.before):
             continue
+        if conflict.backward is not None and kept_to_compare(graph, made, conflict.backward):
+            continue
         again = [
             e
             for e in after.events
-            if isinstance(e, Record) and e.op == made.op and _came_from(e, made, lines)
+            if isinstance(e, Record) and e.op == made.op and lines.same_stack(e.stack, made.stack)
         ]
-        if len(again) == 1:
+        if len(again) == 1 or (not again and _without_graph(after, made, lines)):
             name = (made.output.name if made.output else "") or (conflict.ref.name if conflict.ref else "")
             return name or f"the value made in line {made.stack[-1].line}"
     return ""
@@ -167,7 +124,7 @@ def _in_outer_loop(made: Record, conflict: Conflict, files: Mapping[str, str]) -
     """Whether a loop holds both the making and the backward: the bound ended the run before it came around."""
     needed = conflict.backward.stack if conflict.backward is not None else ()
     for there, here in zip(made.stack, needed, strict=False):
-        text = files.get(there.file) or _on_disk(there.file)
+        text = files.get(there.file) or on_disk(there.file)
         if there.file != here.file or text is None:
             return False
         for node in ast.walk(ast.parse(text)):
@@ -180,6 +137,9 @@ def _in_outer_loop(made: Record, conflict: Conflict, files: Mapping[str, str]) -
     return False
 
 
-def _came_from(after: Record, before: Record, lines: Lines) -> bool:
-    """Whether every frame of `after` comes from the frame of `before`."""
-    return len(after.stack) == len(before.stack) and all(map(lines.same, after.stack, before.stack))
+def _without_graph(after: Tape, made: Record, lines: Lines) -> bool:
+    """Whether the value is now made where no graph is kept."""
+    return any(
+        isinstance(e, Cut) and e.how == "no_grad" and e.stack and all(map(lines.same, e.stack, made.stack))
+        for e in after.events
+    )

@@ -10,9 +10,11 @@ from typing import Any
 from gradfix.detect import Conflict, detect
 from gradfix.prove import words
 from gradfix.prove.accept import Trial, accepted, doubted
+from gradfix.prove.alike import now_constant
 from gradfix.prove.compare import Difference, difference, likeness
-from gradfix.prove.cured import Lines, left, stale_for_ever
+from gradfix.prove.cured import left, stale_for_ever
 from gradfix.prove.effects import Attempt, Impose, attempts, kept_sites
+from gradfix.prove.lines import Lines
 from gradfix.prove.measured import Measured, head, read
 from gradfix.prove.runner import Runner
 from gradfix.prove.runs import CLEAN, After, Baseline, Equal, joined, met
@@ -74,11 +76,14 @@ class Prover:
             conflicts = tuple(c for c in gone if c.severity != "note") or gone
             verdict = self._compare(Trial(files, baseline, after, effects, conflicts))
             if verdict.status != "rejected":
-                name = stale_for_ever(baseline.tape, after.recorded.tape or Tape(()), conflicts, lines)
-                if name:
-                    reason = (
-                        f"`{name}` is made of parameters that are stepped, and never again: it goes stale"
-                    )
+                tape = after.recorded.tape or Tape(())
+                name = stale_for_ever(baseline.tape, tape, conflicts, lines)
+                reason = (
+                    f"`{name}` is made of parameters that are stepped, and never again: it goes stale"
+                    if name
+                    else now_constant(baseline.tape, tape, lines)
+                )
+                if reason:
                     return replace(verdict, status="rejected", reason=reason)
             self._is_deterministic(baseline)
             return verdict

@@ -21,6 +21,7 @@ import torch
 
 from . import failure
 from .aliases import Aliases
+from .alike import Alike
 from .calls import Calls
 from .constants import Constants
 from .custom import Custom
@@ -84,6 +85,7 @@ class Recorder:
         self.regions = Regions(self)
         self.legacy = Legacy(self)
         self.kept = Kept(self)
+        self.alike = Alike(self)
         self.custom = Custom(self)
         self.opposed = Opposed(self)
 
@@ -112,6 +114,7 @@ class Recorder:
         if exc is not None:
             self._failure(exc)
         self.kept.finish()
+        self.alike.finish()
         for storage in self.storages.alive():
             self.tape.rename(storage)
         seconds = round(monotonic() - self._started, 3)

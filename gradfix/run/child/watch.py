@@ -119,8 +119,10 @@ class Watch(TorchFunctionMode):
         return getattr(self, "_" + kind.replace("-", "_"))(func, args)
 
     def _arithmetic(self, kind: str, args: Any, result: Any, stack: Any, frame: Any) -> None:
-        """A call at `stack` added, took off or scaled (see writes.arithmetic)."""
+        """A call at `stack` added, compared or scaled (see writes.arithmetic)."""
         r = self.r
+        if kind == "compares" and len(args) > 1:
+            r.alike.compared(args[0], args[1], result, stack)
         if kind == "adds" and r.kept.stepped:
             r.kept.added(result, stack, args, frame)
         if self._numbers and len(args) > 1 and not isinstance(args[1], torch.Tensor):

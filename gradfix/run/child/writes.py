@@ -43,9 +43,11 @@ _CUTS = {
 _RUNS_BACKWARD = {"backward", "grad"}
 _ARITHMETIC = {
     **dict.fromkeys(("add", "__add__", "__radd__", "add_", "__iadd__"), "adds"),
-    **dict.fromkeys(("sub", "__sub__", "__rsub__", "sub_", "__isub__"), "scales"),
+    **dict.fromkeys(("sub", "__sub__", "__rsub__", "sub_", "__isub__"), "compares"),
     **dict.fromkeys(("mul", "__mul__", "__rmul__", "mul_", "__imul__"), "scales"),
-    **dict.fromkeys(("div", "__truediv__", "__rdiv__", "__rtruediv__", "div_", "__itruediv__"), "scales"),
+    **dict.fromkeys(("div", "__truediv__", "__rdiv__", "__rtruediv__", "div_", "__itruediv__"), "compares"),
+    **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), "compares"),
+    **dict.fromkeys(("cosine_similarity", "pairwise_distance", "dist"), "compares"),
 }
 
 LEAF = (
@@ -117,7 +119,8 @@ def with_out(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
 
 
 def arithmetic(func: Any) -> str:
-    """``adds`` where a function adds two things up, ``scales`` where it takes one off the other or is a product."""
+    """``adds`` where a function adds two things up, ``compares`` where it gives their difference, ratio or distance,
+    ``scales`` where it is a product."""
     return _ARITHMETIC.get(getattr(func, "__name__", ""), "")
 
 

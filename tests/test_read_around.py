@@ -43,13 +43,13 @@ def found(folder: Path, name: str, files: dict[str, str]) -> list[tuple[str, str
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
     path = folder / name
-    out = {
-        (Path(c.at.file).name, c.kind, r.evidence(c))
-        for r in read(path, path.read_text(), root=folder, idle=False)
-        for c in detect(r.tape)
-        if c.severity != "note"
-    }
-    return sorted(out)
+    best: dict[tuple[str, str, int], str] = {}
+    for reading in read(path, path.read_text(), root=folder, idle=False):
+        for conflict in detect(reading.tape):
+            if conflict.severity != "note":
+                key = (Path(conflict.at.file).name, conflict.kind, conflict.at.line)
+                best[key] = min(best.get(key, "likely"), reading.evidence(conflict))
+    return sorted({(file, kind, evidence) for (file, kind, _), evidence in best.items()})
 
 
 # ---- where modules are
@@ -428,3 +428,131 @@ def test_what_happens_every_so_often_keeps_its_turn(tmp_path):
             print("late")
     """
     assert found(tmp_path, "train.py", {"train.py": text}) == []
+
+
+# ---- what is entered by itself
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "batch['out'] = torch.relu(self.a(batch['x']))\n        batch['out'] = batch['out'] + 1\n        return batch",
+        "y = torch.sigmoid(batch)\n        batch['y'] = y\n        return y",
+        "batch['a'], batch['b'] = self.a(batch['x']).max(-1)\n        return batch",
+    ],
+)
+def test_what_is_asked_by_name_is_no_tensor(tmp_path, body):
+    text = f"""
+import torch
+class Part(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(2, 2)
+    def forward(self, batch):
+        {body}
+"""
+    assert found(tmp_path, "part.py", {"part.py": text}) == []
+
+
+PARTS = """
+import torch
+class Trainer:
+    def __init__(self, opt):
+        self.first = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        self.second = torch.nn.Linear(2, 2)
+        self.opts = [torch.optim.SGD(n.parameters(), lr=0.1) for n in (self.first, self.second)]
+        self.opt = opt
+    def improve(self, loss, i):
+        self.opts[i].zero_grad()
+        loss.backward(retain_graph=True)
+        self.opts[i].step()
+    def {name}(self, loader):
+        {before}
+        for x in loader:
+            hidden = self.first(x)
+            out = self.second(hidden)
+            for i, loss in enumerate((hidden.mean(), out.mean())):
+                self.improve(loss, i)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("train", "self.first.train()"),
+        ("train", "for n in (self.first, self.second): n.train()"),
+        ("fit", "self.first.train()"),
+    ],
+)
+def test_a_method_is_entered_that_calls_what_is_called_like_it(tmp_path, name, before):
+    got = found(tmp_path, "trainer.py", {"trainer.py": PARTS.format(name=name, before=before)})
+    assert [kind for _, kind, _ in got] == ["stale-saved-tensor"]
+
+
+def test_a_module_that_is_only_called(tmp_path):
+    text = """
+    import torch
+    class Edge(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(2)
+        def __call__(self, x):
+            y = torch.relu(self.norm(x))
+            y[:, 0] = 0
+            return x * y
+    class Other(torch.nn.Module):
+        def forward(self, x):
+            return x
+    """
+    assert found(tmp_path, "edge.py", {"edge.py": text}) == [("edge.py", "stale-saved-tensor", "certain")]
+
+
+@pytest.mark.parametrize(
+    ("argument", "place", "expected"),
+    [
+        ("dropout=0.0", "True", ["likely"]),
+        ("drop_rate=0", "True", ["likely"]),
+        ("dropout=0.0", "False", []),
+        ("rate=0.0", "True", []),
+        ("dropout=0.3", "True", ["certain"]),
+    ],
+)
+def test_a_dropout_that_somebody_may_ask_for(tmp_path, argument, place, expected):
+    text = f"""
+    import torch
+    from torch import nn
+    class Head(nn.Module):
+        def __init__(self, width, {argument}):
+            super().__init__()
+            rate = {argument.partition("=")[0]}
+            drop = nn.Dropout(rate, inplace={place})
+            self.main = nn.Sequential(nn.Linear(width, 4), nn.ReLU(), drop, nn.Linear(4, 1))
+        def forward(self, x):
+            return self.main(x)
+    """
+    assert [e for *_, e in found(tmp_path, "head.py", {"head.py": text})] == expected
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ("from framework.models import BaseModel", ["stale-saved-tensor"]),
+        ("from framework import MessagePassing as BaseModel", ["stale-saved-tensor"]),
+        ("from framework import Dataset as BaseModel", []),
+        ("from paddle.nn import Layer as BaseModel", []),
+    ],
+)
+def test_a_module_of_a_librarys_own_kind(tmp_path, base, expected):
+    text = f"""
+    import torch
+    {base}
+    class Head(BaseModel):
+        def __init__(self):
+            super().__init__()
+            self.main = torch.nn.Linear(2, 2)
+        def forward(self, x):
+            y = self.main(x).exp()
+            y += 1
+            return y
+    """
+    assert [kind for _, kind, _ in found(tmp_path, "head.py", {"head.py": text})] == expected

@@ -78,14 +78,17 @@ def _dtype(annotation: ast.expr | None) -> str:
 
 
 def otherwise(init: Value, forward: Function) -> Iterator[Variant]:
-    """The readings beside the first: with what flows through a network, and with each switch of the constructor that
-    is looked at."""
+    """The readings beside the first: with what flows through a network, with each switch of the constructor that is
+    looked at, and with a dropout where there is none unless somebody asks for it."""
     yield Variant("activations")
     if not isinstance(init, Function):
         return
     a = init.node.args
     last = [*a.posonlyargs, *a.args][-len(init.defaults) :] if init.defaults else []
     defaults = dict(zip((x.arg for x in last), init.defaults, strict=True)) | init.kw_defaults
+    for name, default in defaults.items():
+        if "drop" in name and not isinstance(default, bool) and default in (0, 0.0):
+            yield Variant("switch", name, 0.5)
     switches = {name: default for name, default in defaults.items() if isinstance(default, bool)}
     looked = _looked(forward.unit.text) if switches else ()
     for name, default in switches.items():

@@ -303,8 +303,11 @@ def _ways(unit: Unit, wanted: Wanted) -> Iterator[_Way]:
             yield _Way(path, node.name, node, partial(_function_of, node.name))
         else:
             yield _Way(path, owner, node, partial(_method_of, owner, node.name))
+    named = {path for path, _, _ in found}
     for path, node, owner in found:
-        if owner is not None and owner not in wanted.harmless and node.name == "forward":
+        if owner is None or owner in wanted.harmless:
+            continue
+        if node.name == "forward" or (node.name == "__call__" and f"{owner}.forward" not in named):
             yield _Way(path, owner, node, partial(_forward_of, owner), True)
 
 
@@ -352,7 +355,7 @@ def _leading(unit: Unit, found: list[Found]) -> list[Found]:
     for depth in range(1, CALLERS + 1):
         more = [node for _, node, _ in found if calling[id(node)] & names and node.name != "forward"]
         for node in more:
-            if node.name not in calling[id(node)]:
+            if node.name not in calling[id(node)] or not _recurs(lines, node):
                 level[id(node)] = max(level.get(id(node), 0), depth)
         names = {node.name for node in more}
     chosen = [f for f in found if id(f[1]) in level]
@@ -362,6 +365,12 @@ def _leading(unit: Unit, found: list[Found]) -> list[Found]:
 def _calls(lines: list[str], node: ast.FunctionDef) -> set[str]:
     text = "\n".join(lines[node.lineno : node.end_lineno])
     return {name[::-1] for name in set(CALLS.findall(text[::-1]))}
+
+
+def _recurs(lines: list[str], node: ast.FunctionDef) -> bool:
+    """Whether a function calls itself, and not only what is called like it: ``self.model.train()`` in a train()."""
+    own = re.compile(rf"(?:(?<![\w.])|(?<![\w.])self\.){re.escape(node.name)}\s*\(")
+    return any(map(own.search, lines[node.lineno : node.end_lineno]))
 
 
 def _spans(node: ast.AST, lines: Sequence[int]) -> bool:
@@ -418,7 +427,10 @@ def _enter_forward(m: Machine, cls: Value) -> None:
     """A module's forward by itself, and a backward from all that it returns."""
     if not isinstance(cls, Class) or not objects.kind_of(cls).startswith("torch.nn."):
         return
-    forward, module = objects.lookup(cls, "forward"), _made(m, cls)
+    forward = objects.lookup(cls, "forward")
+    if not isinstance(forward, Function):
+        forward = objects.lookup(cls, "__call__")
+    module = _made(m, cls)
     if not isinstance(forward, Function) or not isinstance(module, Instance):
         return
     result = calls.call(m, module, arguments.of_forward(m, forward), {})

@@ -281,8 +281,35 @@ def kind_of(cls: Class) -> str:
     """The library class that a class of the program derives from: the first that is known."""
     for base in cls.order:
         if isinstance(base, Lib) and base.path not in ("builtins.object", "abc.ABC"):
-            return libraries.canonical(base.path)
+            path = libraries.canonical(base.path)
+            return "torch.nn.Module" if _modular(cls, path) else path
     return ""
+
+
+def _modular(cls: Class, path: str) -> bool:
+    """Whether a class of some library's is a torch.nn.Module, as far as that shows: a program of PyTorch's gives it a
+    forward."""
+    if path.partition(".")[0] in _NO_MODULES or not path.endswith(_MODULES):
+        return False
+    return isinstance(lookup(cls, "forward"), Function) and "import torch" in cls.unit.text
+
+
+_NO_MODULES = {
+    "builtins",
+    "torch",
+    "abc",
+    "typing",
+    "collections",
+    "paddle",
+    "mxnet",
+    "chainer",
+    "keras",
+    "tensorflow",
+}
+_MODULES = (
+    "Model", "Module", "Network", "Net", "Layer", "Block", "Backbone", "Head", "Encoder", "Decoder", "Detector",
+    "Segmentor", "Classifier", "MessagePassing", "Conv",
+)  # fmt: skip
 
 
 def instantiate(m: Machine, cls: Class, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -235,7 +235,7 @@ def wanted(path: str, text: str, files: Files) -> Wanted:
 
 def _forwards(raw: bytes) -> bool:
     """Whether `raw` is a class with a forward: one inside a function is nobody's way into a program."""
-    return raw.startswith(b"\nclass") and gate.is_module(raw)
+    return raw.startswith(b"\nclass") and (gate.is_module(raw) or b"def __call__" in raw)
 
 
 def _derives(own: Outline, name: bytes) -> bool:

@@ -347,7 +347,7 @@ def set_attribute(m: Machine, tensor: Tensor, name: str, value: Value) -> None:
 
 def item(m: Machine, tensor: Tensor, index: Value) -> Value:
     """``tensor[index]``: views for numbers and slices, a copy for tensors and lists."""
-    if tensor.guessed and isinstance(index, int | Unknown):
+    if isinstance(index, str) or (tensor.guessed and isinstance(index, int | Unknown)):
         return m.unknown("item of an argument")
     if isinstance(index, Unknown):
         known, node, _ = ops.graph(m, "aten.index", "IndexBackward0", [tensor])
@@ -429,8 +429,8 @@ def _gathered(m: Machine, tensor: Tensor, parts: tuple[Any, ...]) -> Tensor:
 
 def set_item(m: Machine, tensor: Tensor, index: Value, value: Value) -> None:
     """``tensor[index] = value``: a copy into a view; with indices, index_put_."""
-    if tensor.guessed and isinstance(index, int | Unknown):
-        return
+    if isinstance(index, str) or (tensor.guessed and isinstance(index, int | Unknown)):
+        return  # what was taken for a tensor is none
     if isinstance(value, list | tuple) and ops.tensors_of(value):
         return  # no tensor takes a list of tensors: what was taken for one is a list
     parts = index if isinstance(index, tuple) else (index,)

@@ -11,6 +11,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Project
 from gradfix.rewrite.boundary import frame, meeting
 from gradfix.rewrite.calls import step_expression
+from gradfix.rewrite.liveness import scope_of, statement_before
 from gradfix.rewrite.statements import (
     block_of,
     common_block,
@@ -21,6 +22,7 @@ from gradfix.rewrite.statements import (
     unit_in,
     units,
 )
+from gradfix.rewrite.writes import write_of
 from gradfix.tape import Backward, Step
 from gradfix.wording import briefly
 
@@ -33,7 +35,8 @@ class InsertZeroGrad(Codemod):
 
     Why: `backward()` adds to `.grad`. Without `optimizer.zero_grad()` every step uses the sum of the
     gradients of all passes so far. It is cleared before the first backward that the step is for, or right
-    after the step where several passes are gathered for one.
+    after the step where several passes are gathered for one. So is the gradient of a tensor that is updated by
+    hand (`delta.data += alpha * delta.grad.sign()`), behind the update.
 
     When not: where the sum over all passes is meant (a hand-written running sum of gradients).
     """
@@ -72,6 +75,8 @@ for x in torch.randn(3, 4, 3):
         step = conflict.event
         if conflict.pattern == "left-over" and isinstance(step, Step):
             yield from _left_over(conflict, project, step)
+        if conflict.pattern == "never-cleared-leaf":
+            yield from _by_hand(conflict, project)
         if conflict.pattern != "never-cleared" or not isinstance(step, Step):
             return
         optimizer = step_expression(project, step)
@@ -100,6 +105,31 @@ for x in torch.randn(3, 4, 3):
         yield Proposal(
             f"{summary} after the step", CLEARED, {view.path: (put_after(units(block)[index], clear),)}, 1
         )
+
+
+def _by_hand(conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """A tensor that is updated without an optimizer: its gradient is cleared behind the update, or none is left before
+    the backward (where it is read in between)."""
+    write = write_of(conflict, project)
+    block = block_of(write.view, write.node) if write is not None and write.name else None
+    index = unit_in(write.view, block, write.node) if write is not None and block is not None else None
+    if write is None or block is None or index is None:
+        return
+    view, name = write.view, write.name
+    clear = cst.parse_statement(f"{name}.grad.zero_()")
+    said = f"clear the gradient of `{name}` after the update"
+    yield Proposal(said, CLEARED, {view.path: (put_after(units(block)[index], clear),)})
+    found = (
+        project.node(conflict.backward.stack[-1]) if conflict.backward and conflict.backward.stack else None
+    )
+    if found is None or found[0] is not view or scope_of(view, found[1]) is not scope_of(view, write.node):
+        return
+    outer = block_of(view, found[1])
+    at = unit_in(view, outer, found[1]) if outer is not None else None
+    if outer is not None and at is not None and statement_before(view, found[1], name) is not None:
+        clear = cst.parse_statement(f"{name}.grad = None")
+        said = f"leave no gradient of `{name}` before the backward"
+        yield Proposal(said, CLEARED, {view.path: (put_before(units(outer)[at], clear),)}, 1)
 
 
 def _left_over(conflict: Conflict, project: Project, step: Step) -> Iterator[Proposal]:

@@ -244,6 +244,15 @@ class GradRead(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class GradUse(Event):
+    """The user's code read the ``.grad`` of the leaf `ref`, which has one. `leaf` is the number of that leaf: others of
+    the same memory (``x = x.detach().requires_grad_()``) have gradients of their own."""
+
+    ref: Ref
+    leaf: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Legacy(Event):
     """Something of autograd's past that today's PyTorch still takes.
 
@@ -336,6 +345,7 @@ AnyEvent = (
     | Custom
     | Terms
     | GradRead
+    | GradUse
     | Legacy
     | Kept
     | Alike
@@ -359,6 +369,7 @@ EVENTS: dict[str, type[Event]] = {
         Custom,
         Terms,
         GradRead,
+        GradUse,
         Legacy,
         Kept,
         Alike,

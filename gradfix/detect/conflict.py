@@ -145,6 +145,7 @@ PATTERNS = {
     },
     "unreset-grad": {
         "never-cleared": "no zero_grad() between steps",
+        "never-cleared-leaf": "a tensor is updated by hand with its .grad, which nothing clears between",
         "cleared-before-step": "zero_grad() between backward() and step()",
     },
     "stray-optimizer": {

@@ -15,6 +15,7 @@ from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.derivatives import second_order
 from gradfix.detect.finding import Findings, Found, make, optimizer_words
+from gradfix.detect.leaves import unreset_leaf
 from gradfix.detect.legacy import outdated
 from gradfix.detect.parameters import (
     bypassed,
@@ -48,7 +49,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         bypassed,
     )
     notes = (discarded, idle_retain, kept_losses, running_sums, data_attributes, outdated)
-    for find in (*without, unreset, left_over, flows_on, *notes):
+    for find in (*without, unreset, unreset_leaf, left_over, flows_on, *notes):
         for key, event, conflict in find(graph):
             found.add(key, event.time, conflict)
     return found.conflicts()

@@ -33,12 +33,14 @@ class Difference:
 class Terms:
     """What a comparison asks for. `cut`: zero and None are the same (detach leaves None).
     `losses`: the losses agree too. `gains`: a parameter without a gradient may get one.
-    `still`: parameters are put back after each step, so what else writes them can't be told."""
+    `still`: parameters are put back after each step, so what else writes them can't be told.
+    `ends`: without an optimizer, the gradients that are left at the end agree, too."""
 
     cut: bool = False
     losses: bool = True
     gains: bool = False
     still: bool = False
+    ends: bool = True
 
 
 STRICT = Terms()
@@ -152,7 +154,7 @@ def _leaves(after: Measured, before: Measured, terms: Terms) -> Difference | Non
         ok = len(xs) == len(ys) and all(map(lambda x, y: same(x, y, noise), xs, ys))
         return ok or (len(xs) == len(ys) and _multiset(xs, ys, noise))
 
-    shared = [name for name in before.leaves if name in after.leaves]
+    shared = [name for name in before.leaves if name in after.leaves and terms.ends]
     for name in shared:
         g, h = after.leaves[name], before.leaves[name]
         if h is not None and g is None and not (terms.cut and h.norm <= noise):
@@ -167,8 +169,10 @@ def _leaves(after: Measured, before: Measured, terms: Terms) -> Difference | Non
         for k, (b, c) in enumerate(zip(after.backwards, before.backwards, strict=True)):
             if not alike(b.grads, c.grads):
                 return Difference("leaves", k, detail=f"the gradients of backward {k + 1}")
-    if set(after.leaves) != set(before.leaves) and not alike(
-        list(after.leaves.values()), list(before.leaves.values())
+    if (
+        terms.ends
+        and set(after.leaves) != set(before.leaves)
+        and not alike(list(after.leaves.values()), list(before.leaves.values()))
     ):
         names = sorted(n for n in before.leaves if n not in after.leaves and before.leaves[n] is not None)
         if names:

@@ -85,6 +85,7 @@ def _together(kinds: tuple[EffectKind, ...], chosen: Sequence[Attempt]) -> Attem
         losses=all(a.terms.losses for a in chosen),
         gains=any(a.terms.gains for a in chosen),
         still=any(a.terms.still for a in chosen),
+        ends=all(a.terms.ends for a in chosen),
     )
     frozen, fresh = any(a.frozen for a in chosen), any(a.fresh for a in chosen)
     return Attempt(kinds, before or None, after or None, terms, frozen, fresh)
@@ -139,7 +140,12 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
         else:  # a leaf that is updated by hand
             yield Attempt(terms=Terms(gains=True))
         yield Attempt(before={"through": through_sites(conflicts) or True})
-        yield Attempt(before={"clear": True})
+        if any(
+            c.pattern == "never-cleared-leaf" for c in conflicts
+        ):  # (what is left at the end may be cleared, or not)
+            yield Attempt(before={"clear": "leaves"}, terms=Terms(ends=False))
+        else:
+            yield Attempt(before={"clear": True})
         gradients = [c for c in conflicts if c.kind in ("freed-graph", "cut-graph")]
         around = [c.earlier for c in gradients]
         around += [c.backward for c in gradients if c.pattern != "plain-gradient"]

@@ -139,6 +139,8 @@ def _grad(m: Machine, tensor: Tensor) -> Value:
         return None
     if tensor.grad is None and (tensor.requires is None or m.blurs):
         return m.unknown("grad")
+    if isinstance(tensor.grad, Tensor):
+        m.trace.grad_used(tensor)
     return tensor.grad
 
 

@@ -14,6 +14,7 @@ from gradfix.tape import (
     Cut,
     Free,
     GradRead,
+    GradUse,
     GradWrite,
     Legacy,
     Mutate,
@@ -66,6 +67,7 @@ class Trace:
         self.assigned = False  # a tensor was given a gradient by hand
         self.stepping: int | None = None  # the optimizer whose step() runs
         self._held: list[Callable[[int], AnyEvent]] = []
+        self._leaves: dict[int, tuple[int, Tensor]] = {}  # whose gradient was read: the number of each, by id
 
     def following(self) -> Trace:
         """An empty tape that goes on counting, and knows the optimizers."""
@@ -167,6 +169,10 @@ class Trace:
             self._record(self.reached([node], None)[0])
         number = None if node is None else node.number
         self.add(GradRead(self.tick(), self._stack(), self.ref(tensor), number))
+
+    def grad_used(self, tensor: Tensor) -> None:
+        number, _ = self._leaves.setdefault(id(tensor), (len(self._leaves), tensor))
+        self.add(GradUse(self.tick(), self._stack(), self.ref(tensor), number))
 
     def zero(self, tensors: Iterable[Tensor], optimizer: int | None = None) -> None:
         refs, stack = tuple(self.ref(t) for t in tensors), self._stack()

@@ -1,4 +1,4 @@
-"""What the user does to `.grad`: clears it, writes into it or sets it by hand, reads one that is not there."""
+"""What the user does to `.grad`: clears it, writes into it or sets it by hand, reads it, or one that is not there."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ _CLEARS = ("zero_", "_foreach_zero_")
 
 
 class Gradients:
-    """Emits Zero, GradWrite and GradRead, and Legacy where a gradient is None. `r` is the recorder."""
+    """Emits Zero, GradWrite, GradRead and GradUse, and Legacy where a gradient is None. `r` is the recorder."""
 
     def __init__(self, recorder: Any) -> None:
         self.r = recorder
+        self._next = 0
+        self._numbers: dict[
+            int, tuple[int, weakref.ref[Any]]
+        ] = {}  # of leaves whose gradient was read, by id
         self._leaves: dict[int, weakref.ref[Any]] | None = None  # by the address of their gradient
         self._held: list[
             tuple[str, Any, list[Any], dict[str, Any]]
@@ -110,6 +114,25 @@ class Gradients:
         node = tensor.grad_fn
         fields = {} if node is None else {"node": node._sequence_nr()}
         r.tape.event("GradRead", r.clock.tick(), stack, ref=r.tape.ref(storage, tensor), **fields)
+
+    def used(self, leaf: Any, frame: Any) -> None:
+        """``.grad`` of a leaf that has one."""
+        r = self.r
+        if not r.sites.is_user(frame.f_code) or r.off():
+            return
+        stack = r.sites.stack(frame)
+        if r.seen(("use", stack)) <= _MANY:
+            storage = r.leaves.of(leaf)
+            storage.name = storage.name or r.names.local(frame, leaf)
+            ref, number = r.tape.ref(storage, leaf), self._number(leaf)
+            r.tape.event("GradUse", r.clock.tick(), stack, ref=ref, leaf=number)
+
+    def _number(self, leaf: Any) -> int:
+        key, numbers = id(leaf), self._numbers
+        if key not in numbers:
+            self._next += 1
+            numbers[key] = self._next, weakref.ref(leaf, lambda _: numbers.pop(key, None))
+        return numbers[key][0]
 
     def none(self, leaf: Any, frame: Any) -> None:
         """``.grad`` of a leaf that has none, maybe since ``zero_grad()``: before PyTorch 2.0 it was a tensor of zeros

@@ -21,7 +21,8 @@ The request is a JSON object; every key is optional, and they combine:
 ``through``  ``.data``, ``.detach()`` and ``torch.tensor(t)`` in user lines (all, or those listed) give the
              tensor itself; in those listed so do ``.item()``, ``.numpy()`` and ``float(t)``.
 ``apart``    ``.data``, ``.detach()`` and ``.numpy()`` in the [file, line]s listed give a copy.
-``clear``    an optimizer's gradients are cleared after each of its steps.
+``clear``    an optimizer's gradients are cleared after each of its steps; ``leaves``: those of leaves that no
+             optimizer holds, before the next backward, where the script has written into them since the last.
 ``retain``   non-leaf tensors given to an optimizer keep their gradient, as leaves do.
 ``keep``     tensors made in the [file, line, how]s listed keep their gradient as ``retain_grad()`` has them do
              (``keep``), or are leaves (``leaf``).
@@ -75,13 +76,17 @@ class Imposer:
         ] = {}  # backward's frames -> (sequence number, steps) then
         self.mode: Ops | None = None
         self.leaves: dict[int, Any] = {}  # address -> a leaf that a backward has reached
+        self.values: dict[
+            int, tuple[Any, Any]
+        ] = {}  # id of a leaf -> it, and what it held in its last backward
         self.done = False
 
     def install(self) -> None:
         self.optimizers.watch()
         Steps(self).install()
         still = self.request.get("null") == "writes"
-        if still or not {"cut", "own", "summands", "edges", "clips"}.isdisjoint(self.request):
+        by_hand = self.request.get("clear") == "leaves"
+        if still or by_hand or not {"cut", "own", "summands", "edges", "clips"}.isdisjoint(self.request):
             self._watch_backward()
         if self.request.get("places"):
             each_thread.enter(Made(self.request["places"]))
@@ -129,6 +134,8 @@ class Imposer:
                 old, leaves = self._reach(roots)
                 if self.request.get("null") == "writes":
                     self.leaves.update((x.untyped_storage().data_ptr(), x) for x in leaves)
+                if self.request.get("clear") == "leaves" and accumulates:
+                    self._clear(leaves)
             if accumulates:
                 keep = [x for x in leaves if self._feeds(number, x)] if "own" in self.request else leaves
                 if inputs:
@@ -179,6 +186,14 @@ class Imposer:
                         handle.remove()
         finally:
             self.depth -= 1
+
+    def _clear(self, leaves: list[Any]) -> None:
+        held = {id(p) for _, _, p in self.optimizers.parameters()}
+        for leaf in leaves:
+            known = self.values.get(id(leaf))
+            if known is not None and id(leaf) not in held and not torch.equal(known[1], leaf):
+                leaf.grad = None
+            self.values[id(leaf)] = leaf, leaf.detach().clone()
 
     def _reach(self, roots: Any) -> tuple[list[Any], list[Any]]:
         """(nodes of an earlier round where the walk from `roots` stops, leaves it reaches without them)."""

@@ -92,7 +92,7 @@ class Steps:
                 if state is not None:
                     optimizer.state.clear()
                     optimizer.state.update(state)
-            if self.imposer.request.get("clear"):
+            if self.imposer.request.get("clear") is True:
                 for p in parameters(optimizer):
                     p.grad = None
             if self.imposer.rounds.stepped():

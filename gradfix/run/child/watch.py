@@ -434,6 +434,8 @@ class Watch(TorchFunctionMode):
                 self.r.gradients.none(tensor, _getframe(2))
             elif not tensor.retains_grad:
                 self.r.gradients.read(tensor, _getframe(2))
+        elif result is not None and tensor.requires_grad and _is_leaf(tensor):
+            self.r.gradients.used(tensor, _getframe(2))
         return result
 
     def _set_grad(self, func: Any, args: Any) -> Any:

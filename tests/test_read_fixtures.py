@@ -27,13 +27,6 @@ NOT_YET = {  # program -> why its reading differs
     "split_backward/more_than_two_terms/before.py": MEASURED,
     "split_backward/scored_twice_by_a_trainer/before.py": MEASURED,
     "split_backward/shared_score/before.py": MEASURED,
-    "detach_carried_state/balance_of_losses/before.py": "which of a number and a tensor min() gives is not known",
-    "detach_carried_state/replayed/before.py": "what random.sample draws is not known",
-    "legacy_item/list_and_array/before.py": "tolist() of a number's tensor is not known to be a number",
-    "inplace_module_off/hooked_module/before.py": "what a full backward hook makes of outputs is not known",
-    "zero_not_none/one_call/before.py": "which gradients are None is not known",
-    "zero_not_none/particle/before.py": "which gradients are None is not known",
-    "out_of_place/hooked_module/before.py": "what a full backward hook makes of outputs is not known",
 }
 
 

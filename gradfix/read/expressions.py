@@ -50,7 +50,16 @@ def settled(names: dict[str, Value], name: str) -> Value:
 def _attribute(m: Machine, node: ast.Attribute) -> Value:
     value = evaluate(m, node.value)
     m.frame.node = node
+    if value is None:
+        _missing(m, node)
     return objects.attribute(m, value, node.attr)
+
+
+def _missing(m: Machine, node: ast.Attribute) -> None:
+    """An attribute of None: of a gradient that was a tensor of zeros before PyTorch 2.0."""
+    where, leaf = m.gone
+    if node.value is where and m.trace.cleared(leaf):
+        m.outdated("AttributeError", f"'NoneType' object has no attribute {node.attr!r}")
 
 
 def _call(m: Machine, node: ast.Call) -> Value:

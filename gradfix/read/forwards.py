@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gradfix.read import calls, ops, recurrent, tensors
+from gradfix.read import calls, hooks, ops, recurrent, tensors
 from gradfix.read.frames import Machine
 from gradfix.read.layers import number, parameters
 from gradfix.read.values import Bound, Function, Instance, Native, Tensor, Unknown, Value
@@ -43,6 +43,12 @@ VIEWING = {
 
 def call(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """``module(x)``: its forward, or what a module of torch.nn does."""
+    if module.extra.get("hooks"):
+        return hooks.called(m, _call, module, args, kwargs)
+    return _call(m, module, args, kwargs)
+
+
+def _call(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if module.cls is not None:
         from gradfix.read import objects
 

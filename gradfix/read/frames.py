@@ -95,6 +95,7 @@ class Machine:
             int, dict[Any, Any]
         ] = {}  # custom Functions that ran, and what their backwards do
         self.hooked = False  # a hook may change a gradient on its way
+        self.gone: tuple[Any, Any] = (None, None)  # where a gradient was last read that is None, and whose
         self.assigned = False  # the backward of a custom Function gives tensors gradients by hand
         self.called: dict[int, Any] = {}
         self.interned: dict[Stack, Stack] = {}

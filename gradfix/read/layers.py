@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gradfix.read import calls, iteration, recurrent, tensors
+from gradfix.read import calls, hooks, iteration, recurrent, tensors
 from gradfix.read.frames import Machine
 from gradfix.read.values import HOLE, Instance, Shape, Tensor, Unknown, Value
 
@@ -259,9 +259,10 @@ def _requires_grad_(m: Machine, module: Instance, args: list[Value], kwargs: dic
 
 
 def _zero_grad(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    from gradfix.read.optimizers import clear
+
     found = [t for _, t in parameters(module)]
-    for each in found:
-        each.grad = None
+    clear(m, found, args[0] if args else kwargs.get("set_to_none", True))
     m.trace.zero(found)
     return None
 
@@ -348,6 +349,13 @@ def _forward(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, 
     return forwards.call(m, module, args, kwargs)
 
 
+def _plainly(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``module.forward(x)``: past the hooks."""
+    from gradfix.read import forwards
+
+    return forwards.base(m, module, args, kwargs)
+
+
 def _hook(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return m.unknown("hook")
 
@@ -355,7 +363,7 @@ def _hook(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Val
 METHODS: dict[str, Callable[..., Value]] = {
     "__init__": _init,
     "__call__": _forward,
-    "forward": _forward,
+    "forward": _plainly,
     "parameters": _parameters,
     "named_parameters": _named_parameters,
     "modules": lambda m, module, args, kwargs: [x for _, x in modules(module)],
@@ -382,7 +390,8 @@ METHODS: dict[str, Callable[..., Value]] = {
     "state_dict": _state_dict,
     "load_state_dict": _load,
     "register_forward_hook": _hook,
-    "register_full_backward_hook": _hook,
+    "register_full_backward_hook": hooks.register,
+    "register_full_backward_pre_hook": hooks.register,
     **dict.fromkeys(
         ("to", "cuda", "cpu", "float", "double", "half", "bfloat16", "type", "share_memory", "compile"),
         _itself,

@@ -17,6 +17,7 @@ from gradfix.read.values import (
     Lib,
     ModuleValue,
     Native,
+    Number,
     Super,
     Tensor,
     Unknown,
@@ -191,6 +192,8 @@ def set_attribute(m: Machine, owner: Value, name: str, value: Value) -> None:
 def item(m: Machine, owner: Value, index: Value) -> Value:
     """``owner[index]``."""
     if isinstance(owner, Unknown):
+        if isinstance(owner, Number):
+            m.outdated("TypeError", "'float' object is not subscriptable")
         return owner
     if isinstance(owner, Tensor):
         return tensors.item(m, owner, index)

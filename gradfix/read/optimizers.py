@@ -143,14 +143,20 @@ def own_step(
     return result
 
 
+def clear(m: Machine, parameters: list[Tensor], to_none: Value) -> None:
+    """Take the gradients of `parameters` away, unless zeros are asked for."""
+    if isinstance(to_none, Unknown):
+        m.blurs += 1
+    for each in parameters:
+        if to_none is not False:
+            each.grad = None
+
+
 def _zero_grad(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if "number" not in optimizer.extra:
         return None
     found = list(owned(optimizer))
-    keep = (args[0] if args else kwargs.get("set_to_none", True)) is False
-    for each in found:
-        if not keep or each.grad is None:
-            each.grad = None
+    clear(m, found, args[0] if args else kwargs.get("set_to_none", True))
     optimizer.extra["blurs"] = m.blurs
     m.trace.zero(found, optimizer.extra["number"])
     return None

@@ -18,6 +18,7 @@ BUILTINS = frozenset(dir(builtins))
 FAILS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError)
 LONGEST = 1_000  # of a string that is computed
 WIDEST = 256  # bits of a number that is computed
+_RETURNED = {"values": 0, "indices": 1}  # of what max(), sort(), topk() give
 _OLD_TYPE = Lib("torch.autograd.Variable")
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
@@ -142,6 +143,8 @@ def attribute(m: Machine, value: Value, name: str) -> Value:
         and not name.startswith("__")
     ):
         return Method(value, name)
+    if isinstance(value, tuple) and name in _RETURNED and all(isinstance(v, Tensor) for v in value):
+        return value[_RETURNED[name]] if len(value) > _RETURNED[name] else m.unknown("attribute " + name)
     if name == "__class__":
         return Lib("builtins." + type(value).__name__)
     return m.unknown("attribute " + name)
@@ -317,9 +320,21 @@ def _fold(pick: Callable[[Any], Any]) -> Callable[..., Value]:
         items = args if len(args) > 1 else iteration.listed(m, args[0]) if args else None
         if items and "key" not in kwargs and all(isinstance(i, int | float) for i in items):
             return pick(items)
-        return m.unknown("min/max")
+        return (
+            _bounded(m, items) if items and len(items) == 2 and "key" not in kwargs else m.unknown("min/max")
+        )
 
     return run
+
+
+def _bounded(m: Machine, items: list[Value]) -> Value:
+    """Of a number and a tensor with a graph: which, the values decide, and it is the tensor now and then."""
+    tensors = [i for i in items if isinstance(i, Tensor)]
+    numbers = [i for i in items if isinstance(i, int | float)]
+    if not tensors or not numbers or not tensors[0].requires or tensors[0].leaf:
+        return m.unknown("min/max")
+    m.doubts += 1  # for all that this function does from now on
+    return tensors[0]
 
 
 def _sum(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:

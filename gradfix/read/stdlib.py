@@ -341,7 +341,35 @@ def _ordered(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return calls.call(m, Lib("builtins.dict"), args, kwargs)
 
 
+def _drawn(several: bool) -> Callable[..., Value]:
+    def draw(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """Of what has a graph: any may be drawn, and nothing more can be said for certain. Of other things it counts
+        too much which."""
+        items = iteration.listed(m, args[0]) if args else None
+        count = args[1] if len(args) > 1 else kwargs.get("k", 1)
+        if (
+            not items
+            or not isinstance(count, int)
+            or not 0 < count <= len(items)
+            or not all(map(_attached, items))
+        ):
+            return m.unknown("drawn")
+        m.doubts += 1  # for all that this function does from now on
+        return items[-count:] if several else items[-1]
+
+    return draw
+
+
+def _attached(item: Value) -> bool:
+    """Whether a tensor with a graph is in `item`."""
+    parts = item if isinstance(item, list | tuple) else [item]
+    return any(isinstance(p, Tensor) and p.requires and not p.leaf for p in parts)
+
+
 FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "random.sample": _drawn(True),
+    "random.choices": _drawn(True),
+    "random.choice": _drawn(False),
     **files.FUNCTIONS,
     "itertools.chain": _chain,
     "itertools.chain.from_iterable": _chained,

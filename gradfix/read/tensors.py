@@ -8,7 +8,7 @@ from typing import Any
 
 from gradfix.read import backward, effects, ops, shapes, taken
 from gradfix.read.frames import Machine
-from gradfix.read.values import Lib, Native, Shape, Tensor, Unknown, Value
+from gradfix.read.values import Lib, Native, Number, Shape, Tensor, Unknown, Value
 
 CASTS = {
     "float",
@@ -141,6 +141,8 @@ def _grad(m: Machine, tensor: Tensor) -> Value:
         return m.unknown("grad")
     if isinstance(tensor.grad, Tensor):
         m.trace.grad_used(tensor)
+    elif tensor.grad is None and tensor.requires:
+        m.gone = m.frame.node, tensor
     return tensor.grad
 
 
@@ -289,7 +291,7 @@ def _type(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value
 
 def _listed(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     _leave(m, tensor, "item")
-    return m.unknown("tolist()")
+    return Number("tolist()") if tensor.shape == () else m.unknown("tolist()")
 
 
 METHODS: dict[str, Callable[..., Value]] = {

@@ -160,6 +160,18 @@ class Trace:
             Legacy(self.tick(), self._stack(), "Variable", self.ref(tensor), bool(tensor.requires), said)
         )
 
+    def cleared(self, tensor: Tensor) -> bool:
+        """The gradient of a leaf is read, and is None: whether a backward had filled it before it was cleared."""
+        storage, filled, lost = tensor.storage.number, False, False
+        for event in self.events:
+            if isinstance(event, Backward) and any(r.storage == storage for r in event.accumulates):
+                filled, lost = True, False
+            elif isinstance(event, Zero) and any(r.storage == storage for r in event.refs):
+                lost = filled
+        if lost:
+            self.add(Legacy(self.tick(), self._stack(), "cleared", self.ref(tensor)))
+        return lost
+
     def compared(self) -> None:
         """``type(tensor) == Variable``."""
         self.add(Legacy(self.tick(), self._stack(), "type"))

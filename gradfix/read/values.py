@@ -33,6 +33,11 @@ class Unknown:
     like: str = ""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Number(Unknown):
+    """A number that is not known: it has no items."""
+
+
 @dataclass(slots=True, eq=False)
 class Storage:
     """The memory that a tensor and its views share.

@@ -338,3 +338,45 @@ def test_a_state_that_goes_through_a_cell_is_carried_not_summed(tmp_path):
     """
     (reading,) = readings(tmp_path, text)
     assert [c.pattern for c in detect(reading.tape)] == ["carried"]
+
+
+BESIDE = """\
+class Noted(nn.Module):
+    def __init__(self):
+        super(Noted, self).__init__()
+        self.inputs = []
+
+class Dense(nn.Linear, Noted):
+    def __init__(self, n_in, n_out, bias=True):
+        super(Dense, self).__init__(n_in, n_out, bias=bias)
+
+    def forward(self, x):
+        self.inputs.append(x)
+        return super(Dense, self).forward(self.inputs[-1])
+
+net = Dense(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(9):
+    loss = net(net(torch.randn(2, 3))).sum()
+    optimizer.step()
+    optimizer.zero_grad()
+    loss.backward()
+"""
+
+
+def test_a_layer_of_torch_beside_a_class_of_the_programs_is_made_as_torch_makes_it(tmp_path):
+    assert found(tmp_path, BESIDE) == [("__main__", "stale-saved-tensor", 18)]
+    assert found(tmp_path, BESIDE.replace("    optimizer.step()\n", "") + "    optimizer.step()\n") == []
+
+
+def test_a_layer_that_was_never_made_is_not_known(tmp_path):
+    text = """\
+    class Bare(nn.Linear):
+        def __init__(self, n):
+            self.n = n
+
+        def forward(self, x):
+            return super().forward(x).sum()
+    """
+    assert found(tmp_path, text) == []
+    assert found(tmp_path, text.replace("Linear", "Embedding")) == []

@@ -106,7 +106,7 @@ def _builtin(m: Machine, name: str, module: Instance, args: list[Value], kwargs:
     if name in ACTIVATIONS:
         return _activation(m, name, module, args, made, given)
     if name == "Linear":
-        return ops.apply(m, "linear", [args[0], module.attrs["weight"], module.attrs["bias"]], {})
+        return ops.apply(m, "linear", [args[0], _own(m, module, "weight"), _own(m, module, "bias")], {})
     if name in recurrent.KINDS:
         return recurrent.call(m, module, args, kwargs)
     if name.startswith("Embedding"):
@@ -198,11 +198,16 @@ def in_place(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value],
 
 
 def _embedding(m: Machine, module: Instance, args: list[Value]) -> Value:
-    weight = module.attrs["weight"]
+    weight = _own(m, module, "weight")
     norm = module.extra.get("max_norm")
     if isinstance(weight, Tensor) and norm is not None and not isinstance(norm, Unknown):
         m.trace.wrote("aten.embedding_renorm_", weight, how="module", module=_name(m, module))
     return ops.apply(m, "embedding", [weight, args[0]], {})
+
+
+def _own(m: Machine, module: Instance, name: str) -> Value:
+    """What a module of torch.nn is given when it is made; unknown where the program's class never had it made."""
+    return module.attrs[name] if name in module.attrs else m.unknown(name)
 
 
 def _name(m: Machine, module: Instance) -> str:

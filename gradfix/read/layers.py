@@ -8,7 +8,7 @@ from typing import Any
 
 from gradfix.read import calls, hooks, iteration, recurrent, tensors
 from gradfix.read.frames import Machine
-from gradfix.read.values import HOLE, Instance, Shape, Tensor, Unknown, Value
+from gradfix.read.values import HOLE, Class, Function, Instance, Lib, Shape, Tensor, Unknown, Value
 
 LISTS = {"torch.nn.ModuleList", "torch.nn.Sequential", "torch.nn.ParameterList"}
 DICTS = {"torch.nn.ModuleDict", "torch.nn.ParameterDict"}
@@ -323,9 +323,29 @@ def _view_of(kind: str) -> Callable[..., Value]:
 
 def _init(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     module.attrs.setdefault("training", True)
-    if module.kind not in ("torch.nn.Module", ""):
+    if module.kind not in ("torch.nn.Module", "") and not module.extra.get("made"):
+        module.extra["made"] = True
         fill(m, module, args if module.kind != "torch.nn.Sequential" else [args], kwargs)
+        onward = behind(module)
+        if onward is not None:
+            calls.call(m, onward, [module], {})
     return None
+
+
+def is_layer(base: Lib) -> bool:
+    """Whether a library's class is a module of torch.nn with an ``__init__`` and a ``forward`` of its own."""
+    from gradfix.read import libraries
+
+    name = libraries.canonical(base.path)
+    return name.startswith("torch.nn.") and name != "torch.nn.Module"
+
+
+def behind(module: Instance) -> Value:
+    """The program's own ``__init__`` that torch.nn's calls: Mine's in ``class Dense(nn.Linear, Mine)``; or None."""
+    order = module.cls.order if module.cls is not None else ()
+    layer = next((n for n, base in enumerate(order) if isinstance(base, Lib)), len(order))
+    later = (base.attrs.get("__init__") for base in order[layer:] if isinstance(base, Class))
+    return next((found for found in later if isinstance(found, Function)), None)
 
 
 def _itself(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:

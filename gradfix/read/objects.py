@@ -103,6 +103,8 @@ def lookup(cls: Class, name: str, after: Class | None = None) -> Value:
             return each.attrs[name]
         if isinstance(each, Unknown):
             return each
+        if name in ("__init__", "forward") and isinstance(each, Lib) and layers.is_layer(each):
+            return MISSING
     return MISSING
 
 

@@ -47,7 +47,7 @@ def repair(
     served = source is None or source.kind == "notebook"  # what is not on the disk as Python would read it
     overlay = dict(siblings) | ({str(entry): script} if served else {})
     root = project_root(entry)
-    with closing(Runner(zygote, settings.template(entry, root, overlay))) as runner:
+    with closing(Runner(zygote, settings.template(entry, root, overlay), settings.until)) as runner:
         prover = Prover(runner)
         say("recording a run")
         baseline = prover.baseline(overlay)

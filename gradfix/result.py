@@ -59,7 +59,9 @@ class Settings:
     spared: tuple[str, ...] = ()  # fingerprints of those to leave alone
     granted: tuple[str, ...] = ()  # fingerprints of those whose change is meant, careful or not
     hints: Mapping[str, str] = field(default_factory=dict, hash=False)  # by fingerprint, what to begin with
-    until: float = inf  # of time.monotonic(): when no more proof is begun
+    until: float = (
+        inf  # of time.monotonic(): when no more proof is begun, and those that were get to their end
+    )
 
     def accepted(self, raised: bool) -> tuple[Status, ...]:
         """The verdicts good enough to apply, for a script that PyTorch `raised` on before or that ran."""

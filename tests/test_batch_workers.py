@@ -12,6 +12,7 @@ from gradfix.batch import repository, workers
 from gradfix.batch.engine import Engine, local
 from gradfix.batch.values import Options, RepoResult, Spec, loads
 from gradfix.batch.warm import Warm
+from gradfix.prove.runner import Runner
 from gradfix.result import Settings
 from gradfix.run import Run
 
@@ -72,3 +73,21 @@ def test_what_was_found_is_told_when_time_is_over(tmp_path, monkeypatch):
     assert [(f.kind, f.cures) for f in late.faults] == [("stale-saved-tensor", ())]
     said = "train.py: no cures were looked for in what is read only: the 900 s for a repository were over."
     assert said in late.remarks
+
+
+def test_a_proof_that_was_begun_ends_when_a_repositorys_time_is_over(tmp_path):
+    """Each run of it by itself would have a whole --timeout."""
+    seen = []
+
+    class Zygote:
+        def run(self, run):
+            seen.append(run.timeout)
+
+    template = Run(tmp_path / "train.py", tmp_path, tmp_path, timeout=40.0)
+    for left in (100.0, 20.0, -5.0):
+        runner = Runner(Zygote(), template, time.monotonic() + left)
+        runner.start({}).result()
+        runner.close()
+    assert seen[0] == 40.0
+    assert 15.0 < seen[1] <= 20.0
+    assert seen[2] == 1.0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from math import inf
 
 from gradfix.prove.effects import Impose
 from gradfix.prove.runs import Baseline
@@ -17,11 +19,13 @@ WORKERS = 4  # runs at once, over all candidates
 
 
 class Runner:
-    """Runs a script with texts in place of its files, as `template` says. Thread-safe."""
+    """Runs a script with texts in place of its files, as `template` says; none goes on past `until`, which is of
+    time.monotonic(), but for a second. Thread-safe."""
 
-    def __init__(self, zygote: Zygote, template: Run) -> None:
+    def __init__(self, zygote: Zygote, template: Run, until: float = inf) -> None:
         self.zygote = zygote
         self.template = template
+        self.until = until
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="gradfix-run")
         self._lock = threading.Lock()
         # by texts: a candidate that is applied is the next baseline
@@ -60,4 +64,8 @@ class Runner:
         self, files: Mapping[str, str], record: bool = False, impose: Impose | None = None
     ) -> Future[Outcome]:
         run = replace(self.template, files=dict(files), record=record, measure=True, impose=impose)
-        return self._pool.submit(self.zygote.run, run)
+        return self._pool.submit(self._bounded, run)
+
+    def _bounded(self, run: Run) -> Outcome:
+        left = max(self.until - time.monotonic(), 1.0)
+        return self.zygote.run(replace(run, timeout=min(run.timeout, left)))

@@ -556,3 +556,117 @@ def test_a_module_of_a_librarys_own_kind(tmp_path, base, expected):
             return y
     """
     assert [kind for _, kind, _ in found(tmp_path, "head.py", {"head.py": text})] == expected
+
+
+# ---- networks that other packages make
+
+BACKBONES = """
+import torch
+from torch import nn
+from torchvision import models
+import timm
+from somewhere import asked, loader
+"""
+
+
+@pytest.mark.parametrize(
+    ("net", "expected"),
+    [
+        ("models.resnet50(pretrained=True)", ["stale-saved-tensor"]),
+        ("timm.create_model('resnet18')", ["stale-saved-tensor"]),
+        ("models.vgg16().features[:10]", []),
+        ("models.resnet18().layer4", []),
+        ("nn.DataParallel(models.resnet18())", ["stale-saved-tensor"]),
+        ("timm.create_model('resnet18', features_only=True)", []),
+        ("models.detection.fasterrcnn_resnet50_fpn()", []),
+        ("nn.Sequential(*list(models.resnet18().children())[:-1])", []),
+    ],
+)
+def test_a_network_of_a_librarys_has_weights(tmp_path, net, expected):
+    text = (
+        BACKBONES
+        + f"""
+judge = {net}
+source = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+first = torch.optim.Adam(source.parameters())
+second = torch.optim.Adam(judge.parameters())
+for x in loader:
+    score = judge(source(x)).mean()
+    second.zero_grad()
+    score.backward(retain_graph=True)
+    second.step()
+    first.zero_grad()
+    (-score).backward()
+    first.step()
+"""
+    )
+    kinds = {kind for _, kind, _ in found(tmp_path, "train.py", {"train.py": text})}
+    assert kinds == set(expected)
+
+
+@pytest.mark.parametrize(
+    "freeze",
+    [
+        "for name, p in net.named_parameters():\n    if 'fc' not in name:\n        p.requires_grad = False",
+        "for child in list(net.children())[:6]:\n    for p in child.parameters():\n        p.requires_grad = False",
+        "for p in net.layer1.parameters():\n    p.requires_grad = False",
+        "net.layer1.requires_grad_(False)",
+        "for p in net.parameters():\n    p.requires_grad = False\nnet.fc = nn.Linear(net.fc.in_features, 2)",
+        "if asked():\n    for p in net.parameters():\n        p.requires_grad = False",
+        "net.eval()",
+    ],
+)
+def test_a_network_some_of_which_is_frozen_learns(tmp_path, freeze):
+    text = (
+        BACKBONES
+        + f"""
+net = models.resnet50()
+{freeze}
+opt = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+for x, y in loader:
+    opt.zero_grad()
+    nn.CrossEntropyLoss()(net(x), y).backward()
+    opt.step()
+"""
+    )
+    assert found(tmp_path, "train.py", {"train.py": text}) == []
+
+
+def test_a_network_all_of_which_is_frozen_does_not_learn(tmp_path):
+    text = (
+        BACKBONES
+        + """
+net = models.resnet50()
+for p in net.parameters():
+    p.requires_grad = False
+net(torch.ones(1, 3, 8, 8)).mean().backward()
+"""
+    )
+    assert found(tmp_path, "train.py", {"train.py": text}) == [("train.py", "cut-graph", "certain")]
+
+
+def test_parts_of_a_network_that_are_called_one_by_one(tmp_path):
+    text = (
+        BACKBONES
+        + """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = models.resnet18()
+        self.head = nn.Linear(512, 2)
+    def forward(self, a, b):
+        if a is None:
+            return None
+        x = self.body.maxpool(self.body.relu(self.body.bn1(self.body.conv1(a))))
+        return self.head(self.body.layer1(x).mean((2, 3)))
+net = Net()
+opt = torch.optim.Adam(net.parameters())
+losses = 0
+for a, b in loader:
+    losses = losses + net(a, b).sum()
+    opt.zero_grad()
+    losses.backward()
+    opt.step()
+"""
+    )
+    assert [kind for _, kind, _ in found(tmp_path, "train.py", {"train.py": text})] == ["freed-graph"]

@@ -175,8 +175,16 @@ class Machine:
         key = self.tests.get(id(plain))
         if key is None:  # unparsing takes longer than all else that is done about a test
             key = self.tests[id(plain)] = ast.unparse(plain)
-        answer = self.decisions.setdefault(key, not negated)
+        answer = self.decisions.setdefault(key, not negated and not _missing(plain))
         return not answer if negated else answer
+
+
+def _missing(test: ast.expr) -> bool:
+    """``x is None``: what is not known has been given, in all likelihood."""
+    match test:
+        case ast.Compare(_, [ast.Is() | ast.Eq()], [ast.Constant(None)]):
+            return True
+    return False
 
 
 class Deep(Exception):

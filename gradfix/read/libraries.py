@@ -12,6 +12,7 @@ from gradfix.read import (
     distributions,
     forwards,
     layers,
+    networks,
     optimizers,
     python,
     stdlib,
@@ -131,6 +132,8 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
     found = stdlib.FUNCTIONS.get(path)
     if found is not None:
         return found(m, args, kwargs)
+    if networks.makes(path):
+        return networks.make(m, args, kwargs)
     if top == "math" and all(isinstance(a, int | float) for a in args) and not kwargs:
         function = getattr(math, path[5:], None)
         if callable(function):
@@ -168,6 +171,8 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
     """An attribute that the library class of `value` gives, or MISSING."""
     kind = value.kind
     table: dict[str, Callable[..., Value]]
+    if kind == networks.KIND:
+        return networks.attribute(m, value, name)
     if kind.startswith("torch.nn."):
         table = layers.METHODS
         if name == "_modules":
@@ -215,6 +220,9 @@ def _of_function(m: Machine, value: Instance, name: str) -> Value:
 def instance_item(m: Machine, value: Instance, index: Value) -> Value:
     """``value[index]`` of an object of a library's class."""
     items = value.extra.get("items")
+    if value.kind == networks.KIND:
+        whole = value.extra.get("whole", value)
+        return Instance(None, {}, networks.KIND, {"unknown": True, "whole": whole})
     if items is not None:
         if isinstance(index, slice) and isinstance(items, list) and value.kind.startswith("torch.nn."):
             return layers.container(m, value.kind, python.item(m, items, index))
@@ -242,6 +250,8 @@ def _alike(items: list[Value]) -> bool:
 def call_instance(m: Machine, value: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """``value(...)`` of an object of a library's class."""
     kind = value.kind
+    if kind == networks.KIND:
+        return networks.call(m, value, args, kwargs)
     if kind.startswith("torch.nn."):
         return forwards.call(m, value, args, kwargs)
     if (

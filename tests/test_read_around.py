@@ -454,6 +454,26 @@ class Part(torch.nn.Module):
     assert found(tmp_path, "part.py", {"part.py": text}) == []
 
 
+def test_what_an_argument_has_under_a_name_may_be_a_tensor(tmp_path):
+    text = """
+    import torch
+    class Part(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.Linear(2, 2)
+        def forward(self, batch):
+            batch["hidden"] = self.a(batch["x"]).exp()
+            batch["hidden"] *= batch["mask"]
+            return batch
+    """
+    assert found(tmp_path, "part.py", {"part.py": text}) == [("part.py", "stale-saved-tensor", "certain")]
+
+
+def test_a_function_that_is_given_nothing_it_takes(tmp_path):
+    text = "import torch\ntorch.nn.functional.max_pool1d(inputs=torch.ones(1, 2, 3)).sum().backward()\n"
+    assert found(tmp_path, "train.py", {"train.py": text}) == []
+
+
 PARTS = """
 import torch
 class Trainer:

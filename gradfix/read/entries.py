@@ -437,18 +437,18 @@ def _enter_forward(m: Machine, cls: Value) -> None:
     if m.variant is None:
         for variant in arguments.otherwise(objects.lookup(cls, "__init__"), forward):
             m.open.add(variant)
-    roots = [ops.edge(m, t) for t in _tensors(result, 3) if ops.requires(m, t)]
+    roots = [ops.edge(m, t) for t in _tensors(m, result, 3) if ops.requires(m, t)]
     if roots:
         m.frame.node = None
         backward.walk(m, roots, None, True, False, False)
 
 
-def _tensors(value: Value, depth: int) -> list[Tensor]:
+def _tensors(m: Machine, value: Value, depth: int) -> list[Tensor]:
     if isinstance(value, Tensor):
-        return [value]
+        return [value, *_tensors(m, m.records.get(value, {}), depth)]
     if depth and isinstance(value, list | tuple | dict):
         items = value.values() if isinstance(value, dict) else value
-        return [t for v in items for t in _tensors(v, depth - 1)]
+        return [t for v in items for t in _tensors(m, v, depth - 1)]
     return []
 
 

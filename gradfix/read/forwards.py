@@ -249,7 +249,7 @@ def weighted(m: Machine, name: str, module: Instance, args: list[Value]) -> Valu
 
 def opaque(m: Machine, name: str, args: list[Value], saves: bool = True) -> Value:
     """A differentiable op of one input: max pooling keeps its input, others nothing that a variable holds."""
-    source = args[0]
+    source = args[0] if args else None
     if not isinstance(source, Tensor):
         return source if source is not None else m.unknown(name)
     op = "aten." + name.lower()

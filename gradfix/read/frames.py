@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gradfix.read.project import Project, Unit
 from gradfix.read.trace import Exhausted, Trace
-from gradfix.read.values import Class, Instance, Unknown, Value
+from gradfix.read.values import Class, Instance, Tensor, Unknown, Value
 from gradfix.read.variants import Open, Variant
 from gradfix.tape import Failure, Site, Stack
 
@@ -90,6 +90,9 @@ class Machine:
         self.asked: dict[str, int] = {}
         self.reached: set[Site] = set()
         self.entered: set[int] = set()  # ids of function nodes that ran
+        self.records: dict[
+            Tensor, dict[str, Value]
+        ] = {}  # arguments that were taken for tensors, and have items
         self.importing: set[tuple[str, str]] = set()  # names of files that are being looked up
         self.functions: dict[
             int, dict[Any, Any]
@@ -113,6 +116,7 @@ class Machine:
         self.variant = variant
         self.open = Open()
         self.decisions.clear()
+        self.records.clear()
         self.reached.clear()
         self.asked.clear()
         self.frames.clear()

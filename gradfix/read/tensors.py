@@ -349,9 +349,22 @@ def set_attribute(m: Machine, tensor: Tensor, name: str, value: Value) -> None:
 # ---- items
 
 
+def _recorded(m: Machine, argument: Tensor, name: str) -> Value:
+    """What an argument has under a name: it was taken for a tensor, and is a dictionary of some."""
+    items = m.records.setdefault(argument, {})
+    if name not in items:
+        if not argument.guessed:
+            return m.unknown("item of an argument")
+        made = items[name] = ops.new(m, None, "float32", argument.requires)
+        made.origin = argument.origin
+    return items[name]
+
+
 def item(m: Machine, tensor: Tensor, index: Value) -> Value:
     """``tensor[index]``: views for numbers and slices, a copy for tensors and lists."""
-    if isinstance(index, str) or (tensor.guessed and isinstance(index, int | Unknown)):
+    if isinstance(index, str):
+        return _recorded(m, tensor, index)
+    if tensor.guessed and isinstance(index, int | Unknown):
         return m.unknown("item of an argument")
     if isinstance(index, Unknown):
         known, node, _ = ops.graph(m, "aten.index", "IndexBackward0", [tensor])
@@ -433,8 +446,11 @@ def _gathered(m: Machine, tensor: Tensor, parts: tuple[Any, ...]) -> Tensor:
 
 def set_item(m: Machine, tensor: Tensor, index: Value, value: Value) -> None:
     """``tensor[index] = value``: a copy into a view; with indices, index_put_."""
-    if isinstance(index, str) or (tensor.guessed and isinstance(index, int | Unknown)):
-        return  # what was taken for a tensor is none
+    if isinstance(index, str):
+        m.records.setdefault(tensor, {})[index] = value
+        return
+    if tensor.guessed and isinstance(index, int | Unknown):
+        return
     if isinstance(value, list | tuple) and ops.tensors_of(value):
         return  # no tensor takes a list of tensors: what was taken for one is a list
     parts = index if isinstance(index, tuple) else (index,)

@@ -474,6 +474,17 @@ def test_a_function_that_is_given_nothing_it_takes(tmp_path):
     assert found(tmp_path, "train.py", {"train.py": text}) == []
 
 
+def test_a_function_that_is_given_its_input_by_name(tmp_path):
+    text = """
+    import torch
+    x = torch.ones(1, 2, 4, requires_grad=True) * 2
+    y = torch.nn.functional.max_pool1d(input=x, kernel_size=2)
+    x += 1
+    y.sum().backward()
+    """
+    assert found(tmp_path, "train.py", {"train.py": text}) == [("train.py", "stale-saved-tensor", "certain")]
+
+
 PARTS = """
 import torch
 class Trainer:

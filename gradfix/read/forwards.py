@@ -318,7 +318,7 @@ def _dropout(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 def _plain(name: str, saves: bool) -> Callable[..., Value]:
-    return lambda m, args, kwargs: opaque(m, name, args, saves)
+    return lambda m, args, kwargs: opaque(m, name, args or [kwargs.get("input")], saves)
 
 
 def _embed(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -611,6 +611,7 @@ from somewhere import asked, loader
         ("timm.create_model('resnet18', features_only=True)", []),
         ("models.detection.fasterrcnn_resnet50_fpn()", []),
         ("nn.Sequential(*list(models.resnet18().children())[:-1])", []),
+        ("nn.Sequential(*[m for _, m in models.resnet18().named_children()])", []),
     ],
 )
 def test_a_network_of_a_librarys_has_weights(tmp_path, net, expected):
@@ -661,6 +662,31 @@ for x, y in loader:
 """
     )
     assert found(tmp_path, "train.py", {"train.py": text}) == []
+
+
+def test_a_network_is_gone_through_part_by_part(tmp_path):
+    text = (
+        BACKBONES
+        + """
+def groups(module, found):
+    for name, p in module.named_parameters(recurse=False):
+        if p.requires_grad:
+            found.append(p)
+    for name, child in module.named_children():
+        groups(child, found)
+    return found
+net = models.resnet50()
+body = nn.Sequential(*list(net.children())[:-2])
+opt = torch.optim.SGD(groups(net, []), lr=0.1)
+kept = 0
+for x, y in loader:
+    kept = kept + body(x).sum()
+    opt.zero_grad()
+    kept.backward()
+    opt.step()
+"""
+    )
+    assert [kind for _, kind, _ in found(tmp_path, "train.py", {"train.py": text})] == ["freed-graph"]
 
 
 def test_a_network_all_of_which_is_frozen_does_not_learn(tmp_path):

@@ -30,6 +30,7 @@ _NO_MAKERS = {
     "get_model_builder",
     "is_model",
 }
+CHILDREN = 10  # parts of a network that are gone through
 PARTS = re.compile(
     r"conv\w*|bn\d*|layer\d|fc|_fc|classifier|features|relu|maxpool|avgpool|global_pool|head|heads|stem|blocks|encoder"
     r"|norm\d*|last_linear|act\d|patch_embed|backbone"
@@ -79,6 +80,29 @@ def call(m: Machine, network: Instance, args: list[Value], kwargs: dict[str, Val
     return made
 
 
+def _children(m: Machine, network: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """As many parts as most networks have; a part has none."""
+    whole = network.extra.get("whole")
+    if whole is not None:
+        return []
+    made = network.extra.setdefault("children", [])
+    while len(made) < CHILDREN:
+        made.append(Instance(None, {}, KIND, {"unknown": True, "whole": network}))
+    return list(made)
+
+
+def _named_children(m: Machine, network: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return [(m.unknown("name of a part"), each) for each in _children(m, network, [], {})]
+
+
+def _modules(m: Machine, network: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return [network, *_children(m, network, [], {})]
+
+
+def _named_modules(m: Machine, network: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return [(m.unknown("name of a part"), each) for each in _modules(m, network, [], {})]
+
+
 def _unknown(m: Machine, network: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return m.unknown("parts of a network")
 
@@ -105,10 +129,11 @@ def _requires_grad_(m: Machine, network: Instance, args: list[Value], kwargs: di
 
 
 METHODS: dict[str, Callable[..., Value]] = {
-    **dict.fromkeys(
-        ("children", "named_children", "modules", "named_modules", "buffers", "named_buffers", "state_dict"),
-        _unknown,
-    ),
+    **dict.fromkeys(("buffers", "named_buffers", "state_dict"), _unknown),
+    "children": _children,
+    "named_children": _named_children,
+    "modules": _modules,
+    "named_modules": _named_modules,
     "parameters": _parameters,
     "named_parameters": _named_parameters,
     "requires_grad_": _requires_grad_,

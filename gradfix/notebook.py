@@ -6,10 +6,8 @@ differs in what is written: everything else of the file is kept to the byte.
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import tokenize
 from typing import Any
 
 MARK = "# %% cell "
@@ -100,6 +98,9 @@ def _open(lines: list[str]) -> bool:
     """Whether a statement or a string goes on after `lines`: what comes next is part of it, whatever it looks like."""
     if lines and lines[-1].endswith("\\"):
         return True
+    import io
+    import tokenize
+
     try:
         for _ in tokenize.generate_tokens(io.StringIO("\n".join(lines) + "\n").readline):
             pass

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import containers, yamls
+from gradfix.read import containers
 from gradfix.read.frames import Machine
 from gradfix.read.values import Instance, Value
 from gradfix.read.variants import Asked
@@ -46,6 +46,8 @@ def value(m: Machine, source: Value) -> Value:
     text = m.project.text(path) if isinstance(path, str) else source if isinstance(source, str) else None
     if text is None:
         return m.unknown("settings")
+    from gradfix.read import yamls  # hardly any program has settings
+
     try:
         return yamls.read(text, SUFFIXES.get(os.path.splitext(path)[1], "") if path else ".yaml")
     except (yamls.Strange, RecursionError):
@@ -118,8 +120,12 @@ def told(m: Machine, path: Value) -> dict[str, Any]:
         else m.project.settings((".txt", ".ini", ".cfg", ".conf"))
     )
     text = m.project.text(found) if found is not None else None
+    if text is None:
+        return {}
+    from gradfix.read import yamls
+
     try:
-        return yamls.settings(text) if text is not None else {}
+        return yamls.settings(text)
     except yamls.Strange:
         return {}
 

@@ -16,10 +16,8 @@ from gradfix.read.values import Instance, Native, Tensor, Value
 
 KIND = "torch.nn.Network"
 # what returns something else than a tensor while it is trained
-_OTHERS = re.compile(
-    r"inception|googlenet|rcnn|retinanet|fcos|ssd|segmentation|detection|quantization|optical|feature"
-)
-_MAKERS = re.compile(
+_OTHERS = r"inception|googlenet|rcnn|retinanet|fcos|ssd|segmentation|detection|quantization|optical|feature"
+_MAKERS = (
     r"torchvision\.models\.(?:\w+\.)?[a-z]\w*|timm\.(?:models\.)?create_model|pretrainedmodels\.(?:\w+\.)*[a-z]\w*"
     r"|efficientnet_pytorch\.EfficientNet\.from_(?:pretrained|name)"
 )
@@ -31,7 +29,7 @@ _NO_MAKERS = {
     "is_model",
 }
 CHILDREN = 10  # parts of a network that are gone through
-PARTS = re.compile(
+PARTS = (
     r"conv\w*|bn\d*|layer\d|fc|_fc|classifier|features|relu|maxpool|avgpool|global_pool|head|heads|stem|blocks|encoder"
     r"|norm\d*|last_linear|act\d|patch_embed|backbone"
 )
@@ -42,8 +40,8 @@ def makes(path: str) -> bool:
     if not path.startswith(("torchvision.", "timm.", "pretrainedmodels.", "efficientnet_pytorch.")):
         return False
     return (
-        _MAKERS.fullmatch(path) is not None
-        and _OTHERS.search(path) is None
+        re.fullmatch(_MAKERS, path) is not None
+        and re.search(_OTHERS, path) is None
         and path.rpartition(".")[2] not in _NO_MAKERS
     )
 
@@ -57,7 +55,7 @@ def make(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 def part(m: Machine, network: Instance, name: str) -> Value:
     """``network.layer4``: what is made of the same weights, until somebody puts another in its place."""
-    if PARTS.fullmatch(name) is None:
+    if re.fullmatch(PARTS, name) is None:
         return m.unknown("part of a network")
     parts = network.extra.setdefault("parts", {})
     if name not in parts:

@@ -13,7 +13,6 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradfix.read import yamls
 from gradfix.read.gate import LIBRARIES
 from gradfix.read.outline import OUTLINES, Outline, outlined
 from gradfix.read.paths import IMPORTED, added
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from gradfix.read.frames import Frame
 
 LONGEST = 4_000_000  # characters of a file that is read
+LARGEST = 1_000_000  # bytes of a file that is none of Python's
 SETTINGS = ("configs", "config", "cfgs", "cfg", "conf", "options", "settings", "hparams", "experiments")
 MOST_READ = 3_000_000  # characters of siblings that one program is read with
 
@@ -258,7 +258,7 @@ class Project:
         try:
             if path in self._files:
                 return self._files[path]
-            if os.path.getsize(path) > yamls.LONGEST:
+            if os.path.getsize(path) > LARGEST:
                 return None
             return Path(path).read_text(encoding="utf-8")
         except (OSError, ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -41,6 +40,8 @@ def read(text: str, suffix: str) -> Any:
     if len(text) > LONGEST:
         raise Strange("too long")
     if suffix == ".json":
+        import json
+
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as problem:

@@ -12,6 +12,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View, parenthesized, targets
 from gradfix.rewrite.blocks import of_torch
 from gradfix.rewrite.boundary import gather
+from gradfix.rewrite.calls import with_arguments
 from gradfix.rewrite.liveness import dotted, statement_before
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import block_of, body_of, reads_of, take_away, unit_in, units, walk
@@ -49,7 +50,8 @@ class Undetach(Codemod):
 
     Why: `.detach()`, `.data`, `.item()`, `torch.tensor(t)` and `no_grad` leave the graph. With
     `requires_grad=True` put on the result, backward() runs and trains nothing. The loss itself has to be
-    differentiated; numbers gathered in a list become tensors, stacked.
+    differentiated; numbers gathered in a list become tensors, stacked. A reentrant checkpoint leaves it, too, where
+    none of its inputs requires grad; one with `use_reentrant=False` does not.
 
     When not: where the gradient is handed on by hand (`out.backward(leaf.grad)`), or the parameters are
     frozen on purpose.
@@ -98,7 +100,9 @@ for x in torch.randn(3, 4, 3):
         every: list[Part] = []
         effect = TERM if conflict.pattern == "constant-term" else GAINS
         for rank, cut in enumerate(_cuts(conflict, project)):
-            found = _context(cut, project) if cut.how == "no_grad" else _value(cut, project)
+            found = _found(cut, project)
+            if found is not None and conflict.pattern == "partly" and _decided(cut, project, found[1]):
+                continue
             if found is not None:
                 said, parts = found
                 every += parts
@@ -145,6 +149,50 @@ def _taken_whole(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     if parts:
         what = "parameter" if len(parts) == 1 else "parameters"
         yield Proposal(f"take the {what} with the graph, not the value alone", GAINS, gather(*parts))
+
+
+def _found(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
+    if cut.how == "no_grad":
+        return _context(cut, project)
+    return _kept_apart(cut, project) if cut.how == "checkpoint" else _value(cut, project)
+
+
+def _decided(cut: Cut, project: Project, parts: list[Part]) -> bool:
+    """Whether the program counts steps, or asks for a choice of the person's, to know if it cuts here: that is a phase
+    of the training, or an option, and not a slip."""
+    site = cut.stack[-1]
+    for view, edits in parts:
+        for node in (n for e in edits for n in targets(e)):
+            for above in view.ancestors(node):
+                if isinstance(above, cst.FunctionDef):
+                    break
+                if isinstance(above, cst.IfExp) and view.path == site.file:
+                    return True
+                if isinstance(above, cst.If) and any(_counts(n) for n in descendants(above.test)):
+                    return True
+    return False
+
+
+def _counts(node: cst.CSTNode) -> bool:
+    ordered = (cst.LessThan, cst.LessThanEqual, cst.GreaterThan, cst.GreaterThanEqual)
+    return isinstance(node, (*ordered, cst.Modulo))
+
+
+def _kept_apart(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
+    """``checkpoint(…, use_reentrant=False)``, which records a graph whatever its inputs are."""
+    found = project.node(cut.stack[-1])
+    if found is None:
+        return None
+    view, node = found
+    calls = [
+        n
+        for n in (node, *descendants(node))
+        if isinstance(n, cst.Call) and function_of(n) in ("checkpoint", "checkpoint_sequential")
+    ]
+    if len(calls) != 1:
+        return None
+    edit = with_arguments(calls[0], {"use_reentrant": cst.Name("False")})
+    return "checkpoint with `use_reentrant=False`, which records a graph all the same", [(view, [edit])]
 
 
 # no_grad: a with-block, or a decorator

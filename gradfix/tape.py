@@ -187,7 +187,7 @@ class GradWrite(Event):
 @dataclass(frozen=True, slots=True)
 class Cut(Event):
     """The graph was left: `how` is ``detach``, ``data``, ``item``, ``numpy``, ``tensor`` (torch.tensor(t)),
-    ``no_grad``.
+    ``no_grad``, ``checkpoint`` (a reentrant one of whose inputs none requires grad).
 
     `ref` is the tensor it was done to, `node` its grad_fn (None for a leaf).
     """
@@ -206,6 +206,22 @@ class Added(Event):
     ref: Ref
     node: int
     cut: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fed(Event):
+    """What has no graph went into the op of `node`, which has one: made of what the Cuts at the times `cuts` took."""
+
+    node: int
+    cuts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mode(Event):
+    """The module of these parameters was put into training mode, or (`training` is False) into evaluation mode."""
+
+    refs: tuple[Ref, ...]
+    training: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +358,8 @@ AnyEvent = (
     | GradWrite
     | Cut
     | Added
+    | Fed
+    | Mode
     | Custom
     | Terms
     | GradRead
@@ -366,6 +384,8 @@ EVENTS: dict[str, type[Event]] = {
         GradWrite,
         Cut,
         Added,
+        Fed,
+        Mode,
         Custom,
         Terms,
         GradRead,

@@ -21,18 +21,20 @@ from gradfix.tape import Backward, Cut, Mutate, Record, Ref, Stack, Step
 CONVERSIONS = {"to_copy", "mul", "div", "clone", "add", "to"}
 
 
-def _filled_ever(graph: Graph) -> set[int]:
+def filled_ever(graph: Graph) -> set[int]:
+    """The leaves that some backward fills the gradient of."""
     return {r.storage for b in graph.backwards for r in b.accumulates}
 
 
-def _cuts(graph: Graph) -> list[Cut]:
+def cuts_of(graph: Graph) -> list[Cut]:
+    """Where the graph is left."""
     return [e for e in graph.tape.events if isinstance(e, Cut)]
 
 
 def dead_parameters(graph: Graph) -> Found:
     """All parameters of an optimizer stay without a gradient in every step, though graphs were built on
     them."""
-    filled = _filled_ever(graph)
+    filled = filled_ever(graph)
     for number, optimizer in graph.optimizers.items():
         steps = graph.steps_of(number)
         if len(steps) < 2 or any(s.refs for s in steps) or any(r.storage in filled for r in optimizer.refs):
@@ -41,7 +43,11 @@ def dead_parameters(graph: Graph) -> Found:
         first = steps[0]
         before = max((b.time for b in graph.backwards if b.time < first.time), default=first.time)
         cut = next(
-            (c for c in reversed(_cuts(graph)) if c.time < before and c.stack and _reached(graph, c) & mine),
+            (
+                c
+                for c in reversed(cuts_of(graph))
+                if c.time < before and c.stack and _reached(graph, c) & mine
+            ),
             None,
         )
         if cut is None:
@@ -72,54 +78,8 @@ def dead_parameters(graph: Graph) -> Found:
         )
 
 
-def partly_cut(graph: Graph) -> Found:
-    """Some parameters of an optimizer stay without a gradient in every step, and all that is made of them ends in a
-    cut. Features that are detached to leave a backbone as it is look the same, so that is a note; nobody freezes by
-    `torch.tensor(features)`."""
-    filled = _filled_ever(graph)
-    consumed = {p for r in graph.records.values() for p in r.parents}
-    told = {key for key, _, _ in rewrapped(graph)}
-    for number, optimizer in graph.optimizers.items():
-        steps = graph.steps_of(number)
-        stepped = {r.storage for s in steps for r in s.refs}
-        by_hand = {s for s, ws in graph.writes.items() if any(_by_hand(w) for w in ws)}
-        dead = {r.storage for r in optimizer.refs} - filled - stepped - by_hand
-        if len(steps) < 2 or not stepped or not dead:
-            continue
-        for cut in _cuts(graph):
-            lost = (
-                graph.reaches(cut.node) if cut.node is not None and cut.node not in consumed else frozenset()
-            )
-            backward = next((b for b in graph.backwards if b.time > cut.time), None)
-            if backward is None or not cut.stack or not lost or not lost <= dead or cut.time > steps[0].time:
-                continue
-            if ("rewrapped", cut.stack[-1]) in told:
-                continue
-            where = wording.at("cut", cut.stack)
-            yield (
-                ("partly", number, cut.stack[-1]),
-                cut,
-                make(
-                    "cut-graph",
-                    "partly",
-                    f"{_names(graph, lost)} of {optimizer_words(graph, number)} got no gradient in any of "
-                    f"{len(steps)} steps: all that is made of them ends in {where}, which cuts the graph",
-                    [
-                        ("cut", cut.stack, CUT_WORDS.get(cut.how, "the graph is left here")),
-                        ("needed", backward.stack, "this loss reaches none of them"),
-                        ("step", steps[0].stack, "steps the others alone"),
-                    ],
-                    "cut",
-                    severity="warning" if cut.how == "tensor" else "note",
-                    ref=cut.ref,
-                    record=graph.records.get(cut.node) if cut.node is not None else None,
-                    backward=backward,
-                    event=cut,
-                ),
-            )
-
-
-def _by_hand(write: Mutate | Step) -> bool:
+def by_hand(write: Mutate | Step) -> bool:
+    """Whether the program itself writes, and no optimizer."""
     return isinstance(write, Mutate) and write.optimizer is None
 
 
@@ -131,9 +91,9 @@ def _reached(graph: Graph, cut: Cut) -> int:
 def rewrapped(graph: Graph) -> Found:
     """A cut value is made a leaf, gets a gradient, and nothing pushes that back into the graph it was cut
     from."""
-    filled = _filled_ever(graph)
+    filled = filled_ever(graph)
     walked = frozenset().union(*(graph.walk(b) for b in graph.backwards)) if graph.backwards else frozenset()
-    for cut in _cuts(graph):
+    for cut in cuts_of(graph):
         if (
             cut.node is None
             or cut.node in walked
@@ -156,7 +116,7 @@ def rewrapped(graph: Graph) -> Found:
         steps = [s for s in graph.steps if graph.owners[dead[0]] & {s.optimizer}]
         if not steps:
             continue
-        names = _names(graph, dead)
+        names = names_of(graph, dead)
         yield (
             ("rewrapped", cut.stack[-1]),
             cut,
@@ -179,7 +139,8 @@ def rewrapped(graph: Graph) -> Found:
         )
 
 
-def _names(graph: Graph, storages: Iterable[int]) -> str:
+def names_of(graph: Graph, storages: Iterable[int]) -> str:
+    """What these parameters of optimizers are called."""
     refs = {r.storage: r for o in graph.optimizers.values() for r in o.refs}
     names = [f"`{refs[s].name}`" for s in sorted(storages) if s in refs and refs[s].name]
     return wording.listed(names) if names else "parameters"
@@ -188,7 +149,7 @@ def _names(graph: Graph, storages: Iterable[int]) -> str:
 def stray_optimizers(graph: Graph) -> Found:
     """An optimizer holds a parameter that was replaced: the old one is dead, the new one gets gradients and
     is nobody's."""
-    filled = _filled_ever(graph)
+    filled = filled_ever(graph)
     homeless: dict[int, Ref] = {}
     for backward in graph.backwards:
         if not backward.inputs:
@@ -323,7 +284,7 @@ def withheld(graph: Graph) -> Found:
                 make(
                     "cut-graph",
                     "withheld",
-                    f"`{op}.backward` returns None for {_names(graph, [r.storage for r in refs])}, which the loss "
+                    f"`{op}.backward` returns None for {names_of(graph, [r.storage for r in refs])}, which the loss "
                     f"reaches through {op} alone: never trained",
                     [
                         ("made", record.stack, f"enters `{op}` here"),
@@ -345,21 +306,22 @@ def _met_empty(graph: Graph, storage: int) -> bool:
     history = graph.history.get(storage, [])
     reached = [n for n, e in enumerate(history) if isinstance(e, Backward)]
     whole = reached[:-1] if reached and reached[-1] + 1 == len(history) else reached
-    by_hand = any(map(_by_hand, graph.writes.get(storage, ())))
-    return len(whole) > 1 and not by_hand and all(isinstance(history[n + 1], Step) for n in whole)
+    first = next((s.time for s in graph.steps), 0)
+    written = any(by_hand(w) for w in graph.writes.get(storage, ()) if w.time > first)
+    return len(whole) > 1 and not written and all(isinstance(history[n + 1], Step) for n in whole)
 
 
 def bypassed(graph: Graph) -> Found:
     """Parameters that a forward() takes by ``.data`` or ``.detach()`` and nothing else takes: in every step of their
     optimizer the others have a gradient, and these have none."""
     cuts: dict[int, list[Cut]] = {}
-    for cut in _cuts(graph):
+    for cut in cuts_of(graph):
         in_forward = cut.at is not None and cut.at.function.rpartition(".")[2] == "forward"
         if in_forward and cut.node is None and cut.how in ("data", "detach"):
             cuts.setdefault(cut.ref.storage, []).append(cut)
     if not cuts:
         return
-    filled = _filled_ever(graph)
+    filled = filled_ever(graph)
     used = {~parent for record in graph.records.values() for parent in record.parents if parent < 0}
     for number, optimizer in graph.optimizers.items():
         steps = graph.steps_of(number)
@@ -373,7 +335,7 @@ def bypassed(graph: Graph) -> Found:
             rounds = {bisect([s.time for s in steps], c.time) for c in every}
             # what the script writes itself, a moving average say, is trained otherwise
             later = (w for w in graph.writes.get(ref.storage, ()) if w.time > steps[0].time)
-            if len(rounds) > 1 and not any(map(_by_hand, later)):
+            if len(rounds) > 1 and not any(map(by_hand, later)):
                 at = every[0].stack[-1]
                 found.setdefault(f"{at.file}:{at.function}", []).append((ref, every[0]))
         for place, some in found.items():
@@ -385,7 +347,7 @@ def bypassed(graph: Graph) -> Found:
                 make(
                     "cut-graph",
                     "bypassed",
-                    f"{_names(graph, [r.storage for r, _ in some])} {never} a gradient: "
+                    f"{names_of(graph, [r.storage for r, _ in some])} {never} a gradient: "
                     f"{wording.at('cut', first.stack)} takes the values alone, and nothing else uses them",
                     [
                         *(("cut", c.stack, CUT_WORDS[c.how]) for _, c in some),

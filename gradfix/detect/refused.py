@@ -126,6 +126,7 @@ def _no_graph(graph: Graph, backward: Backward, cuts: list[Cut]) -> Conflict | N
 
 CUT_WORDS = {
     "no_grad": "no graph is recorded here (no_grad)",
+    "checkpoint": "no input requires grad, so a reentrant checkpoint gives no graph here",
     "tensor": "torch.tensor() copies the value and leaves the graph here",
     "item": "a plain number from here on",
     "numpy": "a NumPy array from here on",

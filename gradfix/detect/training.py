@@ -21,11 +21,11 @@ from gradfix.detect.parameters import (
     bypassed,
     converted,
     dead_parameters,
-    partly_cut,
     rewrapped,
     stray_optimizers,
     withheld,
 )
+from gradfix.detect.starved import starved
 from gradfix.detect.terms import constant_terms, plain_terms
 from gradfix.detect.waste import data_attributes, discarded, idle_retain, kept_losses, running_sums
 from gradfix.graph import Graph
@@ -38,7 +38,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     found = Findings()
     without = (
         dead_parameters,
-        partly_cut,
+        starved,
         rewrapped,
         stray_optimizers,
         converted,

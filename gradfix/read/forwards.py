@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gradfix.read import calls, hooks, ops, recurrent, tensors
+from gradfix.read import calls, constants, hooks, ops, recurrent, tensors
 from gradfix.read.frames import Machine
 from gradfix.read.layers import number, parameters
 from gradfix.read.values import Bound, Function, Instance, Native, Tensor, Unknown, Value
@@ -76,7 +76,12 @@ def base(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Valu
         return value
     if name == "Identity":
         return args[0] if args else m.unknown("input")
-    return _builtin(m, name, module, args, kwargs)
+    if m.constants:
+        m.leaving.clear()
+    made = _builtin(m, name, module, args, kwargs)
+    if m.constants:
+        constants.follow(m, name, [*args, *kwargs.values()], made)
+    return made
 
 
 def _somehow(m: Machine, value: Tensor) -> Value:

@@ -78,7 +78,11 @@ class Machine:
         self.backwards = 0  # that were evaluated
         self.escaped = False  # code that isn't known got a model or an optimizer
         self.numbers: set[int] = set()  # nodes off which a value was cut that is used as a number on purpose
-        self.constants = False  # gradients without a graph, or losses cut off theirs, may be terms of a loss
+        self.constants = (
+            False  # gradients without a graph, or what was cut off its own, may be part of a loss
+        )
+        self.leaving: set[int] = set()  # times of the Cuts under no_grad of the op at work
+        self.checkpoint: Stack | None = None  # where the one is called that runs without a graph
         self.blurs = 0  # backwards that may have filled any gradient
         self.doubts = 0  # unknown tests that stand around what runs
         self.variant: Variant | None = None  # what is taken otherwise than in the first reading of this entry

@@ -246,6 +246,8 @@ def _train(mode: bool) -> Callable[..., Value]:
         wanted = (args[0] if args else kwargs.get("mode", True)) if mode else False
         for _, each in modules(module):
             each.attrs["training"] = wanted
+        if isinstance(wanted, bool):
+            m.trace.mode((t for _, t in parameters(module)), wanted)
         return module
 
     return run
@@ -359,6 +361,7 @@ def _state_dict(m: Machine, module: Instance, args: list[Value], kwargs: dict[st
 def _load(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Writes into every parameter, under no_grad."""
     for _, each in parameters(module):
+        each.storage.known = True
         m.trace.wrote("aten.copy_", each)
     return m.unknown("load_state_dict")
 

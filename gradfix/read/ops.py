@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gradfix.read import effects, shapes
+from gradfix.read import constants, effects, shapes
 from gradfix.read.effects import Overload
 from gradfix.read.frames import Machine
 from gradfix.read.trace import LEAF, LEAF_VIEW, VIEWS
@@ -38,8 +38,6 @@ INTEGERS = {"int64", "int32", "int16", "int8", "uint8", "bool"}
 WHOLE = {"argmax", "argmin", "argsort", "nonzero", "bincount", "searchsorted", "bucketize", "multinomial"}
 # ops whose saved parts the table can't name: each tensor of the list is kept for the others
 PRODUCTS = {"einsum", "tensordot", "chain_matmul", "linalg_multi_dot", "cartesian_prod"}
-SUMS = {"add", "stack"}
-ADDING = {*SUMS, "sub", "rsub"}  # a term keeps its weight in them
 EXPANDING = {"expand", "expand_as", "broadcast_to"}
 
 
@@ -62,52 +60,11 @@ def operator_(m: Machine, name: str, left: Value, right: Value) -> Value:
 
 def apply(m: Machine, name: str, args: Sequence[Value], kwargs: dict[str, Value], module: str = "") -> Value:
     """Call the op `name` of the table."""
+    if m.constants:
+        m.leaving.clear()
     made = _applied(m, name, args, kwargs, module)
     if m.constants:
-        _follow(m, name, args, made)
-    return made
-
-
-def _follow(m: Machine, name: str, args: Sequence[Value], made: Value) -> None:
-    """A call was made after ``autograd.grad`` gave gradients without a graph, or a loss was cut off its own: is what it
-    makes a constant of that kind still, or a sum in which they look like a term of the loss?"""
-    terms: list[Tensor | Taken] = [v for v in args if isinstance(v, Taken)]
-    terms += [t for value in args for t in tensors_of(value) if t.cut or t.storage.plain]
-    if not terms:
-        return
-    for result in tensors_of(made):
-        if result.requires is False and result.dtype not in INTEGERS:
-            result.storage.plain = any(_plain(t) for t in terms)
-            result.cut = frozenset[int]().union(*(t.cut for t in terms))
-        elif result.requires and result.node is not None:
-            for term in terms:
-                _used(m, name.strip("_"), term, result.node)
-
-
-def _plain(term: Tensor | Taken) -> bool:
-    return isinstance(term, Tensor) and term.storage.plain
-
-
-def _used(m: Machine, name: str, term: Tensor | Taken, node: Node) -> None:
-    """`term` went into what `node` made; see gradfix.run.child.constants."""
-    from gradfix.read import names
-
-    if name not in SUMS:
-        m.numbers |= term.cut
-    cuts: list[int | None] = [*(term.cut - m.numbers)]
-    tensor = term.tensor if isinstance(term, Taken) else term
-    for cut in cuts or ([None] if _plain(term) and name in ADDING else []):
-        if tensor is not None:
-            names.local(m, tensor)
-            m.trace.added(tensor, node, cut)
-
-
-def constant(m: Machine, made: Tensor, tensor: Tensor) -> Tensor:
-    """`made` is the value of `tensor` off its graph."""
-    if tensor.requires and tensor.node is not None and made.dtype not in INTEGERS:
-        made.cut, m.constants = frozenset((tensor.node.number,)), True
-    elif not tensor.requires:
-        made.cut = tensor.cut
+        constants.follow(m, name, args, made)
     return made
 
 
@@ -292,7 +249,9 @@ def no_grad(m: Machine, tensor: Tensor) -> None:
     key = "no_grad"
     m.asked[key] = m.asked.get(key, 0) + 1
     if m.asked[key] <= 64:
-        m.trace.cut("no_grad", tensor, tensor.node)
+        how = "no_grad" if m.checkpoint is None else "checkpoint"
+        m.leaving.add(m.trace.cut(how, tensor, tensor.node, m.checkpoint))
+        m.constants = True
 
 
 def keep(
@@ -416,7 +375,7 @@ def aliased(m: Machine, source: Tensor, known: Truth, node: Node | None, origin:
     result = Tensor(
         source.storage, known, node, None, source.dtype, base, base.rebased, source.view, source.alias, origin
     )
-    result.cut = source.cut
+    result.cut, result.left = source.cut, source.left if known is False else frozenset()
     if not m.grad and base.requires and source.alias != "numpy":
         result.view = "no-grad"
     if node is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
-from gradfix.read import backward, effects, ops, shapes, taken
+from gradfix.read import backward, constants, effects, ops, shapes, taken
 from gradfix.read.frames import Machine
 from gradfix.read.values import Lib, Native, Number, Shape, Tensor, Unknown, Value
 
@@ -98,6 +98,8 @@ def _cast(m: Machine, tensor: Tensor, dtype: str) -> Tensor:
     made = ops.new(m, tensor.shape, dtype, known, node)
     if node is not None:
         node.output = made
+    else:
+        made.left = tensor.left
     return made
 
 
@@ -111,9 +113,8 @@ def _data(m: Machine, tensor: Tensor) -> Value:
     from gradfix.read import names
 
     names.local(m, tensor)
-    if tensor.requires:
-        m.trace.cut("data", tensor, tensor.node)
-    return _off(m, tensor, "data")
+    time = m.trace.cut("data", tensor, tensor.node) if tensor.requires else None
+    return constants.left(m, _off(m, tensor, "data"), tensor, time)
 
 
 def _alias(tensor: Tensor, how: str) -> Tensor:
@@ -124,7 +125,7 @@ def _alias(tensor: Tensor, how: str) -> Tensor:
 def _off(m: Machine, tensor: Tensor, how: str) -> Tensor:
     """The value of `tensor` off its graph: a constant where it is a loss; one of several values is a target, or so."""
     made = _alias(tensor, how)
-    return ops.constant(m, made, tensor) if tensor.shape == () else made
+    return constants.constant(m, made, tensor) if tensor.shape == () else made
 
 
 def _grad(m: Machine, tensor: Tensor) -> Value:
@@ -178,23 +179,24 @@ def _item(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value
     return taken.take(m, tensor)
 
 
-def _leave(m: Machine, tensor: Tensor, how: str) -> None:
+def _leave(m: Machine, tensor: Tensor, how: str) -> int | None:
     from gradfix.read import names
 
-    if ops.requires(m, tensor):
-        names.local(m, tensor)
-        m.trace.cut(how, tensor, tensor.node)
+    if not ops.requires(m, tensor):
+        return None
+    names.local(m, tensor)
+    return m.trace.cut(how, tensor, tensor.node)
 
 
 def _detach(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    _leave(m, tensor, "detach")
-    return _off(m, tensor, "detach")
+    time = _leave(m, tensor, "detach")
+    return constants.left(m, _off(m, tensor, "detach"), tensor, time)
 
 
 def _detach_(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    _leave(m, tensor, "detach")
+    time = _leave(m, tensor, "detach")
     tensor.node, tensor.requires = None, False
-    return tensor
+    return constants.left(m, tensor, tensor, time)
 
 
 def _numpy(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:

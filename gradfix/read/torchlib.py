@@ -7,6 +7,8 @@ from typing import Any
 
 from gradfix.read import (
     backward,
+    calls,
+    constants,
     effects,
     forwards,
     iteration,
@@ -121,7 +123,10 @@ def functional(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value
     kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
     special = forwards.FUNCTIONAL.get(name)
     if special is not None:
-        return special(m, args, kwargs)
+        made = special(m, args, kwargs)
+        if m.constants:
+            constants.follow(m, name, [*args, *kwargs.values()], made)
+        return made
     if effects.overloads("nn." + name):
         return ops.apply(m, "nn." + name, args, _reduced(kwargs))
     return m.unknown("functional " + name)
@@ -180,13 +185,16 @@ def _like(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) ->
 def _tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     data = args[0] if args else kwargs.get("data")
     shape, dtype = _contents(data)
+    made = tensors.fresh(m, shape, shapes.dtype_name(kwargs.get("dtype")) or dtype, _wants(kwargs))
     for each in ops.tensors_of(data):
         if each.requires:
-            m.trace.cut("tensor", each, each.node)
-    made = tensors.fresh(m, shape, shapes.dtype_name(kwargs.get("dtype")) or dtype, _wants(kwargs))
+            made.left |= {m.trace.cut("tensor", each, each.node)}
+            m.constants = True
+    if made.requires is not False:
+        made.left = frozenset()
     if isinstance(data, Taken):
         made.cut = data.cut
-    return ops.constant(m, made, data) if isinstance(data, Tensor) else made
+    return constants.constant(m, made, data) if isinstance(data, Tensor) else made
 
 
 def _contents(data: Value) -> tuple[Shape, str]:
@@ -330,7 +338,21 @@ def _backward(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 def _checkpoint(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return m.unknown("checkpoint")
+    """A reentrant one runs without a graph, and has none in the end either where no input requires grad. (What others
+    save is hidden.)"""
+    inputs = [t for value in args[1:] for t in ops.tensors_of(value)]
+    whole = all(isinstance(a, Tensor) or not isinstance(a, Unknown) for a in args) and m.grad
+    if (
+        kwargs.get("use_reentrant") not in (True, None)
+        or any(t.requires is not False for t in inputs)
+        or not whole
+    ):
+        return m.unknown("checkpoint")
+    outer, m.checkpoint, m.grad = m.checkpoint, m.checkpoint or m.stack(), False
+    try:
+        return calls.call(m, args[0], args[1:], {})
+    finally:
+        m.checkpoint, m.grad = outer, True
 
 
 def _device(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -12,11 +12,13 @@ from gradfix.tape import (
     AnyEvent,
     Backward,
     Cut,
+    Fed,
     Free,
     GradRead,
     GradUse,
     GradWrite,
     Legacy,
+    Mode,
     Mutate,
     Optimizer,
     Record,
@@ -63,6 +65,7 @@ class Trace:
         self._end = most
         self._nodes = 0
         self._told: list[Node] = []
+        self._fed: Node | None = None  # last
         self.optimizer_names: dict[int, str] = {}  # an optimizer gets its name after it is made
         self.assigned = False  # a tensor was given a gradient by hand
         self.stepping: int | None = None  # the optimizer whose step() runs
@@ -144,11 +147,26 @@ class Trace:
                 optimizer = self.stepping
             self.add(Mutate(time, self._stack(), op, ref, counted, how, optimizer, refused, module))
 
-    def cut(self, how: str, tensor: Tensor, node: Node | None) -> None:
+    def cut(self, how: str, tensor: Tensor, node: Node | None, stack: Stack | None = None) -> int:
+        """The time of the Cut."""
         if node is not None:
             self._record(self.reached([node], None)[0])
         number = None if node is None else node.number
-        self.add(Cut(self.tick(), self._stack(), how, self.ref(tensor), number))
+        time = self.tick()
+        self.add(Cut(time, stack or self._stack(), how, self.ref(tensor), number))
+        return time
+
+    def fed(self, node: Node, cuts: frozenset[int]) -> None:
+        """What these Cuts left went into `node`: told once for each."""
+        if self._fed is not node:
+            self._fed = node
+            self.add(Fed(self.tick(), self._stack(), node.number, tuple(sorted(cuts))))
+
+    def mode(self, tensors: Iterable[Tensor], training: bool) -> None:
+        """The module of these parameters was put into training or evaluation mode."""
+        refs = tuple(self.ref(t) for t in tensors if t.requires)
+        if refs:
+            self.add(Mode(self.tick(), self._stack(), refs, training))
 
     def added(self, term: Tensor, node: Node, cut: int | None) -> None:
         self.add(Added(self.tick(), self._stack(), self.ref(term), node.number, cut))

@@ -95,7 +95,8 @@ class Tensor:
     `requires` is its requires_grad. A view has a `base`; `rebased` says which graph of the base its own node is of.
     `view` is how PyTorch would refuse an in-place write: ``multi-view``, ``no-grad`` or ``expanded``.
     `alias` is the route by which it shares memory unseen: ``data``, ``detach`` or ``numpy``.
-    `cut` are the numbers of the nodes off which a loss was cut that it is made of.
+    `cut` are the numbers of the nodes off which a loss was cut that it is made of, `left` the times of all Cuts that
+    left values which it is made of without a graph.
     """
 
     storage: Storage
@@ -112,6 +113,7 @@ class Tensor:
     retains: bool = False
     grad: Value = None
     cut: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset()
     items: list[Tensor] | None = None  # of a tensor that is a list of tensors made at once
 
     @property

@@ -3,6 +3,9 @@ without a graph of their own, or of a loss that was cut off its graph, and added
 
 A product is left alone: a weight that balances two losses by their gradients, or their values, is meant as a number.
 So is a value that is taken off something (an old one, a baseline, the largest exponent).
+
+Of every value off its graph is told what takes it that has one (Fed): whether it is what a layer is given, or no more
+than a target, is for the reader of the tape to say.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from typing import Any
 import torch
 
 _ADDING = frozenset(("add", "add_", "__add__", "__radd__", "__iadd__", "stack"))
+_NOTHING: frozenset[int | None] = frozenset()
+_GRADIENT: frozenset[int | None] = frozenset((None,))
+_MOST_CUTS = 64
 _TAKING_OFF = frozenset(("sub", "sub_", "__sub__", "__rsub__", "__isub__"))
 
 
@@ -22,14 +28,15 @@ class Constants:
 
     def __init__(self, recorder: Any) -> None:
         self.r = recorder
-        # by id: a weak reference, and the nodes that were cut off (None for gradients); empty in most runs
-        self.living: dict[int, tuple[weakref.ref[Any], frozenset[int | None]]] = {}
+        # by id: a weak reference, the nodes that were cut off (None for gradients), and the times of the Cuts that it
+        # is made of; empty in most passes
+        self.living: dict[int, tuple[weakref.ref[Any], frozenset[int | None], frozenset[int]]] = {}
         self._numbers: set[int | None] = set()  # nodes whose value is used as a number on purpose
 
     def given(self, gradients: Any) -> None:
         """``torch.autograd.grad`` without ``create_graph`` gave these."""
         for tensor in gradients:
-            self.follow(tensor, frozenset((None,)))
+            self.follow(tensor, _GRADIENT)
 
     def cut(self, how: str, tensors: Any, result: Any) -> None:
         """`result` is one of the `tensors` off its graph: a loss, or whatever ``torch.tensor(t)`` makes anew. (A tensor
@@ -39,22 +46,35 @@ class Constants:
             if node is not None:
                 self.follow(result, frozenset((node._sequence_nr(),)))
 
+    def left(self, result: Any, time: int | None) -> None:
+        """The Cut of this `time` (None where it was not told) left `result`."""
+        if time is not None and isinstance(result, torch.Tensor):
+            cuts = self._cuts_of(result)
+            if len(cuts) < _MOST_CUTS:
+                self.follow(result, self.nodes_of(result), cuts | {time})
+
     def nodes_of(self, tensor: Any) -> frozenset[int | None]:
         """The nodes that were cut off, for the value of `tensor`."""
-        return self.living[id(tensor)][1] if self._knows(tensor) else frozenset()
+        return self.living[id(tensor)][1] if self._knows(tensor) else _NOTHING
+
+    def _cuts_of(self, tensor: Any) -> frozenset[int]:
+        return self.living[id(tensor)][2] if self._knows(tensor) else frozenset()
 
     def met(self, func: Any, args: Any, kwargs: Any, result: Any, frame: Any) -> None:
         """A call was made while some of them live."""
         terms = [t for t in _tensors((*args, *kwargs.values())) if self._knows(t)]
         if not terms:
             return
-        cut = frozenset[int | None]().union(*(self.living[id(t)][1] for t in terms))
+        cut = _NOTHING.union(*(self.living[id(t)][1] for t in terms))
+        left = frozenset[int]().union(*(self.living[id(t)][2] for t in terms if not t.requires_grad))
         for made in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
             if not made.requires_grad:
-                self.follow(made, cut)
+                self.follow(made, cut, left | self._cuts_of(made))
             elif made.grad_fn is not None:
                 for term in terms:
                     self._used(func.__name__, term, made, frame)
+                if left:
+                    self.r.fed(made, left, frame)
 
     def _used(self, name: str, term: Any, made: Any, frame: Any) -> None:
         """`term` went into `made`, which has a graph."""
@@ -70,11 +90,11 @@ class Constants:
         known = self.living.get(id(tensor))
         return known is not None and known[0]() is tensor
 
-    def follow(self, tensor: Any, cut: frozenset[int | None]) -> None:
-        """`tensor` is the value of these nodes, or made of it."""
+    def follow(self, tensor: Any, cut: frozenset[int | None], left: frozenset[int] = frozenset()) -> None:
+        """`tensor` is the value of these nodes, or of what these Cuts took, or made of it."""
         if isinstance(tensor, torch.Tensor) and not tensor.requires_grad and tensor.is_floating_point():
             key, living = id(tensor), self.living
-            living[key] = weakref.ref(tensor, lambda _: living.pop(key, None)), cut
+            living[key] = weakref.ref(tensor, lambda _: living.pop(key, None)), cut, left
 
 
 def _tensors(values: Any) -> Iterator[Any]:

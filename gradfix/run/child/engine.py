@@ -82,6 +82,7 @@ class Engine:
         self.second_order = self.second_order or bool(create)
         if self._depth:
             return self._nested(outputs, grads, retain, create, inputs, more, kwargs)
+        r.watch.walked()
         frame = sys._getframe(2)
         stack = r.sites.stack(frame)
         accumulate = bool(kwargs.get("accumulate_grad", True))

@@ -31,6 +31,7 @@ from .gradients import FULL, Gradients
 from .kept import Kept
 from .leaves import Leaves
 from .legacy import Legacy
+from .modes import Modes
 from .names import Names
 from .numbers import Numbers
 from .opposed import Opposed
@@ -101,6 +102,7 @@ class Recorder:
         self.watch.__enter__()  # type: ignore[no-untyped-call]
         self.threads.install()
         self.legacy.install()
+        Modes(self).install()
         self.processes.install()
 
     def finish(self, how: str, exc: BaseException | None) -> None:
@@ -261,10 +263,11 @@ class Recorder:
         else:
             self.tape.common("Mutate", time, stack, seen > _MANY, **fields)
 
-    def cut(self, how: str, tensor: Any, frame: Any) -> None:
+    def cut(self, how: str, tensor: Any, frame: Any) -> int | None:
+        """The graph of `tensor` is left; the time of the Cut where one is told, as for the first of a place."""
         stack = self.sites.stack(frame)
         if not self._new(("cut", how, stack)):
-            return
+            return None
         storage = self.storages.of(tensor)
         if not storage.name:
             storage.name = self.names.local(frame, tensor)
@@ -272,9 +275,16 @@ class Recorder:
         if node is not None and self._new(("tell", stack), 4):
             self.engine.tell(tensor)
         fields = {} if node is None else {"node": node._sequence_nr()}
-        self.tape.event(
-            "Cut", self.clock.tick(), stack, how=how, ref=self.tape.ref(storage, tensor), **fields
-        )
+        time: int = self.clock.tick()
+        self.tape.event("Cut", time, stack, how=how, ref=self.tape.ref(storage, tensor), **fields)
+        return time
+
+    def fed(self, made: Any, cuts: frozenset[int], frame: Any) -> None:
+        """What these Cuts left went into the op that made `made`. See Constants."""
+        stack = self.sites.stack(frame)
+        if self._new(("fed", stack), 8):
+            node = made.grad_fn._sequence_nr()
+            self.tape.event("Fed", self.clock.tick(), stack, node=node, cuts=sorted(cuts))
 
     def added(self, term: Any, made: Any, cut: int | None, frame: Any) -> None:
         """`term`, which has no graph, was added to something that has one: `made`. See Constants."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from . import writes
 from .multiview import MultiViews, splits
@@ -22,9 +23,11 @@ from .storages import address_of
 _sequence = torch._C._autograd._get_sequence_nr
 _grad_enabled = torch.is_grad_enabled
 _getframe = sys._getframe
-_MOST_NO_GRAD = 64
+_MOST_NO_GRAD = 64  # ops on parameters without a graph that are told, of one pass
+_PASSES = 8  # that are looked at
 _LIBRARY = "library"  # .data read by torch's own code
 _DATA = ("data", _LIBRARY)
+_CHECKPOINT: Any = CheckpointFunction.forward.__code__
 
 
 def _not_counted() -> bool:
@@ -37,6 +40,19 @@ def _is_leaf(tensor: Any) -> bool:
         return bool(tensor.is_leaf)
     except RuntimeError:
         return bool(tensor._base.is_leaf)
+
+
+def _within_checkpoint(frame: Any) -> tuple[str, Any]:
+    """How the graph is left in `frame`, under no_grad, and where: a reentrant checkpoint is told where it is called,
+    and leaves nothing ("") where one of its inputs requires grad."""
+    outer = frame
+    while outer is not None:
+        if outer.f_code is _CHECKPOINT:
+            inputs = outer.f_locals.get("args", ())
+            kept = any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+            return ("", frame) if kept else ("checkpoint", outer)
+        outer = outer.f_back
+    return "no_grad", frame
 
 
 def shorten_the_way() -> None:
@@ -79,7 +95,7 @@ class Watch(TorchFunctionMode):
         self._constants = recorder.constants.living
         self._numbers = recorder.numbers.living
         self._known: dict[Any, tuple[Any, Any]] = {}
-        self._no_grad_left = _MOST_NO_GRAD
+        self._no_grad_left, self._passes_left = _MOST_NO_GRAD, _PASSES
         self.views = MultiViews()
         self._aliases: dict[int, Any] = {}  # id of a tensor -> (weak reference, "data" or "detach")
 
@@ -104,7 +120,7 @@ class Watch(TorchFunctionMode):
                 if found[1] and kind == "op":
                     self._arithmetic(found[1], args, result, stack, _getframe(1))
             elif self._no_grad_left and not _grad_enabled():
-                self._no_grad(args)
+                self._no_grad(args, result)
             if self._constants:
                 self.r.constants.met(func, args, kwargs or {}, result, _getframe(1))
             return result
@@ -366,19 +382,32 @@ class Watch(TorchFunctionMode):
             r.constants.cut(how, tensors, result)
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
-                r.cut(how, tensor, _getframe(2))
+                time = r.cut(how, tensor, _getframe(2))
+                if how in ("detach", "tensor"):
+                    r.constants.left(result, time)
         if how in ("item", "numpy"):
             r.numbers.taken(tensors, result, _getframe(2))
         return result
 
-    def _no_grad(self, args: Any) -> None:
-        """A function of a tensor that requires grad, under no_grad: its result has no graph."""
+    def walked(self) -> None:
+        """A pass ends: a backward begins."""
+        if self._passes_left:
+            self._passes_left -= 1
+            self._no_grad_left = _MOST_NO_GRAD
+
+    def _no_grad(self, args: Any, result: Any) -> None:
+        """A function of a tensor that requires grad, under no_grad: its result has no graph. Within a checkpoint it may
+        have one again; where none of the inputs requires grad, it has not."""
         for a in args:
-            if (isinstance(a, torch.Tensor) and a.requires_grad and not _is_leaf(a)) or isinstance(
-                a, torch.nn.Parameter
+            if (
+                isinstance(a, torch.Tensor)
+                and a.requires_grad
+                and (isinstance(a, torch.nn.Parameter) or not _is_leaf(a))
             ):
                 self._no_grad_left -= 1
-                self.r.cut("no_grad", a, _getframe(2))
+                how, frame = _within_checkpoint(_getframe(2))
+                if how:
+                    self.r.constants.left(result, self.r.cut(how, a, frame))
                 return
 
     def _get_data(self, func: Any, args: Any) -> Any:
@@ -389,7 +418,7 @@ class Watch(TorchFunctionMode):
         self._alias(result, "data" if spelled else _LIBRARY)
         if spelled and tensor.requires_grad:
             self.r.constants.cut("data", (tensor,), result)
-            self.r.cut("data", tensor, frame)
+            self.r.constants.left(result, self.r.cut("data", tensor, frame))
         return result
 
     def _set_data(self, func: Any, args: Any) -> Any:

@@ -1,0 +1,184 @@
+"""cut-graph: some of an optimizer's parameters never get a gradient, and what is made of them is taken off its graph.
+
+Features that are cut off to leave a backbone as it is look the same. Nobody freezes by ``torch.tensor(features)``; and
+where a layer that is trained takes the features of one that was never given values, never put into evaluation mode
+beside others that train, and is written to by nobody, the one below was to be trained, too. A target is taken by no
+layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import reduce
+
+from gradfix import wording
+from gradfix.detect.finding import Found, make, optimizer_words
+from gradfix.detect.parameters import by_hand, cuts_of, filled_ever, names_of, rewrapped
+from gradfix.detect.refused import CUT_WORDS
+from gradfix.graph import Graph, plain_op
+from gradfix.tape import Backward, Cut, Fed, Mode, Mutate, Stack, Step
+
+
+def starved(graph: Graph) -> Found:
+    """Parameters of an optimizer that stay without a gradient in every step, while others of it are trained."""
+    filled = filled_ever(graph)
+    cuts = {c.time: c for c in cuts_of(graph) if c.stack}
+    for number, optimizer in graph.optimizers.items():
+        steps = graph.steps_of(number)
+        stepped = {r.storage for s in steps for r in s.refs}
+        dead = {r.storage for r in optimizer.refs} - filled - stepped
+        first = steps[0].time if steps else 0
+        dead = {s for s in dead if not any(_given(w, first) for w in graph.writes.get(s, ()))}
+        if len(steps) > 1 and stepped and dead and cuts:
+            told: set[object] = set()
+            yield from _taken_by_layers(graph, number, dead, stepped, cuts, told)
+            yield from _ending(graph, number, dead, cuts.values(), told)
+
+
+def _given(write: Mutate | Step, first: int) -> bool:
+    """Whether the program gives a parameter values of its own: of another training before the first step, or by what it
+    does from step to step. Random ones are what training begins with."""
+    copied = isinstance(write, Mutate) and (write.how == "set_data" or plain_op(write) in ("copy", "set"))
+    return by_hand(write) and (copied or write.time > first)
+
+
+def _taken_by_layers(
+    graph: Graph, number: int, dead: set[int], stepped: set[int], cuts: dict[int, Cut], told: set[object]
+) -> Found:
+    """What is made of them goes into layers that are trained, in more than one pass."""
+    steps = graph.steps_of(number)
+    wide = {r.storage for r in graph.optimizers[number].refs if len(r.shape) > 1}
+    weights = graph.mask(stepped & wide)
+    met: dict[Stack, tuple[Fed, Backward]] = {}
+    lost: dict[Stack, list[Cut]] = {}
+    for fed in (e for e in graph.tape.events if isinstance(e, Fed)):
+        mine = [
+            c
+            for time in fed.cuts
+            if (c := cuts.get(time)) and _behind(graph, c) and _behind(graph, c) <= dead
+        ]
+        loss = next((b for b in graph.backwards if b.time > fed.time and fed.node in graph.walk(b)), None)
+        if (
+            not mine
+            or loss is None
+            or number not in graph.serves(loss)
+            or not _layer(graph, loss, fed, weights)
+        ):
+            continue
+        place = _parting(mine[-1], fed)
+        if place in met and any(met[place][0].time < s.time < fed.time for s in steps):
+            lost[place] = [*lost.get(place, []), *mine]
+        met.setdefault(place, (fed, loss))
+    for place, found in lost.items():
+        told.add(place[-1])
+        fed, loss = met[place]
+        first = next(c for c in cuts.values() if c.stack == found[-1].stack)
+        never = reduce(set.union, (set(_behind(graph, c)) for c in found), set[int]())
+        asleep = _asleep(graph, never, stepped, first.time)
+        yield (
+            ("partly", number, place),
+            first,
+            make(
+                "cut-graph",
+                "partly",
+                f"{names_of(graph, never)} of {optimizer_words(graph, number)} got no gradient in any of {len(steps)} "
+                f"steps: {wording.at('made', place)} has no graph, and what is trained takes it as it is",
+                [
+                    ("cut", place, CUT_WORDS.get(first.how, "the graph is left here")),
+                    ("used", fed.stack, "goes into what is trained"),
+                    ("needed", loss.stack, "this loss reaches none of them"),
+                    ("step", steps[0].stack, "steps the others alone"),
+                ],
+                "cut",
+                severity="note" if asleep else "warning",
+                ref=first.ref,
+                record=graph.records.get(first.node) if first.node is not None else None,
+                backward=loss,
+                event=first,
+            ),
+        )
+
+
+def _behind(graph: Graph, cut: Cut) -> frozenset[int]:
+    """The leaves of optimizers that a cut leaves behind; under no_grad the tensor may be a leaf itself. (What takes a
+    leaf by its value is told as bypassed.)"""
+    if cut.node is not None:
+        return graph.reaches(cut.node) & graph.owners.keys()
+    return frozenset((cut.ref.storage,) if cut.how in ("no_grad", "checkpoint") else ()) & graph.owners.keys()
+
+
+def _layer(graph: Graph, loss: Backward, fed: Fed, weights: int) -> bool:
+    """Whether what was `fed` comes to `loss` by way of a weight that is trained."""
+    above = graph.leading(graph.walk(loss), _of_one_call(graph, fed.node))
+    parents = (p for node in above if node in graph.records for p in graph.records[node].parents)
+    return any(graph.reach_mask(p) & weights for p in parents if p not in above and graph.is_parameter(p))
+
+
+def _of_one_call(graph: Graph, node: int) -> set[int]:
+    """The nodes that the call which made `node` made for it: a recurrent layer is one."""
+    place = graph.stack_number(graph.records[node].stack) if node in graph.records else -1
+    found, pending = set[int](), [node]
+    while pending:
+        node = pending.pop()
+        record = graph.records.get(node)
+        if record is not None and node not in found and graph.stack_number(record.stack) == place:
+            found.add(node)
+            pending += record.parents
+    return found
+
+
+def _parting(cut: Cut, fed: Fed) -> Stack:
+    """The place of the cut. Under no_grad each op is one: of them all, the call by which the way to them leaves the
+    function that takes what they give."""
+    if cut.how != "no_grad":
+        return cut.stack
+    common = next(
+        (i for i, (a, b) in enumerate(zip(cut.stack, fed.stack, strict=False)) if a != b), len(fed.stack)
+    )
+    return cut.stack[: common + 1]
+
+
+def _asleep(graph: Graph, dead: set[int], stepped: set[int], time: int) -> bool:
+    """Whether the dead ones' module was in evaluation mode, and that of others was not."""
+    modes: dict[int, bool] = {}
+    for mode in graph.tape.events:
+        if isinstance(mode, Mode) and mode.time < time:
+            modes.update((r.storage, mode.training) for r in mode.refs)
+    return any(not modes.get(s, True) for s in dead) and any(modes.get(s, True) for s in stepped)
+
+
+def _ending(graph: Graph, number: int, dead: set[int], cuts: Collection[Cut], told: set[object]) -> Found:
+    """All that is made of them ends in a cut, wherever that leads."""
+    consumed = {p for r in graph.records.values() for p in r.parents}
+    again = {key for key, _, _ in rewrapped(graph)}
+    steps = graph.steps_of(number)
+    for cut in cuts:
+        whole = cut.node is not None and cut.node not in consumed
+        lost = graph.reaches(cut.node) if cut.node is not None and whole else frozenset[int]()
+        backward = next((b for b in graph.backwards if b.time > cut.time), None)
+        if backward is None or not lost or not lost <= dead or cut.time > steps[0].time:
+            continue
+        if cut.stack[-1] in told or ("rewrapped", cut.stack[-1]) in again:
+            continue
+        where = wording.at("cut", cut.stack)
+        yield (
+            ("partly", number, cut.stack[-1]),
+            cut,
+            make(
+                "cut-graph",
+                "partly",
+                f"{names_of(graph, lost)} of {optimizer_words(graph, number)} got no gradient in any of "
+                f"{len(steps)} steps: all that is made of them ends in {where}, which cuts the graph",
+                [
+                    ("cut", cut.stack, CUT_WORDS.get(cut.how, "the graph is left here")),
+                    ("needed", backward.stack, "this loss reaches none of them"),
+                    ("step", steps[0].stack, "steps the others alone"),
+                ],
+                "cut",
+                severity="warning" if cut.how == "tensor" else "note",
+                ref=cut.ref,
+                record=graph.records.get(cut.node) if cut.node is not None else None,
+                backward=backward,
+                event=cut,
+            ),
+        )

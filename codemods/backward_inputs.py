@@ -9,10 +9,13 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
+from gradfix.detect.attacks import leaf_of
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.behind import DRIVES, Guarded, along, calls, guarded, harmless
 from gradfix.rewrite.boundary import frame, gather, meeting, pass_end, same_place
 from gradfix.rewrite.calls import backward_call, parameters_of, says, with_arguments
+from gradfix.rewrite.liveness import dotted, scope_of
+from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import (
     Block,
     Unit,
@@ -85,6 +88,9 @@ for _ in range(2):
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         if conflict.backward is None:
             return
+        if conflict.pattern == "attack":
+            yield from _of_the_input(conflict, project)
+            return
         if conflict.kind == "mixed-gradient":
             yield from _restricted(conflict, project)
             return
@@ -114,6 +120,27 @@ def _spared(conflict: Conflict, project: Project) -> Iterator[Proposal]:
         plain = isinstance(inputs, cst.Call)  # list(net.parameters()), and no roundabout way of saying it
         said = "restrict the backward to the parameters it trains"
         yield Proposal(said, OWN, edits, 1 if plain else 4, last_resort=not plain)
+
+
+def _of_the_input(conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """`inputs=` on a backward that is there for the gradient of an input: that alone."""
+    attack = conflict.earlier
+    use = leaf_of(project.graph, attack) if attack is not None else None
+    place = backward_call(project, attack) if attack is not None else None
+    read = project.node(use.stack[-1]) if use is not None and use.stack else None
+    if place is None or read is None or says(place[1], "inputs") or place[0] is not read[0]:
+        return
+    view, call = place
+    wanted = {
+        view.code(n.value): n.value
+        for n in (read[1], *descendants(read[1]))
+        if isinstance(n, cst.Attribute) and n.attr.value == "grad" and dotted(n.value)
+    }
+    if len(wanted) != 1 or scope_of(view, read[1]) is not scope_of(view, call):
+        return
+    code, leaf = next(iter(wanted.items()))
+    edit = with_arguments(call, {"inputs": cst.List([cst.Element(leaf)])})
+    yield Proposal(f"restrict the backward to `{code}`", OWN, gather((view, [edit])), 1)
 
 
 def _restricted(conflict: Conflict, project: Project) -> Iterator[Proposal]:

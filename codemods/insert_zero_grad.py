@@ -73,7 +73,7 @@ for x in torch.randn(3, 4, 3):
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         step = conflict.event
-        if conflict.pattern == "left-over" and isinstance(step, Step):
+        if conflict.pattern in ("left-over", "attack") and isinstance(step, Step):
             yield from _left_over(conflict, project, step)
         if conflict.pattern == "never-cleared-leaf":
             yield from _by_hand(conflict, project)

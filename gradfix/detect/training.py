@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable
 from itertools import pairwise
 
 from gradfix import wording
+from gradfix.detect.attacks import attacks
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.derivatives import second_order
 from gradfix.detect.finding import Findings, Found, make, optimizer_words
@@ -49,7 +50,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         bypassed,
     )
     notes = (discarded, idle_retain, kept_losses, running_sums, data_attributes, outdated)
-    for find in (*without, unreset, unreset_leaf, left_over, flows_on, *notes):
+    for find in (*without, unreset, unreset_leaf, left_over, flows_on, attacks, *notes):
         for key, event, conflict in find(graph):
             found.add(key, event.time, conflict)
     return found.conflicts()

@@ -119,6 +119,9 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
     elif kind == "cut-own-loss":
         for schedule in own_loss(before, tape):
             yield Attempt(before={"own": schedule}, terms=Terms(cut=True))
+        idle = of_inputs(conflicts, tape)
+        if any(own is not None for own in idle):
+            yield Attempt(before={"own": idle}, terms=Terms(cut=True))
         summed = own_summands(conflicts, tape)
         if summed:
             yield Attempt(before={"summands": summed}, terms=Terms(cut=True))
@@ -212,6 +215,12 @@ def own_loss(before: Measured, tape: Tape) -> Iterator[list[list[int] | None]]:
         own for own, b in zip(by_place, before.backwards, strict=True) if b.accumulates
     ):
         yield by_place
+
+
+def of_inputs(conflicts: Sequence[Conflict], tape: Tape) -> list[list[int] | None]:
+    """The reading that the backwards of attacks, which are there for the gradient of an input, feed no optimizer."""
+    places = {c.earlier.stack for c in conflicts if c.pattern == "attack" and c.earlier is not None}
+    return [[] if e.stack in places else None for e in tape.events if isinstance(e, Backward)]
 
 
 def own_loss_by_time(before: Measured) -> list[list[int] | None]:

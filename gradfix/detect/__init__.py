@@ -6,6 +6,8 @@ kinds; each takes the graph and yields (time, conflict).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gradfix.detect import custom, freed, opposed, overwritten, refused, targets, training
 from gradfix.detect.conflict import KINDS, PATTERNS, Conflict, Label, Severity
 from gradfix.graph import Graph
@@ -29,8 +31,28 @@ def detect(tape: Tape) -> tuple[Conflict, ...]:
         *targets.attached_targets(graph),
         *opposed.opposed_terms(graph),
     ]
+    found = _of_parameters(found)
     kept = [(time, c) for time, c in found if not any(_told(c, other) for _, other in found)]
     return tuple(conflict for _, conflict in sorted(kept, key=lambda item: item[0]))
+
+
+def _of_parameters(found: list[tuple[int, Conflict]]) -> list[tuple[int, Conflict]]:
+    """A "parameter" that an op made has a graph, which the first backward frees: that the next one raises is a
+    consequence. (Cured alone, it would only leave what was meant as a parameter as it was made.)"""
+    made = {c.record.stack for _, c in found if c.pattern == "parameter" and c.record is not None}
+    torn = [
+        c for _, c in found if c.kind == "freed-graph" and c.record is not None and c.record.stack in made
+    ]
+    kept = [(time, c) for time, c in found if not any(c is t for t in torn)]
+    return [(time, _with(c, torn)) for time, c in kept]
+
+
+def _with(conflict: Conflict, torn: list[Conflict]) -> Conflict:
+    record = conflict.record
+    if conflict.pattern != "parameter" or record is None:
+        return conflict
+    mine = tuple(c for c in torn if c.record is not None and c.record.stack == record.stack)
+    return replace(conflict, severity="error", also=(*conflict.also, *mine)) if mine else conflict
 
 
 def _told(note: Conflict, fault: Conflict) -> bool:

@@ -15,10 +15,24 @@ from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.refused import CUT_WORDS, NO_GRAPH
 from gradfix.graph import Graph, plain_op
-from gradfix.tape import Backward, Cut, Mutate, Record, Ref, Stack, Step
+from gradfix.tape import Backward, Cut, GradUse, Mutate, Record, Ref, Stack, Step
 
 # what makes a non-leaf of a parameter by accident
 CONVERSIONS = {"to_copy", "mul", "div", "clone", "add", "to"}
+# what a constrained "parameter" is made by (`nn.Parameter(torch.rand(3)).log()`)
+CONSTRAINTS = {
+    "log",
+    "exp",
+    "sigmoid",
+    "logit",
+    "tanh",
+    "softplus",
+    "abs",
+    "sqrt",
+    "neg",
+    "softmax",
+    "log_softmax",
+}
 
 
 def filled_ever(graph: Graph) -> set[int]:
@@ -208,11 +222,14 @@ def converted(graph: Graph) -> Found:
             if parent < 0:
                 consumers.setdefault(~parent, []).append(record)
     first = graph.backwards[0].time
+    read = {
+        e.ref.storage for e in graph.tape.events if isinstance(e, GradUse)
+    }  # it is the leaf that is trained
     for storage, records in consumers.items():
         record = records[0]
         if storage in graph.owners or len(records) > 1 or record.time > first or len(record.parents) > 1:
             continue
-        if plain_op(record) not in CONVERSIONS or not record.stack:
+        if plain_op(record) not in CONVERSIONS | CONSTRAINTS or not record.stack or storage in read:
             continue
         walks = [b for b in graph.backwards if record.node in graph.walk(b) and not b.inputs]
         if len(walks) < 2 or graph.stack_number(walks[0].stack) != graph.stack_number(walks[1].stack):

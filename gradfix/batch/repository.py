@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from gradfix import pipeline, unproved
@@ -79,6 +80,7 @@ class _Work:
     seen: set[object] = field(default_factory=set)
     ran: dict[Path, frozenset[str]] = field(default_factory=dict)  # scripts and the files that they ran
     uncured: list[Path] = field(default_factory=list)
+    after: dict[str, set[tuple[str, int]]] = field(default_factory=dict)  # what changed files still show
 
     def go(self) -> None:
         settings, config = self.configured
@@ -260,7 +262,31 @@ class _Work:
         ended = {e.ended for e in self.entries if e.path == self._name(str(path))}
         judged = bool(ended & {"steps", "finished"})
         new = [d for d in examined.diagnoses if _key(d.conflict) not in self.seen]
-        return [d for d in new if d.conflict.severity != "note" or not judged]
+        return [
+            d
+            for d in new
+            if (d.conflict.severity != "note" or not judged) and not self._cured_too(d.conflict)
+        ]
+
+    def _cured_too(self, conflict: Conflict) -> bool:
+        """Whether a fault went with the cure of another: its line was changed, and shows it no longer."""
+        file = conflict.at.file
+        if file not in self.texts:
+            return False
+        lines = became(self.originals[file], self.texts[file], conflict.at.line)
+        if lines is None:
+            return False
+        if file not in self.after:
+            self.after[file] = self._kinds_now(Path(file))
+        return not any((conflict.kind, line) in self.after[file] for line in lines)
+
+    def _kinds_now(self, path: Path) -> set[tuple[str, int]]:
+        """The faults that a changed file shows by itself: kind and line."""
+        settings = replace(self.configured[0], repair=False)
+        now = Source.read(path).encode(self.texts[str(path)])
+        examined = self._examine(path, settings, Source.decode(path, now))
+        found = examined.diagnoses if examined is not None else ()
+        return {(d.conflict.kind, d.conflict.at.line) for d in found if d.conflict.at.file == str(path)}
 
     def _text(self, path: Path) -> str | None:
         return self.texts.get(str(path))
@@ -280,6 +306,15 @@ class _Work:
 
     def _name(self, path: str) -> str:
         return Path(path).relative_to(self.there.root).as_posix()
+
+
+def became(old: str, new: str, line: int) -> range | None:
+    """The lines of `new` in the place of a line of `old`; None where it is as it was."""
+    matcher = SequenceMatcher(None, old.split("\n"), new.split("\n"), autojunk=False)
+    for tag, first, last, low, high in matcher.get_opcodes():
+        if first < line <= last:
+            return None if tag == "equal" else range(low + 1, high + 1)
+    return None
 
 
 def _key(conflict: Conflict) -> object:

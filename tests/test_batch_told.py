@@ -5,7 +5,10 @@ from repositories import plain
 from test_batch import migrate
 
 from gradfix.batch.repository import became
-from gradfix.batch.values import Options
+from gradfix.batch.summary import totals
+from gradfix.batch.values import Entry, Options, RepoResult
+from gradfix.batch.words import sentence
+from gradfix.batch.written import markdown
 
 NET = """\
 import torch
@@ -50,3 +53,24 @@ def test_what_one_cure_took_along_is_not_told_as_left(tmp_path):
 )
 def test_the_lines_in_the_place_of_one(line, lines):
     assert became("a\nb\nc\nd\ne\nf\ng", "a\nB\nc\n1\n2\n3\nf", line) == lines
+
+
+def test_what_kept_scripts_from_training_is_told(tmp_path):
+    def failed(*what):
+        entries = (
+            Entry("t.py", "failed", "namespaces", 0.1, each, f"t.py fails: {each}", ()) for each in what
+        )
+        return RepoResult(
+            "r", "done", entries=(*entries, Entry("ok.py", "steps", "namespaces", 0.1, "", "", ()))
+        )
+
+    no = "ModuleNotFoundError: No module named 'numbers_'"
+    found = totals([], [failed(no, "KeyError: 1"), failed(no, "KeyError: 2\nmore", "KeyError: 3")])
+    assert found["stopped"] == {no: 2, "KeyError: 1": 1, "KeyError: 2": 1, "KeyError: 3": 1}
+    said = f"7 scripts run, 5 of them failed for reasons that are not autograd's (2 {no}, 1 KeyError: 1, "
+    assert f"{said}1 KeyError: 2 and 1 reason more)" in sentence(found)
+    report = "\n".join(markdown({"totals": found, "groups": [], "repositories": []}))
+    assert f"| 2 | {no} |" in report
+    none = totals([], [failed()])
+    assert "0 files, 1 script run; 0 faults" in sentence(none)
+    assert "failed" not in "\n".join(markdown({"totals": none, "groups": [], "repositories": []}))

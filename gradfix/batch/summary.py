@@ -10,10 +10,12 @@ from typing import Any
 
 from gradfix import __version__
 from gradfix.batch.state import State
-from gradfix.batch.values import Fault, RepoResult, Spec, dumps
+from gradfix.batch.values import Entry, Fault, RepoResult, Spec, dumps
 from gradfix.verdict import HELD
 
 Data = dict[str, Any]
+
+REASON = 100  # characters of why a script came to nothing
 
 
 def summary(state: State, specs: Iterable[Spec]) -> Data:
@@ -35,6 +37,7 @@ def totals(specs: list[Spec], results: list[RepoResult]) -> Data:
     errors = [f for f in faults if f.severity != "note"]
     seconds = sorted(r.seconds for r in results)
     steps = [s for r in results for s in r.steps]
+    stopped = [e for r in results for e in r.entries if e.failure and e.problem]
     return {
         "repositories": len(specs),
         "ended": dict(Counter(r.ended for r in results)),
@@ -43,6 +46,7 @@ def totals(specs: list[Spec], results: list[RepoResult]) -> Data:
         "lines": sum(r.lines for r in results),
         "crashes": sum(len(r.crashes) for r in results),
         "runs": sum(len(r.entries) for r in results),
+        "stopped": dict(Counter(map(_reason, stopped)).most_common()),
         "faults": len(errors),
         "notes": len(faults) - len(errors),
         "cured": sum(f.status == "cured" for f in faults),
@@ -57,6 +61,11 @@ def totals(specs: list[Spec], results: list[RepoResult]) -> Data:
             "sum": round(sum(seconds), 3),
         },
     }
+
+
+def _reason(entry: Entry) -> str:
+    """What a script failed with, as far as others may have failed with it too."""
+    return entry.failure.split("\n")[0][:REASON]
 
 
 def groups(results: Iterable[RepoResult], decisions: dict[str, str]) -> list[Data]:

@@ -11,7 +11,9 @@ def sentence(totals: Mapping[str, Any]) -> str:
     ended = totals["ended"]
     waiting = {"waiting": totals["waiting"]} if totals["waiting"] else {}
     parts = [f"{many(totals['repositories'], 'repository', 'repositories')}: {counts({**ended, **waiting})}"]
-    parts.append(f"{many(totals['files'], 'file')}, {many(totals['runs'], 'script')} run")
+    parts.append(
+        f"{many(totals['files'], 'file')}, {many(totals['runs'], 'script')} run{_stopped(totals['stopped'])}"
+    )
     found = f"{many(totals['faults'], 'fault')} and {many(totals['notes'], 'note')} found"
     cured = f"{found}, {totals['cured']} of them cured"
     parts.append(cured + (f" ({counts(totals['verdicts'])})" if totals["verdicts"] else ""))
@@ -22,6 +24,15 @@ def sentence(totals: Mapping[str, Any]) -> str:
     seconds = totals["seconds"]
     parts.append(f"a repository took {seconds['median']:.1f} s (median), {seconds['p95']:.1f} s (p95)")
     return "; ".join(parts) + "."
+
+
+def _stopped(reasons: Mapping[str, int]) -> str:
+    """How many scripts came to nothing, and what would get most of them further."""
+    if not reasons:
+        return ""
+    first = dict(list(reasons.items())[:3])
+    more = f" and {many(len(reasons) - 3, 'reason')} more" if len(reasons) > 3 else ""
+    return f", {sum(reasons.values())} of them failed for reasons that are not autograd's ({counts(first)}{more})"
 
 
 def many(count: int, one: str, more: str = "") -> str:

@@ -60,6 +60,15 @@ def markdown(document: Data) -> Iterator[str]:
         for g in document["groups"]
     ]
     yield from table(["fingerprint", "fault", "times", "repositories", "cured by", "verdicts"], rows)
+    if totals["stopped"]:
+        yield from (
+            "",
+            "## Scripts that failed",
+            "",
+            "For reasons that are not autograd's; an interpreter that has what",
+        )
+        yield from ("they import (`--python`), or the data where they look for it, gets them further.", "")
+        yield from table(["scripts", "reason"], [[n, why] for why, n in totals["stopped"].items()])
     yield from ("", "## Repositories", "")
     rows = [
         [

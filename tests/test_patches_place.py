@@ -216,3 +216,17 @@ def test_names_in_a_formatted_string():
     new = old.replace("hidden += 1;", "hidden = hidden + 1;")
     now = old.replace("hidden", "features").replace("{features}", "{hidden}")
     assert "has names in a text" in refused(now, old, new)
+
+
+def test_a_piece_that_would_be_torn_is_refused():
+    """What is above went below an `if`, what is below did not: the new lines may belong to either."""
+    old = "for n in range(9):\n    if n > 3:\n        first(n)\n\n    if n > 5:\n        second(n)\n"
+    new = old.replace(
+        "first(n)\n", "first(n)\n    if n > 4:\n        between(n)\n    else:\n        other(n)\n"
+    )
+    above, below = old.split("\n\n")
+    head, *lines = above.split("\n")
+    torn = "\n".join([head, "    if True:", *(f"    {line}" for line in lines)]) + "\n\n" + below
+    assert "indented otherwise" in refused(torn, old, new)
+    deeper = "if True:\n" + textwrap.indent(old, "    ")
+    assert placed(deeper, old, new).text == "if True:\n" + textwrap.indent(new, "    ")

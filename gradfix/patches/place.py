@@ -286,7 +286,7 @@ def _as_there(spot: _Spot, text: Text, comments: Mapping[int, tuple[str, str]], 
     pairs += [pair for beside in _beside(hunk, text, place) for pair in beside or ()]
     was = level((*hunk.before, *hunk.old, *hunk.new, *hunk.after))
     indents = Indents.of(((lexed(a).indent, lexed(b).indent) for a, b in pairs), was, text.unit)
-    if indents is not None and not _level(hunk, text, place, indents):
+    if indents is not None and not (_together(hunk, indents) and _level(hunk, text, place, indents)):
         indents = None
     out = []
     for n, line in enumerate(hunk.new):
@@ -307,6 +307,20 @@ def _as_there(spot: _Spot, text: Text, comments: Mapping[int, tuple[str, str]], 
             moved = f"{code}{space}{said}" if said else code
         out.append(moved)
     return tuple(out)
+
+
+def _together(hunk: Hunk, indents: Indents) -> bool:
+    """Whether lines that are put in as one piece are moved as one. Where only some of the lines around them went
+    deeper, nobody can tell with which of them they go."""
+    if hunk.old:
+        return True
+    was, unit = max(len(indents.was), 1), max(len(indents.unit), 1)
+    by = set()
+    for line in hunk.new:
+        indent, now = lexed(line).indent, indents.moved(lexed(line).indent + "pass")
+        if lexed(line).kind == "code" and now is not None:
+            by.add(len(now.removesuffix("pass")) / unit - len(indent) / was)
+    return len(by) <= 1
 
 
 def _level(hunk: Hunk, text: Text, place: Place, indents: Indents) -> bool:

@@ -29,11 +29,36 @@ def _trained(graph: Graph, loss: Backward) -> int:
     return filled & graph.owned_mask(serves) if serves else filled
 
 
+def _residual(graph: Graph, event: Added, call: Backward) -> Backward | None:
+    """The backward whose loss is a function of the sum, a differential equation's residual say, where the gradients of
+    `call` were to be differentiated: those beside it are, or their graph is kept though nothing but inputs of the
+    network is differentiated by. (A step of an inner loop is taken with plain gradients of parameters; what an attack
+    adds to is no output of a network.)"""
+    inputs = [~n for n in call.nodes if n < 0]
+    if any(s in graph.owners for s in inputs):
+        return None
+    begin = max((s.time for s in graph.steps if s.time < call.time), default=-1)
+    beside = (b for b in graph.backwards if b.create and b.inputs and begin < b.time < event.time)
+    if not (call.retain and inputs) and not any(
+        graph.walk(b) & graph.walk(call) for b in beside if _of_one_function(b, call)
+    ):
+        return None
+    losses = (
+        b for b in graph.backwards if b.time > event.time and b.accumulates and event.node in graph.walk(b)
+    )
+    return next((b for b in losses if graph.reach_mask(event.node) & _trained(graph, b)), None)
+
+
+def _of_one_function(one: Backward, other: Backward) -> bool:
+    places = [(b.stack[-1].file, b.stack[-1].function) for b in (one, other) if b.stack]
+    return len(places) == 2 and places[0] == places[1]
+
+
 def plain_terms(graph: Graph) -> Found:
     """A term of the loss is made of gradients that have no graph (a gradient penalty without create_graph=True)."""
     for event in _added(graph, False):
         call = next((c for c in reversed(graph.plain_calls) if c.time < event.time), None)
-        loss = _loss(graph, event)
+        loss = _loss(graph, event) or (_residual(graph, event, call) if call is not None else None)
         if call is None or loss is None:
             continue
         if not any(graph.reach_mask(root) & _trained(graph, loss) for root in call.roots):

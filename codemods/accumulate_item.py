@@ -11,7 +11,7 @@ from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View, exchange, parenthesized
 from gradfix.rewrite.boundary import gather
-from gradfix.rewrite.calls import backward_call, loss_of
+from gradfix.rewrite.calls import backward_call, loss_of, taken_as
 from gradfix.rewrite.carried import sets_back
 from gradfix.rewrite.numbers import needs_tensor, parameters_of
 from gradfix.rewrite.spelling import descendants, function_of, last_name
@@ -22,7 +22,6 @@ from gradfix.rewrite.statements import (
     line_of,
     named,
     names,
-    parameters,
     put_before,
     walk,
 )
@@ -278,15 +277,12 @@ def _handed_term(stack: Stack, project: Project) -> tuple[View, cst.BaseExpressi
     call = outer[1].value if outer and isinstance(outer[1], cst.Expr) else outer[1] if outer else None
     if outer is None or inner is None or small is None or not isinstance(call, cst.Call):
         return None
-    if not isinstance(function, cst.FunctionDef) or function_of(call) != function.name.value:
+    if not isinstance(function, cst.FunctionDef):
         return None
-    given = parameters(function)
-    if isinstance(call.func, cst.Attribute) and inner[0].enclosing(function, cst.ClassDef) is not None:
-        given = given[1:]
     read = frozenset[str]().union(*(names(t).reads for t in _terms(inner[0], small)[1]))
-    for n, argument in enumerate(call.args):
-        name = argument.keyword.value if argument.keyword else given[n] if n < len(given) else ""
-        if name in read and named(outer[0], argument.value) and not argument.star:
+    for argument in call.args:
+        taken = taken_as(call, argument.value, function, inner[0])
+        if taken in read and named(outer[0], argument.value):
             return outer[0], argument.value
     return None
 

@@ -23,11 +23,13 @@ from gradfix.rewrite.boundary import (
     frame,
     gather,
     meeting,
+    operands,
+    pass_end,
     same_place,
     shape_of,
     shared,
 )
-from gradfix.rewrite.calls import backward_call, drop_retain, loss_of
+from gradfix.rewrite.calls import backward_call, drop_retain, loss_of, taken_as
 from gradfix.rewrite.dropped import without
 from gradfix.rewrite.stale import plan
 from gradfix.rewrite.statements import Unit, body_of, dotted, names, reads_of, shown, touches, walk
@@ -102,10 +104,38 @@ for _ in range(2):
                 if key not in seen:
                     seen.add(key)
                     yield from _proposals(project, backward, own, found, conflict.pattern == "before-loop")
+            if inner := _in_the_helper(project, own, backward):
+                yield from _proposals(project, backward, own, inner, conflict.pattern == "before-loop")
             yield from _separated(project, backward, [c for c in edges if c not in own])
+        yield from _together(project, conflict)
         yield from _handed_down(project, conflict)
         if conflict.backward is not None and conflict.severity == "error":
             yield from _given_up(project, conflict.backward)
+
+
+def _together(project: Project, conflict: Conflict) -> Iterator[Proposal]:
+    """What several models' losses of one pass take of another model, where each of them frees its graph for the next:
+    detached for all of them."""
+    needed, graph = conflict.backward, project.graph
+    if conflict.pattern != "two-losses" or needed is None:
+        return
+    since = max((b.time for b in same_place(graph, needed) if b.time < needed.time), default=-1)
+    end, walk = pass_end(graph, needed), graph.walk(needed)
+    cuts: dict[tuple[str, int, int, int], Feed] = {}
+    drops: list[tuple[View, tuple[Edit, ...]]] = []
+    quiet, several = True, 0
+    for backward in backwards(graph):
+        if since < backward.time < end and walk & graph.walk(backward):
+            edges = [c for c in crossings(graph, backward) if not _shared(project, backward, c)]
+            taken = [f for edge in edges for f in feeds(project, edge, backward)]
+            cuts.update((f.key, f) for f in taken)
+            several += bool(taken)
+            quiet &= cleared(graph, backward, set().union(*(graph.reaches(c.producer.node) for c in edges)))
+            drops += _idle(project, backward, edges)
+    if several > 1:
+        said = ", ".join(dict.fromkeys(f"`{f.view.code(f.value).strip()}`" for f in cuts.values()))
+        edits = gather(*((f.view, [_cut(f, project)]) for f in cuts.values()), *drops)
+        yield Proposal(f"detach {said} for each of the other models' losses", NONE if quiet else OWN, edits)
 
 
 def _handed_down(project: Project, conflict: Conflict) -> Iterator[Proposal]:
@@ -156,6 +186,38 @@ def _choices(project: Project, edges: Sequence[Crossing], backward: Backward) ->
         yield tuple(found.values())
     for option in chain.from_iterable(several[:1]):
         yield (option,)
+
+
+def _in_the_helper(project: Project, edges: Sequence[Crossing], backward: Backward) -> tuple[Feed, ...]:
+    """Where a function that several calls hand their values to (a discriminator's pass, for each of them) takes what
+    it was handed; nothing where one of the edges shows no such function."""
+    found: dict[tuple[str, int, int, int], Feed] = {}
+    for edge in edges:
+        inner = [_handed_on(project, edge.consumer.stack, f) for f in feeds(project, edge, backward)]
+        if None in inner or not inner:
+            return ()
+        found.update((f.key, f) for f in inner if f is not None)
+    return tuple(found.values())
+
+
+def _handed_on(project: Project, stack: Stack, feed: Feed) -> Feed | None:
+    """The parameter that the function called with the feed's value hands on to the next call, as it is."""
+    depth = next(
+        (k for k in range(len(stack) - 1) if (p := frame(project, stack, k)) and p[1] is feed.into), None
+    )
+    within = frame(project, stack, depth + 1) if depth is not None else None
+    function = within[0].function(within[1]) if within is not None else None
+    if depth is None or within is None or not isinstance(function, cst.FunctionDef):
+        return None
+    callers = {
+        r.stack[n - 1]
+        for r in project.graph.records.values()
+        for n, site in enumerate(r.stack)
+        if n and (site.file, site.function) == (stack[depth + 1].file, stack[depth + 1].function)
+    }
+    name = taken_as(feed.into, feed.value, function, within[0])
+    read = [o for o in operands(within[1]) if dotted(o) == name]
+    return Feed(within[0], read[0], within[1]) if name and len(callers) > 1 and len(read) == 1 else None
 
 
 def _proposals(

@@ -11,7 +11,7 @@ from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.blocks import of_torch, under
-from gradfix.rewrite.boundary import detach, frame, gather, meeting, owned, rebinding, shape_of
+from gradfix.rewrite.boundary import detach, frame, gather, meeting, operands, owned, rebinding, shape_of
 from gradfix.rewrite.cached import cached
 from gradfix.rewrite.calls import drop_carried_retain
 from gradfix.rewrite.carried import entered, entries, made_outside
@@ -164,7 +164,9 @@ def _as_constant(project: Project, backward: Backward, drop: Sequence[Part]) -> 
         view, unit = made[0], units(block)[index]
         loop = view.loop(used[1])
         live = live or (loop is not None and bool(_called(unit.node) & _called(loop.body)))
-        read = sorted(w for w in unit.writes if touches({w}, names(used[1]).reads))
+        taken = names(used[1]).reads
+        direct = {d for o in operands(used[1]) if (d := dotted(o)) is not None and d in unit.writes}
+        read = sorted(w for w in unit.writes if touches({w}, direct or taken))
         if not read or not isinstance(unit.node, cst.Assign):
             return
         for name in read:

@@ -19,7 +19,7 @@ from gradfix.rewrite.calls import (
     with_arguments,
 )
 from gradfix.rewrite.loops import narrowed, repeatable
-from gradfix.rewrite.spelling import descendants
+from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import (
     Unit,
     block_of,
@@ -35,6 +35,8 @@ from gradfix.tape import Backward, Step
 from gradfix.verdict import Effect
 
 OWN = Effect("cut-own-loss", "each loss feeds only the parameters that are stepped with it")
+# calls that look something up, and do nothing else
+_LOOKS_UP = frozenset(("getattr", "get", "str", "format", "lower", "upper"))
 # what follows a step and goes with it
 _DRIVES = frozenset(("step", "zero_grad", "update"))
 
@@ -93,7 +95,9 @@ for _ in range(2):
         edits = _apart(project, conflict.backward, step)
         if place is None or edits is None:
             return
-        keep = retain(place[1])
+        previous, graph = project.graph.previous(conflict.backward), project.graph
+        shared = previous is not None and graph.walk(previous) & graph.walk(conflict.backward)
+        keep = retain(place[1]) if shared else None
         yield Proposal("step when every backward has run", NONE, gather(edits, (place[0], [keep])), 1)
         inputs = _inputs(project, step, *place)
         if inputs is not None and not says(place[1], "inputs"):
@@ -108,9 +112,14 @@ def _between(project: Project, backward: Backward) -> Step | None:
     each pass of the loop steps with an optimizer of its own."""
     graph = project.graph
     previous = graph.previous(backward)
-    if previous is None or not graph.walk(previous) & graph.walk(backward):
+    if previous is None:
         return None
     between = [s for s in graph.steps if previous.time < s.time < backward.time]
+    stepped = {r.storage for s in between for r in s.refs}
+    known = (graph.records[n] for n in graph.walk(backward) if n in graph.records)
+    old = any(r.time < previous.time and any(s.storage in stepped for s in r.saves) for r in known)
+    if not old and not graph.walk(previous) & graph.walk(backward):
+        return None
     behind = next((s for s in graph.steps if s.time > backward.time), None)
     if not between or behind is None or behind.stack != between[0].stack:
         return None
@@ -166,9 +175,8 @@ def _made_again(before: tuple[Unit, ...], going: list[Unit]) -> list[Unit] | Non
     for unit in reversed(before):
         if not touches(unit.names.binds, wanted):
             continue
-        if not isinstance(unit.node, cst.Assign) or any(
-            isinstance(n, cst.Call) for n in descendants(unit.node)
-        ):
+        calls = [n for n in descendants(unit.node) if isinstance(n, cst.Call)]
+        if not isinstance(unit.node, cst.Assign) or any(function_of(c) not in _LOOKS_UP for c in calls):
             return None
         found.insert(0, unit)
         wanted |= unit.reads

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import libcst as cst
 
@@ -184,18 +184,33 @@ def rounds(
         yield done, project, baseline
 
 
+def otherwise(done: Sequence[Round], wanted: Wanted) -> tuple[int, Round] | None:
+    """Where a chain of cures came to nothing (one of its faults has none): the first round that might have gone
+    another way, with a cure that leaves nothing to cure, and its number."""
+    for n, round_ in enumerate(done):
+        accepted = wanted.accepts(round_.conflict, round_.before)
+        for tried in round_.tried[1:] if round_.applied else ():
+            if tried.verdict.status in accepted and not tried.merit.partial:
+                others = tuple(t for t in round_.tried if t is not tried)
+                return n, replace(round_, tried=(tried, *others))
+    return None
+
+
 def gravity(conflict: Conflict) -> int:
     """What ends the script goes before what only misleads it: a cure of the one often takes the other along."""
     return GRAVITY.index(conflict.severity)
 
 
 def identity(conflict: Conflict, project: Project) -> tuple[str, str]:
-    """What stays the same of a conflict while lines move: its kind and the text of the statement it points at."""
+    """What stays the same of a conflict while lines move: its kind and the text of the statement it points at, and of
+    those that call the functions it stands in."""
     found = project.node(conflict.at)
     if not found:
         return conflict.kind, f"{conflict.at.file}:{conflict.at.line}"
     view, node = found
     text = view.code(view.small_statement(node) or node)
+    for outer, call in project.frames(conflict.labels[conflict.primary].stack[:-1]):
+        text += f"\n{outer.code(outer.small_statement(call) or call)}"
     made = conflict.label("made") if conflict.kind == "missing-grad" else None
     maker = project.node(made.at) if made is not None else None
     if maker is not None:  # one statement may read the gradients of several

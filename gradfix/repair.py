@@ -71,12 +71,7 @@ def repair(
             ),
             late=lambda: time.monotonic() > settings.until,
         )
-        done: list[choose.Round] = []
-        states: list[_State] = [(baseline, files)]
-        for round_, now, last in choose.rounds(project, baseline, prover, wanted, say):
-            done.append(round_)
-            states.append((last, now.files))
-        kept = _kept(prover, done, states, wanted)
+        done, states, kept = _cured(prover, project, baseline, wanted, say)
         result = _result(entry, settings, [(baseline, texts), *states[1:]], done, kept, started)
     if result.problem is None or result.diagnoses:
         return result
@@ -123,6 +118,31 @@ class _Kept:
     rounds: int = 0
     verdict: Verdict | None = None
     held_back: str = ""
+
+
+def _cured(
+    prover: Prover, project: Project, baseline: Baseline, wanted: choose.Wanted, say: Callable[[str], None]
+) -> tuple[list[choose.Round], list[_State], _Kept]:
+    """Every round, the state after each, and what is left of them; where that is nothing, once more with the next best
+    cure of one of them."""
+    done: list[choose.Round] = []
+    states: list[_State] = [(baseline, project.files)]
+    for round_, now, last in choose.rounds(project, baseline, prover, wanted, say):
+        done.append(round_)
+        states.append((last, now.files))
+    kept = _kept(prover, done, states, wanted)
+    again = choose.otherwise(done, wanted) if not kept.rounds and not wanted.late() else None
+    if again is None:
+        return done, states, kept
+    number, round_ = again
+    files = dict(round_.before) | dict(round_.tried[0].candidate.texts)
+    start = prover.baseline(files)
+    others, after = [*done[:number], round_], [*states[: number + 1], (start, files)]
+    for later, now, last in choose.rounds(Project(start.tape, files), start, prover, wanted, say):
+        others.append(later)
+        after.append((last, now.files))
+    better = _kept(prover, others, after, wanted)
+    return (others, after, better) if better.rounds else (done, states, kept)
 
 
 def _kept(

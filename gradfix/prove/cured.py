@@ -36,8 +36,9 @@ def left(
     new: list[Conflict] = []
     others: list[Conflict] = []
     for conflict in after:
-        # the exact place first: two faults may be needed by one backward, and one step may cause two
-        ways = (_same_place_and_need, _same_place_at_fault, _same_need)
+        # the exact place first: two faults may be needed by one backward, one step may cause two, and a helper that
+        # steps for several losses has them all
+        ways = (_same_stacks, _same_place_and_need, _same_place_at_fault, _same_need)
         matches = (_first(conflict, [*cured, *known], way, lines) for way in ways)
         match = next((m for m in matches if m is not None), None)
         if match is not None and any(match is c for c in cured):
@@ -62,6 +63,15 @@ def _first(
     lines: Lines,
 ) -> Conflict | None:
     return next((b for b in before if b.kind == after.kind and alike(after, b, lines)), None)
+
+
+def _same_stacks(after: Conflict, before: Conflict, lines: Lines) -> bool:
+    """The same places, reached by the same calls."""
+    pairs = (
+        (after.labels[k].stack, before.labels[n].stack)
+        for k, n in ((after.primary, before.primary), (-1, -1))
+    )
+    return all(len(a) == len(b) and all(map(lines.same, a, b)) for a, b in pairs)
 
 
 def _same_place_and_need(after: Conflict, before: Conflict, lines: Lines) -> bool:

@@ -11,7 +11,7 @@ import libcst as cst
 
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.rewrite.spelling import function_of
-from gradfix.rewrite.statements import body_of, dotted, names, walk
+from gradfix.rewrite.statements import body_of, dotted, names, parameters, walk
 from gradfix.tape import Backward, Step
 
 NOTHING: Mapping[str, cst.BaseExpression] = MappingProxyType({})
@@ -60,6 +60,21 @@ def loss_of(call: cst.Call) -> cst.BaseExpression:
     ):
         return receiver.args[0].value
     return receiver
+
+
+def taken_as(call: cst.CSTNode, value: cst.CSTNode, function: cst.FunctionDef, view: View) -> str:
+    """The parameter of `function` (of `view`) that an argument of a call to it becomes, "" where it does not show."""
+    if not isinstance(call, cst.Call) or function_of(call) != function.name.value:
+        return ""
+    given = parameters(function)
+    if isinstance(call.func, cst.Attribute) and view.enclosing(function, cst.ClassDef) is not None:
+        given = given[1:]
+    for n, argument in enumerate(call.args):
+        if argument.star:
+            return ""
+        if argument.value is value:
+            return argument.keyword.value if argument.keyword else given[n] if n < len(given) else ""
+    return ""
 
 
 def argument(call: cst.Call, name: str) -> cst.Arg | None:

@@ -125,9 +125,13 @@ class Plan:
         target = node.targets[0].target
         if not isinstance(target, (cst.Tuple, cst.List)):
             return node
+        needed = [touches(stored(e.value), self.read_later) for e in target.elements]
+        value = node.value
+        if isinstance(value, cst.Tuple) and len(value.elements) == len(needed) and any(needed):
+            return _those(node, target, value, needed)
         elements = [
-            e if touches(stored(e.value), self.read_later) else e.with_changes(value=cst.Name("_"))
-            for e in target.elements
+            e if wanted else e.with_changes(value=cst.Name("_"))
+            for e, wanted in zip(target.elements, needed, strict=True)
         ]
         return node.with_changes(
             targets=[node.targets[0].with_changes(target=target.with_changes(elements=elements))]
@@ -226,6 +230,21 @@ class Plan:
     def draws(self) -> bool:
         """Whether what is run once more draws random numbers."""
         return any(draws(self.project, self.view, u.node, self.named) for u in self.kept)
+
+
+def _those(
+    node: cst.Assign, target: cst.Tuple | cst.List, value: cst.Tuple, needed: Sequence[bool]
+) -> cst.Assign:
+    """``a, b = f(x), g(x)`` with those alone that are needed: each has a value of its own."""
+    targets = [e for e, wanted in zip(target.elements, needed, strict=True) if wanted]
+    values = [e for e, wanted in zip(value.elements, needed, strict=True) if wanted]
+    if len(values) == 1:
+        (one,), (made,) = targets, values
+        return node.with_changes(targets=[node.targets[0].with_changes(target=one.value)], value=made.value)
+    last = cst.MaybeSentinel.DEFAULT
+    both = [[*some[:-1], some[-1].with_changes(comma=last)] for some in (targets, values)]
+    bound = node.targets[0].with_changes(target=target.with_changes(elements=both[0]))
+    return node.with_changes(targets=[bound], value=value.with_changes(elements=both[1]))
 
 
 def _bind(name: str, value: cst.CSTNode) -> cst.Assign:

@@ -1,0 +1,118 @@
+"""Faults of one helper that are told apart by who calls it, and chains that need another way, from end to end."""
+
+from pathlib import Path
+
+from gradfix import testing
+from gradfix.result import Result, Settings
+from gradfix.run.zygote import Zygote
+
+HELPER = '''\
+"""One helper steps for three losses; two of them are computed too early."""
+
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+
+def step(loss, optimizer, keep=False):
+    optimizer.zero_grad()
+    loss.backward(retain_graph=keep)
+    optimizer.step()
+    return loss.item()
+
+
+class Agent:
+    def __init__(self):
+        self.policy = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.q = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.log_alpha = torch.zeros(1, requires_grad=True)
+        self.of_policy = torch.optim.Adam(self.policy.parameters(), 1e-3)
+        self.of_q = torch.optim.Adam(self.q.parameters(), 1e-3)
+        self.of_alpha = torch.optim.Adam([self.log_alpha], 1e-3)
+
+    def update(self, s, a, target):
+        alpha = self.log_alpha.exp()
+        q_loss = (self.q(torch.cat([s, a], -1)) - target).pow(2).mean()
+        action = torch.tanh(self.policy(s))
+        log_prob = -action.pow(2).sum(-1, keepdim=True)
+        policy_loss = (alpha * log_prob - self.q(torch.cat([s, action], -1))).mean()
+        alpha_loss = -(self.log_alpha * (log_prob + 2)).mean()
+        of_q = step(q_loss, self.of_q)
+        of_policy = step(policy_loss, self.of_policy, keep=True)
+        return of_q, of_policy, step(alpha_loss, self.of_alpha)
+
+
+agent = Agent()
+for _ in range(4):
+    print(agent.update(torch.randn(6, 3), torch.randn(6, 2), torch.randn(6, 1)))
+'''
+
+CHAIN = '''\
+"""Three losses over one forward pass, each stepped before the next is differentiated."""
+
+import torch
+from torch import nn
+from torch.nn.functional import softplus
+
+torch.manual_seed(0)
+coder = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+maker = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 4))
+judge_features, judge_score = nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, 1)
+judges = nn.ModuleList([judge_features, judge_score])
+of_judge, of_maker, of_coder = (torch.optim.SGD(m.parameters(), lr=0.01) for m in (judges, maker, coder))
+for x in torch.randn(4, 5, 4):
+    code = coder(x)
+    made = maker(code + torch.randn_like(code))
+    real, fake = judge_features(x), judge_features(made)
+    like = (real - fake).pow(2).mean()
+    judged = softplus(-judge_score(real)).mean() + softplus(judge_score(fake)).mean()
+    maker_loss = 5 * like - judged
+    coder_loss = code.pow(2).mean() + like
+
+    of_judge.zero_grad()
+    judged.backward(retain_graph=True)
+    of_judge.step()
+
+    of_maker.zero_grad()
+    maker_loss.backward(retain_graph=True)
+    of_maker.step()
+
+    of_coder.zero_grad()
+    coder_loss.backward()
+    of_coder.step()
+    print(judged.item(), maker_loss.item(), coder_loss.item())
+'''
+
+
+def cured(text: str, folder: Path, zygote: Zygote) -> tuple[Result, str]:
+    """What becomes of a script, and the result; a second run finds nothing."""
+    script = folder / "train.py"
+    script.write_text(text, encoding="utf-8")
+    result = testing.one(script, zygote, Settings())
+    (new,) = (after for _, after in result.files.values())
+    script.write_text(new, encoding="utf-8")
+    again = testing.one(script, zygote, Settings())
+    assert again.failure is None
+    assert not again.files
+    assert not [d for d in again.diagnoses if d.conflict.severity != "note"]
+    return result, new
+
+
+def test_two_faults_of_one_helper_are_cured_one_by_one(tmp_path: Path, zygote: Zygote) -> None:
+    result, new = cured(HELPER, tmp_path, zygote)
+    assert [d.status for d in result.diagnoses if d.conflict.severity == "error"] == ["cured", "cured"]
+    lines = new.splitlines()
+    assert "        alpha_loss = -(self.log_alpha * (log_prob + 2).detach()).mean()" in lines
+    stepped, made = (
+        next(n for n, line in enumerate(lines) if part in line) for part in ("of_q = step", "policy_loss =")
+    )
+    assert stepped < made
+
+
+def test_a_chain_that_comes_to_nothing_goes_another_way(tmp_path: Path, zygote: Zygote) -> None:
+    """Computed again for the second loss, nothing is left that cures the third: every gradient is taken first."""
+    result, new = cured(CHAIN, tmp_path, zygote)
+    assert result.verdict is not None
+    assert result.verdict.status == "proved"
+    assert new.index("coder_loss.backward(inputs=") < new.index("of_judge.step()")

@@ -71,7 +71,8 @@ def _same_stacks(after: Conflict, before: Conflict, lines: Lines) -> bool:
         (after.labels[k].stack, before.labels[n].stack)
         for k, n in ((after.primary, before.primary), (-1, -1))
     )
-    return all(len(a) == len(b) and all(map(lines.same, a, b)) for a, b in pairs)
+    alike = all(len(a) == len(b) and all(map(lines.same, a, b)) for a, b in pairs)
+    return alike and _same_place_and_need(after, before, lines)
 
 
 def _same_place_and_need(after: Conflict, before: Conflict, lines: Lines) -> bool:

@@ -26,7 +26,7 @@ ARGUMENTS = (
     "", "1", "x", "(1, 2)", "x, x", "-7", "None", "'a'", "[x, x]", "dim=9", "0, 1", "1, 2, 3", "x, x, x",
 )  # fmt: skip
 MADE = ("", "1", "4, 4", "4, 4, 3", "None", "x", "(2, 3)", "4, 4, 3, padding='same', bias=False")
-CALLED = ("x", "x, x", "", "(x, x)", "x, None", "x, (x, x)")
+CALLED = ("x", "x, x", "", "(x, x)", "x, None", "x, (x, x)", "input=x", "hidden=x")
 HEAD = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
 
 
@@ -42,9 +42,11 @@ def calls() -> Iterator[tuple[str, ...]]:
         for function in _functions(owner):
             for given in ARGUMENTS:
                 yield f"y = {name}.{function}(x{', ' if given else ''}{given})", "z, w = y, y[0]"
+            yield f"y = {name}.{function}(input=x)", "z, w = y, y[0]"
+            yield f"y = {name}.{function}()", "z, w = y, y[0]"
     for method in _functions(torch.Tensor, private=True):
         if method != "__class__":
-            for given in ARGUMENTS:
+            for given in (*ARGUMENTS, "other=x", "**{}"):
                 yield f"y = x.{method}({given})", "z, w = y, y[0]"
     for layer in [n for n in dir(nn) if n[0].isupper()]:
         for made in MADE:
@@ -78,8 +80,9 @@ def test_every_call(tmp_path: Path) -> None:
         ("m = nn.Conv2d(3, 4, 3)", "y = m(x)"),
         ("y = F.linear(x, x)",),
         ("m = nn.Flatten()", "y = m()"),
+        ("y = F.avg_pool1d(input=x)",),
     ],
-    ids=["image_of_no_dimension", "weight_of_no_dimension", "layer_of_nothing"],
+    ids=["image_of_no_dimension", "weight_of_no_dimension", "layer_of_nothing", "input_by_name"],
 )
 def test_calls_that_once_failed(tmp_path: Path, lines: tuple[str, ...]) -> None:
     _survive([lines], tmp_path)

@@ -309,7 +309,7 @@ def _norm(kind: str) -> Callable[..., Value]:
 
 def _dropout(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if kwargs.get("training", args[2] if len(args) > 2 else True) is False:
-        return args[0] if args else kwargs.get("input")
+        return args[0]
     known, node, _ = ops.graph(m, "aten.mul", "MulBackward0", args[:1])
     source = args[0]
     if not isinstance(source, Tensor):
@@ -323,7 +323,7 @@ def _dropout(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 def _plain(name: str, saves: bool) -> Callable[..., Value]:
-    return lambda m, args, kwargs: opaque(m, name, args or [kwargs.get("input")], saves)
+    return lambda m, args, kwargs: opaque(m, name, args, saves)
 
 
 def _embed(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:

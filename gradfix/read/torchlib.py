@@ -123,6 +123,10 @@ def functional(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value
     kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
     special = forwards.FUNCTIONAL.get(name)
     if special is not None:
+        if not args and "input" in kwargs:
+            args, kwargs = [kwargs["input"]], {k: v for k, v in kwargs.items() if k != "input"}
+        if not args:
+            return m.unknown("functional " + name)
         made = special(m, args, kwargs)
         if m.constants:
             constants.follow(m, name, [*args, *kwargs.values()], made)

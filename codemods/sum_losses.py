@@ -9,10 +9,12 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Edit, Insert, Project, Replace, View, parenthesized
+from gradfix.detect.freed import one_update
+from gradfix.edit import Edit, Insert, Project, Replace, View, exchange, parenthesized, parse_small
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.calls import backward_call, loss_of, retain
-from gradfix.rewrite.loops import bound, repeatable
+from gradfix.rewrite.loops import bound, in_place_of, repeatable
+from gradfix.rewrite.spelling import unused
 from gradfix.rewrite.stale import stale
 from gradfix.rewrite.statements import (
     Unit,
@@ -91,13 +93,12 @@ for x in torch.randn(2, 4, 3):
         if not _between(project, earlier, later):
             yield from _loop(second[0], second[1])
         if earlier.stack == later.stack:
-            # (a state that is carried wants its graph cut, not kept for ever)
-            if (
-                conflict.pattern == "two-losses"
-                and first[1] is second[1]
-                and not _between(project, earlier, later, Step)
-                and not stale(project, later)[0]
-            ):
+            if one_update(project.graph, earlier, later) and conflict.pattern != "accumulated":
+                yield from _added_up(project, *second)
+            # (a state that is carried from one update to the next wants its graph cut, not kept for ever)
+            elif conflict.pattern != "two-losses" or _between(project, earlier, later, Step):
+                return
+            if first[1] is second[1] and not stale(project, later)[0]:
                 keep = gather((first[0], [retain(first[1])]))
                 yield Proposal("keep the graph that the losses share", NONE, keep, 3)
             return
@@ -175,12 +176,11 @@ def _named(
 
 def _plain(unit: Unit, call: cst.Call) -> bool:
     """Whether the statement is the call alone, without a gradient or inputs of its own."""
-    allowed = {"retain_graph"}
-    return (
-        isinstance(unit.node, cst.Expr)
-        and unit.node.value is call
-        and all(a.keyword is not None and a.keyword.value in allowed for a in call.args)
-    )
+    return isinstance(unit.node, cst.Expr) and unit.node.value is call and _plain_call(call)
+
+
+def _plain_call(call: cst.Call) -> bool:
+    return all(a.keyword is not None and a.keyword.value == "retain_graph" for a in call.args)
 
 
 def _plus(node: cst.BaseExpression) -> cst.BaseExpression:
@@ -192,6 +192,45 @@ def _plus(node: cst.BaseExpression) -> cst.BaseExpression:
     ):
         return node.deep_clone()
     return parenthesized(node.deep_clone())
+
+
+def _added_up(project: Project, view: View, call: cst.Call) -> Iterator[Proposal]:
+    """The losses that the passes of a loop make themselves, added up, and one backward behind the loop."""
+    small = view.small_statement(call)
+    if not isinstance(small, cst.Expr) or small.value is not call or not _plain_call(call):
+        return
+    stepped = [e.stack for e in project.tape.events if isinstance(e, (Step, Zero)) and e.stack]
+    inner: set[cst.CSTNode] = {
+        n
+        for stack in dict.fromkeys(stepped)
+        for v, f in project.frames(stack)
+        for n in view.ancestors(f)
+        if v is view
+    }
+    for loop in view.ancestors(call):
+        if isinstance(loop, (cst.FunctionDef, cst.Lambda, cst.ClassDef)):
+            return
+        if not isinstance(loop, (cst.For, cst.While)):
+            continue
+        looked_at = any(GRADIENTS.search(view.code(u.node)) for u in walk(loop.body) if u.node is not small)
+        if loop.orelse is not None or loop in inner or looked_at or _returns(loop):
+            return
+        name = unused(view, "total_loss")
+        loss = loss_of(call)
+        if isinstance(loss, cst.BinaryOperation):
+            loss = _plus(loss.with_changes(lpar=[], rpar=[]))
+        edits = (
+            Insert(loop, before=(line_of(parse_small(f"{name} = 0")),)),
+            exchange(small, parse_small(f"{name} = {name} + {view.code(loss).strip()}")),
+            Insert(loop, after=(line_of(parse_small(f"{name}.backward()")),)),
+        )
+        summary = "add the losses up and run one backward behind the loop"
+        yield Proposal(summary, NONE, {view.path: edits}, 1, idea="added up")
+
+
+def _returns(loop: cst.For | cst.While) -> bool:
+    """Whether a pass may leave the function: what stands behind the loop is not run then."""
+    return any(isinstance(u.node, cst.Return) for u in walk(loop.body))
 
 
 def _loop(view: View, call: cst.Call) -> Iterator[Proposal]:
@@ -206,7 +245,7 @@ def _loop(view: View, call: cst.Call) -> Iterator[Proposal]:
         return
     line = line_of(cst.Expr(cst.Call(cst.Attribute(total, cst.Name("backward")))))
     if len(body) == 1:
-        edits: tuple[Edit, ...] = (Replace(loop, lambda node: _in_place_of(node, line)),)
+        edits: tuple[Edit, ...] = (Replace(loop, lambda node: in_place_of(node, line)),)
     elif any(GRADIENTS.search(view.code(u.node)) for u in body if u is not body[at]) or not repeatable(
         loop.iter
     ):
@@ -234,16 +273,3 @@ def _total(loop: cst.For, loss: cst.BaseExpression) -> cst.Call | None:
     else:
         return None
     return cst.Call(cst.Name("sum"), [cst.Arg(summed)])
-
-
-def _in_place_of(node: cst.CSTNode, line: cst.SimpleStatementLine) -> cst.CSTNode:
-    """`line` with the comments of the loop whose place it takes."""
-    assert isinstance(node, cst.For)
-    above, behind = list(node.leading_lines), line.trailing_whitespace
-    inner = node.body.body[0]
-    if isinstance(node.body, cst.IndentedBlock) and node.body.header.comment:
-        above.append(cst.EmptyLine(comment=node.body.header.comment))
-    if isinstance(inner, cst.SimpleStatementLine):
-        above += [each for each in inner.leading_lines if each.comment]
-        behind = inner.trailing_whitespace
-    return line.with_changes(leading_lines=above, trailing_whitespace=behind)

@@ -57,6 +57,11 @@ class Index:
         return tuple(e for e in self.tape.events if isinstance(e, Step))
 
     @cached_property
+    def updates(self) -> tuple[int, ...]:
+        """When gradients were used or cleared: the times of every step and zero_grad, in order."""
+        return tuple(e.time for e in self.tape.events if isinstance(e, (Step, Zero)))
+
+    @cached_property
     def owners(self) -> dict[int, frozenset[int]]:
         """leaf storage -> optimizers that own it."""
         owners: dict[int, set[int]] = {}

@@ -7,6 +7,7 @@ executed before is an earlier pass of the loop, and a node made before that exec
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import field
 
@@ -41,6 +42,7 @@ class Group:
     nodes: frozenset[int]
     entries: tuple[Entry, ...]
     pattern: str
+    one_update: bool = False  # both backwards, of two passes of a loop, give gradients to the same step
 
 
 def freed_graphs(graph: Graph) -> Torn:
@@ -88,7 +90,10 @@ def _groups(graph: Graph, backward: Backward) -> list[Group]:
         assert previous is not None
         nodes = frozenset(old | earlier)
         freeing = graph.freed[max(earlier)]
-        groups.append(Group(backward, freeing, nodes, entries, _pattern(graph, backward, previous, entries)))
+        pattern = _pattern(graph, backward, previous, entries)
+        same = pattern != "accumulated" and freeing.stack == backward.stack
+        together = same and one_update(graph, freeing, backward)
+        groups.append(Group(backward, freeing, nodes, entries, pattern, together))
     if shared := needed - old:
         # the boundary is the freeing backward's, not only of the nodes that saved something
         entries = graph.entries(backward, lambda n: n in released and n not in old, shared)
@@ -110,6 +115,12 @@ def _pass_before(graph: Graph, backward: Backward, needed: set[int]) -> Backward
             return previous
         previous = graph.previous(previous)
     return None
+
+
+def one_update(graph: Graph, earlier: Backward, later: Backward) -> bool:
+    """Whether the gradients of both go into one step: the losses of a loop's passes, not those of different updates."""
+    at = bisect_right(graph.updates, earlier.time)
+    return bool(graph.steps) and (at == len(graph.updates) or graph.updates[at] > later.time)
 
 
 def _pattern(graph: Graph, backward: Backward, previous: Backward, entries: tuple[Entry, ...]) -> str:
@@ -164,9 +175,8 @@ def _conflict(graph: Graph, group: Group) -> Conflict | None:
             )
     needed = "needed here again"
     if freeing.stack == backward.stack:
-        needed = (
-            f"needed again {'for the next loss' if group.pattern == 'two-losses' else 'in the next pass'}"
-        )
+        next_loss = group.one_update or group.pattern == "two-losses"
+        needed = f"needed again {'for the next loss' if next_loss else 'in the next pass'}"
     labels.append(("needed", backward.stack, needed))
     return make(
         "freed-graph",
@@ -202,6 +212,11 @@ def _message(group: Group, value: str, made: Stack) -> str:
     first = wording.at("freed", group.freeing.stack)
     again = wording.at("needed", group.backward.stack)
     what = value or wording.at("made", made)
+    if group.one_update:
+        return (
+            f"{again} is run on several losses of one update that share the graph of {what}, and the first run "
+            "frees it"
+        )
     if group.pattern == "two-losses" and group.freeing.stack == group.backward.stack:
         return f"{again} is run on several losses that share the graph of {what}, and the first run frees it"
     if group.pattern == "two-losses":

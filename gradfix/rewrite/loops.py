@@ -122,3 +122,16 @@ def _bindings(target: cst.BaseExpression, value: cst.BaseExpression) -> dict[str
             return None
         found |= one
     return found
+
+
+def in_place_of(node: cst.CSTNode, line: cst.SimpleStatementLine) -> cst.CSTNode:
+    """`line` with the comments of the loop whose place it takes."""
+    assert isinstance(node, cst.For)
+    above, behind = list(node.leading_lines), line.trailing_whitespace
+    inner = node.body.body[0]
+    if isinstance(node.body, cst.IndentedBlock) and node.body.header.comment:
+        above.append(cst.EmptyLine(comment=node.body.header.comment))
+    if isinstance(inner, cst.SimpleStatementLine):
+        above += [each for each in inner.leading_lines if each.comment]
+        behind = inner.trailing_whitespace
+    return line.with_changes(leading_lines=above, trailing_whitespace=behind)

@@ -15,11 +15,13 @@ from gradfix.rewrite.blocks import (
     assignment,
     copy,
     in_parentheses,
+    line,
     method,
     of_torch,
     right_operand,
 )
-from gradfix.rewrite.liveness import dotted, live_after, reads
+from gradfix.rewrite.liveness import dotted, live_after, reads, sharing
+from gradfix.rewrite.loops import in_place_of
 from gradfix.rewrite.spelling import (
     chain,
     chain_root,
@@ -32,6 +34,7 @@ from gradfix.rewrite.spelling import (
     undone_data_everywhere,
     without_arguments,
 )
+from gradfix.rewrite.statements import units
 from gradfix.rewrite.tensors import detached_alias, is_leaf, is_list, is_mask, of_container
 from gradfix.rewrite.writes import Write, may_rebind, write_of
 
@@ -120,6 +123,9 @@ y.sum().backward()
             if leaf and _cuts(cast(cst.Assign, statement).value, write.name):
                 continue  # what is bound anew would not require grad
             yield _proposal(write, statement, effect, rank, edits)
+        if conflict.kind == "forbidden-view-write":
+            for statement, edits in _bound_anew(write):
+                yield from _rows(write, statement, rank, edits)
         if (built := _rebuilt(write)) is not None and not leaf:
             bare = built[1].with_changes(leading_lines=(), trailing_whitespace=cst.TrailingWhitespace())
             code = _short(write.view.module.code_for_node(bare))
@@ -142,6 +148,30 @@ def _second_order(write: Write, conflict: Conflict, project: Project) -> Iterato
         code = _short(write.view.module.code_for_node(bare))
         edit = Replace(built[0].node, lambda _: line)
         yield Proposal(f"out of place: `{code}`", FLOWS, {write.view.path: (edit,)})
+
+
+def _rows(
+    write: Write, statement: cst.BaseSmallStatement, rank: int, edits: tuple[Edit, ...]
+) -> Iterator[Proposal]:
+    """``for row in h: row *= 2`` as ``h = torch.stack([row * 2 for row in h])``, where ``h`` is read on."""
+    loop = write.view.loop(write.node)
+    if (
+        not isinstance(loop, cst.For)
+        or not isinstance(statement, cst.Assign)
+        or not isinstance(loop.iter, cst.Name | cst.Attribute)
+        or not dotted(loop.iter)
+        or loop.orelse is not None
+        or loop.asynchronous is not None
+        or dotted(loop.target) != write.name
+        or [u.node for u in units(loop.body)] != [write.small]
+    ):
+        return
+    stack = of_torch(write.view, "stack")
+    each = cst.ListComp(copy(statement.value), cst.CompFor(cst.Name(write.name), copy(loop.iter)))
+    made = assignment(loop.iter, cst.Call(stack.expression, [cst.Arg(each)]))
+    code = _short(write.view.module.code_for_node(made))
+    edit = Replace(loop, lambda node: in_place_of(node, line(made)))
+    yield Proposal(f"out of place: `{code}`", NONE, {write.view.path: (edit, *stack.edits, *edits)}, rank)
 
 
 def _cuts(value: cst.BaseExpression, name: str) -> bool:
@@ -178,6 +208,9 @@ def _short(code: str) -> str:
 def _rebinds(write: Write, conflict: Conflict, project: Project) -> bool:
     if not write.name or write.name in ("self", "cls"):
         return False
+    if conflict.kind == "forbidden-view-write":  # it has never been made: no caller counts on seeing it
+        shared = sharing(write.view, write.node, write.name)
+        return not any(live_after(write.view, write.node, alias) for alias in shared.names)
     if detached_alias(write.view, write.node, write.name):
         return True
     stack = conflict.write.stack if conflict.write else ()
@@ -192,8 +225,12 @@ def _statements(
         operator = _BINARY[type(write.node.operator)]()
         yield assignment(write.node.target, _binary(write.node.target, operator, write.node.value)), ()
         return
-    if not _rebinds(write, conflict, project):
-        return
+    if _rebinds(write, conflict, project):
+        yield from _bound_anew(write)
+
+
+def _bound_anew(write: Write) -> Iterator[tuple[cst.BaseSmallStatement, tuple[Edit, ...]]]:
+    """The same, whoever else holds the tensor."""
     root = cast(cst.BaseAssignTargetExpression, write.root)
     if isinstance(write.node, cst.AugAssign):
         if write.whole or _everything(write.target):

@@ -19,6 +19,7 @@ from gradfix.rewrite.liveness import (
     scope_of,
     shared_with,
     sharing,
+    target_names,
 )
 from gradfix.rewrite.spelling import (
     chain_root,
@@ -178,7 +179,7 @@ def _caller_reads_on(
             for given in shared_with(arg.value):
                 small = view.small_statement(call)
                 rebound = isinstance(small, cst.Assign) and any(
-                    dotted(t.target) == given for t in small.targets
+                    given in target_names(t.target) for t in small.targets
                 )
                 if "." not in given and not rebound and live_after(view, call, given):
                     return True

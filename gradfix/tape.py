@@ -198,6 +198,12 @@ class Cut(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Off(Event):
+    """Gradients are off at the Backward that comes next, since the call at `stack`: ``torch.set_grad_enabled(False)``
+    as a statement, which nothing has taken back."""
+
+
+@dataclass(frozen=True, slots=True)
 class Added(Event):
     """What has no graph was added to a tensor that has one: `ref` is the term, `node` the sum's node. It is made of
     gradients that have none (``autograd.grad`` without ``create_graph``), or of what was cut off the node `cut`. For a
@@ -357,6 +363,7 @@ AnyEvent = (
     | Zero
     | GradWrite
     | Cut
+    | Off
     | Added
     | Fed
     | Mode
@@ -383,6 +390,7 @@ EVENTS: dict[str, type[Event]] = {
         Zero,
         GradWrite,
         Cut,
+        Off,
         Added,
         Fed,
         Mode,

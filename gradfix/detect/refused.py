@@ -10,7 +10,7 @@ from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
 from gradfix.detect.legacy import removed
 from gradfix.graph import Graph
-from gradfix.tape import Backward, Cut, Failure, GradRead, Mutate, Optimizer, Record, Stack
+from gradfix.tape import Backward, Cut, Failure, GradRead, Mutate, Off, Optimizer, Record, Stack
 
 NO_GRAPH = "does not require grad"
 
@@ -86,11 +86,16 @@ def refusals(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     """cut-graph (no-graph), missing-grad and legacy-api."""
     found = Findings()
     cuts: list[Cut] = []
+    off: Off | None = None
     for event in graph.tape.events:
         if isinstance(event, Cut):
             cuts.append(event)
+        elif isinstance(event, Off):
+            off = event
         elif isinstance(event, Backward) and NO_GRAPH in event.refused:
-            found.add(("no-graph", event.stack), event.time, _no_graph(graph, event, cuts))
+            without = _turned_off(event, off) if off is not None else _no_graph(graph, event, cuts)
+            found.add(("no-graph", event.stack), event.time, without)
+            off = None
         elif isinstance(event, GradRead):
             made = graph.records.get(event.node) if event.node is not None else None
             place = (
@@ -121,6 +126,22 @@ def _no_graph(graph: Graph, backward: Backward, cuts: list[Cut]) -> Conflict | N
         ref=cut.ref if cut else None,
         backward=backward,
         event=cut,
+    )
+
+
+def _turned_off(backward: Backward, off: Off) -> Conflict | None:
+    return make(
+        "cut-graph",
+        "turned-off",
+        f"{wording.at('needed', backward.stack)} has nothing to differentiate: {wording.at('cut', off.stack)} turned "
+        "gradients off, and nothing has turned them on again",
+        [
+            ("cut", off.stack, "gradients are off from here on"),
+            ("needed", backward.stack, "this loss has no graph"),
+        ],
+        "cut",
+        backward=backward,
+        event=off,
     )
 
 

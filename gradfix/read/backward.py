@@ -75,6 +75,8 @@ def _run(
     if None in known:
         blur(m)
     if False in known and len(tensors) == 1 and all(isinstance(t, Tensor) for t in roots):
+        if not m.grad and m.turned_off:
+            m.trace.off(m.turned_off)
         m.trace.no_graph(tensors[0], retain, create, inputs is not None)
         return []
     edges = [ops.edge(m, t) for t, k in zip(tensors, known, strict=True) if k]

@@ -72,6 +72,7 @@ class Machine:
         self.steps = 0  # of all entries together
         self.limit = budget.steps
         self.grad = True
+        self.turned_off: Stack = ()  # where, by a call that no with-block ends
         self.inference = False
         self.autocast = False
         self.loops = 0  # that stand around what runs

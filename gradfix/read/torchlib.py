@@ -295,9 +295,14 @@ def _variable(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 def _mode(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
     value = Instance(None, kind=path, extra={"args": args, "kwargs": kwargs})
     if path == "torch.set_grad_enabled":
-        value.extra["before"] = m.grad
+        value.extra["before"] = m.grad, m.turned_off
         wanted = args[0] if args else kwargs.get("mode")
-        m.grad = wanted if isinstance(wanted, bool) else True  # nothing rests on their being off, then
+        before, m.grad = (
+            m.grad,
+            wanted if isinstance(wanted, bool) else True,
+        )  # nothing rests on their being off, then
+        if m.grad != before:
+            m.turned_off = () if m.grad else m.stack()
     return value
 
 
@@ -314,7 +319,7 @@ def enter_mode(m: Machine, value: Instance) -> Callable[[], None]:
     elif kind == "torch.enable_grad":
         m.grad = True
     elif kind == "torch.set_grad_enabled":
-        grad = value.extra["before"]
+        grad, m.turned_off = value.extra["before"]
         m.grad = given[0] if given and isinstance(given[0], bool) else grad
     elif kind == "torch.autocast":
         enabled = value.extra["kwargs"].get("enabled", True)

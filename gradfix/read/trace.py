@@ -20,6 +20,7 @@ from gradfix.tape import (
     Legacy,
     Mode,
     Mutate,
+    Off,
     Optimizer,
     Record,
     Ref,
@@ -245,6 +246,10 @@ class Trace:
     def stepped(self, number: int, having: list[Tensor], without: list[Tensor], vague: list[Tensor]) -> None:
         refs = tuple(self.ref(t) for t in having + vague)
         self.add(Step(self.tick(), self._stack(), number, refs, tuple(self.ref(t) for t in without)))
+
+    def off(self, stack: Stack) -> None:
+        """Gradients are off since the call at `stack`."""
+        self.add(Off(self.tick(), stack))
 
     def no_graph(self, root: Tensor, retain: bool, create: bool, inputs: bool) -> None:
         roots = (~root.storage.number,)

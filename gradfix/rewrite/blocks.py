@@ -169,12 +169,12 @@ def _imported_from(statement: cst.BaseSmallStatement) -> str:
 
 
 def under(view: View, context: cst.BaseExpression, statements: Sequence[cst.CSTNode]) -> tuple[Edit, ...]:
-    """Edits that put neighbouring `statements` (of one body) under ``with context():``.
+    """Edits that put neighbouring `statements` (of one body) under ``with context():``, or under a call as it is.
 
     Small statements of a line with semicolons may be given alone: the line is split. The body of a one-line
     compound statement (``for p in ps: p.clamp_(0)``) becomes a block.
     """
-    item = cst.WithItem(cst.Call(context))
+    item = cst.WithItem(context if isinstance(context, cst.Call) else cst.Call(context))
     first = statements[0]
     if isinstance(first, cst.BaseSmallStatement):
         holder = view.parents[first]

@@ -183,6 +183,7 @@ class Engine:
         fields = _flags(retain, create, inputs)
         root = outputs[index]
         storage = r.storages.of(root)
+        r.grad_mode.met()
         r.tape.event(
             "Backward", r.clock.tick(), stack, roots=[~storage.number], nodes=[], refused=message, **fields
         )

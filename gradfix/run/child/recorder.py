@@ -28,6 +28,7 @@ from .custom import Custom
 from .elsewhere import Processes, Threads
 from .engine import FREED, Engine
 from .gradients import FULL, Gradients
+from .gradmode import GradMode
 from .kept import Kept
 from .leaves import Leaves
 from .legacy import Legacy
@@ -84,6 +85,7 @@ class Recorder:
         self.optimizers = Optimizers(self)
         self.gradients = Gradients(self)
         self.regions = Regions(self)
+        self.grad_mode = GradMode(self)
         self.legacy = Legacy(self)
         self.kept = Kept(self)
         self.alike = Alike(self)
@@ -93,6 +95,7 @@ class Recorder:
     def install(self) -> None:
         self.tape.header(str(self._request.get("script", "")))
         self.regions.install()
+        self.grad_mode.install()
         self.custom.install()
         self.aliases.install()
         self.optimizers.install()

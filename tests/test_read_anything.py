@@ -86,3 +86,11 @@ def test_every_call(tmp_path: Path) -> None:
 )
 def test_calls_that_once_failed(tmp_path: Path, lines: tuple[str, ...]) -> None:
     _survive([lines], tmp_path)
+
+
+def test_a_module_whose_names_are_made_as_it_goes(tmp_path: Path) -> None:
+    (tmp_path / "made.py").write_text("globals()[input()] = 1\n")
+    path = tmp_path / "train.py"
+    text = f"{HEAD}from made import *\nx = torch.rand(3, requires_grad=True)\ny = x.exp()\ny += 1\ny.sum().backward()\n"
+    kinds = {c.kind for reading in read(path, text) for c in detect(reading.tape)}
+    assert kinds == {"stale-saved-tensor"}

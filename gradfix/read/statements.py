@@ -273,7 +273,7 @@ def _import_from(m: Machine, node: ast.ImportFrom) -> Left:
         if alias.name == "*":
             found = m.project.find(module, unit, level) if own else None
             for each, value in list(load(m, found).names.items()) if found is not None else ():
-                if not each.startswith("_"):
+                if isinstance(each, str) and not each.startswith("_"):  # globals()[name] = … takes any
                     calls.store(m, each, value)
             continue
         value = Lib(f"{module}.{alias.name}")

@@ -365,3 +365,21 @@ def test_what_else_pytorch_took_away_is_certain_still(tmp_path):
         if conflict.kind == "legacy-api" and conflict.severity == "error"
     }
     assert told == {(7, "certain"), (15, "certain")}
+
+
+@pytest.mark.parametrize(("create", "expected"), [("True", set()), ("False", {("certain", "cut-graph")})])
+def test_a_gradient_of_what_is_not_known_may_have_a_graph(tmp_path, create, expected):
+    text = f"""\
+    def curvature(loss, weight):
+        slope = torch.autograd.grad(loss, [weight], create_graph={create})[0]
+        return [torch.autograd.grad(each, [weight], retain_graph=True)[0] for each in slope.reshape(-1)]
+
+    class Guide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def finalize(self, loss):
+            return curvature(loss, self.weight)
+    """
+    assert found(tmp_path, text) == expected

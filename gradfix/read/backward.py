@@ -37,9 +37,11 @@ def grad(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
             node.saves += [s for s in each.saves if s not in node.saves][:64]
             for saved in each.saves:
                 saved.storage.saved.append(node)
+    # (that of something unknown may have a graph, where one is asked for)
+    requires = node is not None or (False if given.get("create_graph") in (None, False) else None)
     for each in inputs:
         if isinstance(each, Tensor):
-            result = ops.new(m, each.shape, each.dtype, node is not None, node)
+            result = ops.new(m, each.shape, each.dtype, requires, node)
             result.storage.plain = plain
             m.constants = m.constants or plain
             results.append(result)

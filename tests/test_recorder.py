@@ -982,3 +982,19 @@ def test_a_function_that_was_only_evaluated_first_is_told_of_where_it_trains(rec
     looked = "first = Linear.apply(torch.randn(4, 3), weight, bias)\n    first.detach().numpy()\n    for _ in"
     tape = record(text.replace("for _ in", looked))
     assert [(c.pattern, c.at.line) for c in detect(tape) if c.severity != "note"] == [("withheld", 20)]
+
+
+def test_a_counter_that_two_tensors_share_is_asked(record: Recorded) -> None:
+    """An alias keeps its memory when ``x.data = y`` gives x another one, and yet counts what is written to x."""
+    tape = record("""
+        import torch
+        w, x, y = torch.rand(3, requires_grad=True), torch.rand(3), torch.rand(3)
+        loss = (w * x.detach()).sum()
+        loss.backward(retain_graph=True)
+        (w * y).sum().backward()
+        x.data = torch.rand(3)
+        x.data = y
+        x.sub_(0.5)
+        loss.backward()
+    """)
+    assert [c.kind for c in detect(tape) if c.severity == "error"] == ["stale-saved-tensor"]

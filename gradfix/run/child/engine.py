@@ -237,7 +237,7 @@ class Engine:
             if entry.tensor is GONE:
                 continue
             fate, moved = entry.fate, entry.moved()
-            if moved and (fate is None or fate.time is None):
+            if moved and (fate is None or fate.time is None or not fate.counted):
                 self.r.unseen(entry, next(times, 0))
             elif fate is not None and fate.time is not None and not moved:
                 found = True

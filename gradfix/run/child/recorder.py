@@ -161,9 +161,9 @@ class Recorder:
 
     def unseen(self, entry: Entry, time: int) -> None:
         """Emit a write that only the version counter shows; where it was done nobody knows."""
-        storage = self.storages.of(entry.tensor)
-        if time and storage.version(entry.time) == len(storage.writes):
-            fate_of(entry).time = time
+        if time:
+            fate = fate_of(entry)
+            fate.time, fate.counted = fate.time or time, True
             self.mutated(time, (), "unknown", entry.tensor, threatens=True)
 
     def counter(self, storage: Storage | None, tensor: Any) -> Callable[[], bool]:

@@ -383,3 +383,56 @@ def test_a_gradient_of_what_is_not_known_may_have_a_graph(tmp_path, create, expe
             return curvature(loss, self.weight)
     """
     assert found(tmp_path, text) == expected
+
+
+MANAGER = """\
+import contextlib
+net, memory = nn.Linear(3, 3), [torch.zeros(1, 3)]
+
+@contextlib.contextmanager
+def frozen():
+    net.requires_grad_(False)
+    {yielding}
+    net.requires_grad_(True)
+
+def train():
+    with frozen() as nothing:
+        y = net(torch.ones(1, 3))
+        {leaving}
+    net(torch.ones(1, 3)).sum().backward()
+    return y
+
+train()
+"""
+
+
+@pytest.mark.parametrize("yielding", ["yield", "try:\n        yield\n    finally:\n        pass"])
+@pytest.mark.parametrize("leaving", ["pass", "print(y)"])
+def test_what_a_context_manager_does_behind_its_yield_is_done(tmp_path, yielding, leaving):
+    text = MANAGER.format(yielding=yielding, leaving=leaving)
+    assert found(tmp_path, text) == set()
+    torn = text.replace("requires_grad_(True)", "requires_grad_(False)")
+    assert found(tmp_path, torn) == {("certain", "cut-graph")}
+    inside = text.replace(leaving, "y.sum().backward()")
+    assert ("certain", "cut-graph") in found(tmp_path, inside)
+
+
+def test_a_block_that_is_left_leaves_its_function(tmp_path):
+    text = MANAGER.format(yielding="yield", leaving="return y")
+    assert found(tmp_path, text) == set()
+
+
+def test_a_generator_under_no_grad_gives_the_grad_mode_back_at_each_yield(tmp_path):
+    text = """\
+    net = nn.Linear(3, 3)
+
+    @torch.no_grad()
+    def batches():
+        for _ in range(3):
+            yield net(torch.ones(1, 3))
+
+    for y in batches():
+        {loss}.mean().backward()
+    """
+    assert found(tmp_path, text.format(loss="net(y)")) == set()
+    assert found(tmp_path, text.format(loss="y")) == {("certain", "cut-graph")}

@@ -118,16 +118,22 @@ def _generated(m: Machine, source: Generator, one: One, node: ast.AST) -> bool:
 
     def yielded(value: Value) -> None:
         count[0] += 1
-        caller = m.frame
+        caller, within = m.frame, m.grad
         m.frame = outer
+        if (
+            source.function.wrappers
+        ):  # @torch.no_grad() on a generator gives the grad mode back at every yield
+            m.grad = grad
         try:
             stop = one(value)
         finally:
             m.frame = caller
+            if source.function.wrappers:
+                m.grad = within
         if stop or count[0] >= 4 * SHORT:
             raise Stopped
 
-    outer = m.frame
+    outer, grad = m.frame, m.grad
     if source.done:
         return True
     source.done = True

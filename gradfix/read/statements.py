@@ -10,7 +10,7 @@ from gradfix.read import calls, iteration, libraries, objects
 from gradfix.read.expressions import assign, augmented, delete, evaluate, settled
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.truth import truth
-from gradfix.read.values import Class, Later, Lib, ModuleValue, Tensor, Unknown, Value
+from gradfix.read.values import Class, Generator, Later, Lib, ModuleValue, Tensor, Unknown, Value
 
 Left = str | None  # "break", "continue", "return" or None: went on to its end
 _ENDS = (ast.Raise, ast.Return, ast.Break, ast.Continue)
@@ -204,19 +204,46 @@ def _while(m: Machine, node: ast.While) -> Left:
 
 
 def _with(m: Machine, node: ast.With | ast.AsyncWith) -> Left:
-    undo: list[Callable[[], None]] = []
-    try:
-        for item in node.items:
-            value = evaluate(m, item.context_expr)
-            m.frame.node = item.context_expr
-            entered, leave = libraries.enter(m, value)
-            undo.append(leave)
-            if item.optional_vars is not None:
-                assign(m, item.optional_vars, entered, node)
+    return _entered(m, node, 0)
+
+
+def _entered(m: Machine, node: ast.With | ast.AsyncWith, at: int) -> Left:
+    """What a ``with`` comes to from its item number `at` on."""
+    if at == len(node.items):
         return block(m, node.body)
+    item = node.items[at]
+    value = evaluate(m, item.context_expr)
+    m.frame.node = item.context_expr
+    if isinstance(value, Generator) and value.function.kind == "context" and not value.done:
+        return _yielded_to(m, node, at, value)
+    entered, leave = libraries.enter(m, value)
+    try:
+        if item.optional_vars is not None:
+            assign(m, item.optional_vars, entered, node)
+        return _entered(m, node, at + 1)
     finally:
-        for leave in reversed(undo):
-            leave()
+        leave()
+
+
+def _yielded_to(m: Machine, node: ast.With | ast.AsyncWith, at: int, manager: Generator) -> Left:
+    """The same where a generator function is the context manager: the block runs at its yield, and it goes on after."""
+    item, doubts = node.items[at], 0
+    left: list[Left] = []
+
+    def one(entered: Value) -> bool:
+        nonlocal doubts
+        before = m.doubts
+        if item.optional_vars is not None:
+            assign(m, item.optional_vars, entered, node)
+        left.append(_entered(m, node, at + 1))
+        doubts = m.doubts - before
+        return False
+
+    iteration.each(m, manager, one, item.context_expr)
+    if not left:  # its yield was not come to
+        return _entered(m, node, at + 1)
+    m.doubts += doubts  # what the block does not know holds behind it, too
+    return left[0]
 
 
 def _try(m: Machine, node: ast.Try) -> Left:

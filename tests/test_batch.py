@@ -468,8 +468,27 @@ def test_what_could_not_be_taken_is_no_success(tmp_path):
     assert not (tmp_path / "two").exists()
     done = call("folder", "--branch", "", cwd=tmp_path)
     assert (done.returncode, "--branch needs a name" in done.stderr) == (2, True)
+    (tmp_path / "index").write_bytes(b"DIRC\0\0\n")
+    done = call("--from", "index", cwd=tmp_path)
+    assert (done.returncode, "index: no list of repositories" in done.stderr) == (2, True)
     done = call("folder", "--retry", "nosuch", cwd=tmp_path)
     assert (done.returncode, "--retry nosuch: no repository" in done.stderr) == (2, True)
+
+
+def test_a_full_disk_under_the_state_is_one_sentence(tmp_path, monkeypatch):
+    plain(tmp_path / "folder", {"ok.py": sound()})
+    full = plain(
+        tmp_path / "site",
+        {
+            "sitecustomize.py": "import sqlite3\nfrom gradfix.batch import state\n"
+            "def add(self, specs): raise sqlite3.OperationalError('database or disk is full')\n"
+            "state.State.add = add\n"
+        },
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(full), os.environ.get("PYTHONPATH", "")]))
+    done = call("folder", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "can't be used (database or disk is full)" in done.stderr
 
 
 def test_status_before_the_end(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,6 +108,8 @@ class Command:
             raise CommandError(
                 f"{self.list_}: can't be read ({(problem.strerror or str(problem)).lower()})"
             ) from None
+        if any("\0" in line for line in lines):
+            raise CommandError(f"{self.list_}: no list of repositories, one a line")
         return [str(self.list_.parent / line) for line in lines]
 
     @contextmanager
@@ -120,6 +123,8 @@ class Command:
                     state.close()
         except (StateError, EngineError) as problem:
             raise CommandError(str(problem)) from None
+        except sqlite3.OperationalError as problem:  # a full disk
+            raise CommandError(f"{self.batch.workspace}: can't be used ({problem})") from None
         except OSError as problem:
             reason = (problem.strerror or str(problem)).lower()
             raise CommandError(

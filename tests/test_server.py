@@ -380,6 +380,17 @@ def test_an_unsaved_file_is_read_as_the_editor_has_it(session, folder):
     assert client.diagnostics(uri) == []
 
 
+def test_a_file_that_changes_before_it_was_ever_read_is_read_by_its_importers(session, folder):
+    text = FAULT.replace("y += 1", "lib.calm(y)").replace("import torch", "import torch\nimport lib")
+    client = session()
+    assert client.diagnostics(client.open(folder / "warm.py", FAULT))
+    lib = client.open(folder / "lib.py", "# of a\ndef calm(y):\n    y += 1\n")  # read later: it speaks of a
+    uri = client.open(folder / "a.py", text)
+    assert client.diagnostics(uri)
+    client.replace(lib, "def calm(y):\n    return y + 1\n")
+    assert client.diagnostics(uri) == []
+
+
 def test_a_file_opened_otherwise_than_the_disk_is_read_by_its_importers(session, folder):
     model = "def grow(y):\n    y = y + 1\n    return y\n"
     (folder / "model.py").write_text(model)

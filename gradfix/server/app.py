@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -40,9 +41,10 @@ NOTEBOOKS = types.NotebookDocumentSyncOptions(
 
 @dataclass(slots=True)
 class State:
-    """What is known of one open file: its `text` when it was read last and the faults of that, what proofs have shown,
-    and what is under way."""
+    """What is known of one open file: the text that what imports it was read with (`shared`), its `text` when it was
+    read last and the faults of that, what proofs have shown, and what is under way."""
 
+    shared: str | None
     text: str | None = None
     told: tuple[Told, ...] = ()
     cured: tuple[str, tuple[Told, ...]] | None = None
@@ -122,7 +124,10 @@ class Server(LanguageServer):
     def changed(self, uri: str, pause: float | None = None) -> None:
         """Another text: what was under way for the older one ends, and this one is read after a moment, or `pause`
         seconds."""
-        state = self.states.setdefault(uri, State())
+        state = self.states.get(uri)
+        if state is None:
+            file = self.buffer(uri)
+            state = self.states[uri] = State(file.source.text if file is not None else None)
         self.readers.drop(uri)
         if state.reading is not None:
             state.reading.cancel()
@@ -158,7 +163,8 @@ class Server(LanguageServer):
         if file is None or settings is None:
             return
         found = await self._ask("check", file, replace(settings, repair=False))
-        if state.text is not None and state.text != file.source.text:
+        if state.shared != file.source.text:
+            state.shared = file.source.text
             self.beside(file.path)
         state.text, state.told, state.cured = file.source.text, found, None
         for document, version in file.uris():
@@ -194,10 +200,10 @@ class Server(LanguageServer):
 
     def beside(self, path: Path) -> None:
         """Another text of a file is known: read again, when there is time, what is open and may import it."""
-        name = path.parent.name if path.stem == "__init__" else path.stem
+        name = re.compile(rf"\b{re.escape(path.parent.name if path.stem == '__init__' else path.stem)}\b")
         for uri in list(self.states):
             other = self.buffer(uri)
-            if other is not None and other.path != path and name in other.source.text:
+            if other is not None and other.path != path and name.search(other.source.text):
                 self.changed(uri, LATER)
 
     def _pause(self) -> float:

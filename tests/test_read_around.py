@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradfix.detect import detect
-from gradfix.read import read, yamls
+from gradfix.read import read, settings
 
 STALE = """\
 import torch
@@ -269,7 +269,7 @@ def test_settings_are_read_from_their_file(tmp_path, how, load, test):
     "settings",
     [
         "model: !!python/tuple [1, 2]\n",
-        "model: &a {shift: true}\nother: *a\n",
+        "other: &a {shift: true}\nmodel: {<<: *a}\n",
         "model: |\n  shift: true\n",
         "- [1, 2\n",
     ],
@@ -304,23 +304,25 @@ def test_the_parsers_file_of_settings(tmp_path):
     assert found(tmp_path, "train.py", files) == [("train.py", "stale-saved-tensor", "certain")]
 
 
-def test_yaml_as_it_is_read_by_others():
-    yaml = pytest.importorskip("yaml")
-    for text in SAMPLES:
-        assert yamls.read(text, ".yaml") == yaml.safe_load(text), text
-
-
-SAMPLES = [
-    YAML,
-    "",
-    "a: 1e-4\nb: 1.0e-4\nc: .5\nd: 1_000\ne: 007\nf: -3\ng: +.inf\n",
-    "a: yes\nb: 'yes'\nc: \"#no\"\nd: no # off\ne: ~\nf:\ng: null\n",
-    "a:\n  - 1\n  - b: 2\n    c: 3\n  -\n    - 4\n    - 5\nd:\n- 6\n- {e: 7, f: [8, 'g, h']}\n",
-    "- [-1, 1, Conv, [64, 3]]\n- [[-1, 6], 1, Cat, [1]]  # two\n",
-    "a: [1,\n    2,\n    3]\nb: {x: 1,\n    y: it's}\n",
-    "url: http://here:80/x\n'quoted key': 1\n3: three\npath: a/b#c\n",
-    "---\na: b c d\nb: \"x: y\"\nc: it''s\nd: 'it''s'\n",
-]
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [*a]\n",
+        "a: &a [1, 1]\n"
+        + "".join(
+            f"{n}: &{n} [*{p}, *{p}, *{p}]\n" for p, n in zip("abcdefghijk", "bcdefghijkl", strict=True)
+        ),
+        "a: &a {x: 1}\nb: {<<: *a}\n",
+        "a: 2020-01-01\n",
+        "a: !!python/object/apply:os.system [ls]\n",
+        "a: [1\n",
+        "[" * 5000,
+    ],
+    ids=["itself", "laughs", "merged", "date", "tag", "open", "deep"],
+)
+def test_settings_that_are_not_read(text):
+    with pytest.raises(settings.Strange):
+        settings.read(text, ".yaml")
 
 
 # ---- models built from settings

@@ -46,11 +46,11 @@ def value(m: Machine, source: Value) -> Value:
     text = m.project.text(path) if isinstance(path, str) else source if isinstance(source, str) else None
     if text is None:
         return m.unknown("settings")
-    from gradfix.read import yamls  # hardly any program has settings
+    from gradfix.read import settings  # hardly any program has some
 
     try:
-        return yamls.read(text, SUFFIXES.get(os.path.splitext(path)[1], "") if path else ".yaml")
-    except (yamls.Strange, RecursionError):
+        return settings.read(text, SUFFIXES.get(os.path.splitext(path)[1], "") if path else ".yaml")
+    except settings.Strange:
         return m.unknown("settings of a kind of their own")
 
 
@@ -122,11 +122,11 @@ def told(m: Machine, path: Value) -> dict[str, Any]:
     text = m.project.text(found) if found is not None else None
     if text is None:
         return {}
-    from gradfix.read import yamls
+    from gradfix.read import settings
 
     try:
-        return yamls.settings(text)
-    except yamls.Strange:
+        return settings.lines(text)
+    except settings.Strange:
         return {}
 
 

@@ -34,12 +34,14 @@ class Node:
 class Document:
     """`doubts`: comments of lines that the fix rewrites were changed, and may stand on another of its lines. `copied`:
     what the fix changes is there twice (were the first taken away then, the copy would be where it moved). `destroyed`:
-    what the fix changes is not there any more."""
+    what the fix changes is not there any more. `rebound`: between two of its lines that use one name, that name is
+    bound to something else, so that the fix would change what is computed."""
 
     nodes: tuple[Node, ...]
     doubts: bool = False
     copied: bool = False
     destroyed: bool = False
+    rebound: bool = False
     done: tuple[str, ...] = field(default=())
 
     @classmethod
@@ -127,6 +129,40 @@ def inserted(document: Document, random: Random) -> Document | None:
     )
     nodes = [Node((x,), (x,)) for line in lines for x in [f"{indent}{line}" if line else ""]]
     return _nodes(document, [*document.nodes[:at], *nodes, *document.nodes[at:]])
+
+
+@edit
+def rebound(document: Document, random: Random) -> Document | None:
+    """A name of the fix's lines is bound again, to something made of it, in one of the lines around them."""
+    changes = [n for n, node in enumerate(document.nodes) if node.changes]
+    bound = {
+        n.id
+        for n in ast.walk(ast.parse(document.old))
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    used = {n: bound & {w for x in (*node.old, *node.new) for w in re.findall(r"\w+", x.partition("#")[0])}
+            for n, node in enumerate(document.nodes) if node.changes}  # fmt: skip
+    names = sorted(set().union(*used.values()))
+    places = [n for n in _lines(document) if min(changes, default=n) - 3 <= n <= max(changes, default=n) + 3]
+    if not names or not places:
+        return None
+    name, at = random.choice(names), random.choice(places)
+    line = _indent(document.nodes[at].old[0]) + random.choice(
+        [f"{name} = {name} * 2", f"{name} = torch.sigmoid({name})"]
+    )
+
+    def uses(nodes: range) -> bool:
+        """Whether one of the changes there, in the same function, uses the name."""
+        for n in nodes:
+            if any(re.match(r"\s*(def|class)\b", x) for x in document.nodes[n].old):
+                return False
+            if name in used.get(n, ()):
+                return True
+        return False
+
+    between = uses(range(at - 1, -1, -1)) and uses(range(at, len(document.nodes)))
+    document = replace(document, rebound=document.rebound or between)
+    return _nodes(document, [*document.nodes[:at], Node((line,), (line,)), *document.nodes[at:]])
 
 
 @edit

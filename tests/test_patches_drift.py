@@ -45,7 +45,9 @@ def judged(folder: Path, case: tuple[str, str, str], random: Random, times: int)
         assert path.read_bytes() == before, said
         assert done.status == "refused" or document.old == document.new, said
         place = "lost" if document.destroyed else "copied" if document.copied else "there"
+        place = "there, its values others" if document.rebound and place == "there" else place
         return "no change" if done.status == "already" else f"refused, its place {place}"
+    assert not document.rebound, said
     # a comment that came to a line which the fix takes apart may be on either part
     wanted, made = (_bare(x) if document.doubts else x for x in (document.new, Source.read(path).text))
     assert made == wanted, said

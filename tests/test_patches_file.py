@@ -43,7 +43,7 @@ def test_faults_that_a_reader_sees():
     case = ROOT / "fixtures/recompute_after_step/shared_score"
     old, new = ((case / name).read_text() for name in ("before.py", "after.py"))
     here = str(case / "before.py")
-    assert make.faults(case / "before.py", {here: old}, {here: new})["stale-saved-tensor"] == (1, 0)
+    assert make.shown(case / "before.py", {here: old}, {here: new}).faults["stale-saved-tensor"] == (1, 0)
 
 
 def test_there_and_back(tmp_path):
@@ -55,7 +55,7 @@ def test_context_grows_until_no_other_place_fits():
     block = "for x in data:\n    loss = f(x)\n    loss.backward()\n    opt.step()\n    print(loss)\n"
     old = f"first = 1\na = 1\nb = 2\n{block}\nsecond = 2\nc = 1\nd = 2\ne = 3\n{block}\nlast = 3\n"
     new = old.replace("    loss.backward()", "    loss.backward(retain_graph=True)", 1)
-    (hunk,) = make.hunks("x.py", old, new)
+    (hunk,) = make.file_patch("x.py", old, new).hunks
     other = max(p.score for p in places(hunk, Text(old)) if p.start != hunk.line - 1)
     assert "a = 1" in hunk.before
     assert other == pytest.approx(hunk.alike, abs=1e-3)
@@ -106,7 +106,7 @@ HUNK = ("fixes", 0, "files", 0, "hunks", 0)
 @pytest.mark.parametrize(
     "change",
     [
-        _set("version", to=2),
+        _set("version", to=1),
         _set("version", to=True),
         _set("format", to="other"),
         _set("made", to=[]),

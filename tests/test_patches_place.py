@@ -6,7 +6,6 @@ import pytest
 
 from gradfix.patches import make
 from gradfix.patches.place import Placed, Refused, place
-from gradfix.patches.values import FilePatch
 
 OLD = """
 import torch
@@ -37,7 +36,7 @@ NEW = OLD.replace("hidden += 1", "hidden = hidden + 1").replace(
 
 
 def placed(now: str, old: str = OLD, new: str = NEW) -> Placed:
-    return place(FilePatch("x.py", make.digest(old), make.hunks("x.py", old, new)), now)
+    return place(make.file_patch("x.py", old, new), now)
 
 
 def lands(change) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from gradfix.discover import Search, is_script
 from gradfix.patches.file import SUFFIXES, PatchError
-from gradfix.patches.make import faults
+from gradfix.patches.make import BACKWARD, shown
 from gradfix.patches.place import Placed, Refused, place
 from gradfix.patches.values import FilePatch, Fix, Patch
 from gradfix.source import Source, SourceError
@@ -150,7 +150,8 @@ def _seen(fix: Fix, tree: Tree, before: Mapping[str, str], after: Mapping[str, s
     already, or is not cured, or that there is a new one; a run may know better."""
     cured = {c.kind for c in fix.cures}
     visible = {kind for kind, (old, new) in fix.faults.items() if old > new and kind in cured}
-    now = faults(tree.root / fix.entry, before, after)
+    here = shown(tree.root / fix.entry, before, after)
+    now = here.faults
     new = [k for k, (old, then) in now.items() if then > old and REPORTED.get(k) == "error"]
     brought = [k for k in new if fix.faults.get(k, (0, 0))[0] >= fix.faults.get(k, (0, 0))[1]]
     gone = sorted(k for k in visible if not now.get(k, (0, 0))[0])
@@ -162,6 +163,9 @@ def _seen(fix: Fix, tree: Tree, before: Mapping[str, str], after: Mapping[str, s
         said = f"{listed(left)} shows in the text after the fix as it does before"
     elif brought:
         said = f"with the fix, {listed(brought)} shows in the text, which it did not before"
+    elif worse := [k for k, (old, then) in here.reading.items() if _worse(k, old, then)
+                   and not _worse(k, *fix.reading.get(k, (0, 0)))]:  # fmt: skip
+        said = _less(worse[0])
     if said and tree.prove is None:
         raise Refused(f"{fix.entry}: {said} (--reprove runs it)")
     if said:
@@ -173,6 +177,20 @@ def _seen(fix: Fix, tree: Tree, before: Mapping[str, str], after: Mapping[str, s
             "--reprove runs the script."
         )
     return f"The text alone shows {listed(sorted(visible))} before the fix, and not after it."
+
+
+def _worse(what: str, before: int, after: int) -> bool:
+    return after < before if what == BACKWARD else after > before
+
+
+def _less(what: str) -> str:
+    """That the program can't be read as far as before the fix; `what` as Fix.reading has it."""
+    if what == BACKWARD:
+        return "with the fix, fewer of its backward passes show in the text"
+    if what == "failed":
+        return "with the fix, it ends with an error"
+    what = what.removeprefix("not know: ")
+    return f"with the fix, the text does not tell any more what it does ({what})"
 
 
 def _from(root: Path, sentence: str) -> str:

@@ -18,7 +18,7 @@ from gradfix.patches.values import Patch
 from gradfix.report.json import plain
 from gradfix.source import NEWLINE
 
-FORMAT, VERSION = "gradfix-patch", 1
+FORMAT, VERSION = "gradfix-patch", 2
 LARGEST = 32 << 20  # bytes of a file that is read
 AROUND = 2_000  # lines around a change
 LONGEST = 4_096  # characters of a path

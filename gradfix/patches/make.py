@@ -7,7 +7,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,19 +18,21 @@ from gradfix.examine import findings, read_text
 from gradfix.notebook import locate
 from gradfix.patches.file import inside
 from gradfix.patches.fit import Place, Text, Touched, places, rival
+from gradfix.patches.flow import sides
 from gradfix.patches.lines import lexed
 from gradfix.patches.names import Bindings
 from gradfix.patches.values import Bound, Cured, FilePatch, Fix, Hunk, Meant, Patch
 from gradfix.report.diff import unified
 from gradfix.report.places import Paths
 from gradfix.source import Source, SourceError
-from gradfix.tape import Site
+from gradfix.tape import Backward, End, Site
 from gradfix.verdict import Verdict
 
 if TYPE_CHECKING:
     from gradfix.result import Cure, Result
 
 LEAST, MOST = 4, 40  # lines of code that are kept on either side of a change
+BACKWARD = "backward"
 ALIKE = 0.5  # another place that fits better than this asks for more of them
 
 Texts = Mapping[str, tuple[str, str]]  # by path from the root, with slashes: a file before and after
@@ -94,16 +96,16 @@ def fix(entry: str, verdict: Verdict, cures: Sequence[Cured], texts: Texts, root
         inside(path)
     before = {str(root / path): old for path, (old, _) in texts.items()}
     after = {str(root / path): new for path, (_, new) in texts.items()}
+    seen = shown(root / entry, before, after)
     return Fix(
         entry,
         verdict.status,
         verdict.reason,
         dict(verdict.measured),
         tuple(cures),
-        faults(root / entry, before, after),
-        tuple(
-            FilePatch(path, digest(old), hunks(path, old, new)) for path, (old, new) in sorted(texts.items())
-        ),
+        seen.faults,
+        seen.reading,
+        tuple(file_patch(path, old, new) for path, (old, new) in sorted(texts.items())),
         "".join(f"{line}\n" for line in unified(texts, Paths(root))),
     )
 
@@ -113,14 +115,19 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def hunks(path: str, old: str, new: str) -> tuple[Hunk, ...]:
+def file_patch(path: str, old: str, new: str) -> FilePatch:
     """The change of one file."""
+    steps = SequenceMatcher(None, old.split("\n"), new.split("\n"), autojunk=False).get_opcodes()
+    changes = [(i, end, j, stop) for tag, i, end, j, stop in steps if tag != "equal"]
+    flow = sides(old, new, [(i, end) for i, end, _, _ in changes], [(j, stop) for _, _, j, stop in changes])
+    return FilePatch(path, digest(old), _hunks(path, old, new, changes), flow)
+
+
+def _hunks(path: str, old: str, new: str, changes: Iterable[tuple[int, int, int, int]]) -> tuple[Hunk, ...]:
     text, b = Text(old), new.split("\n")
     known, became = _bindings(old), _bindings(new)
     out = []
-    for tag, i, end, j, stop in SequenceMatcher(None, text.lines, b, autojunk=False).get_opcodes():
-        if tag == "equal":
-            continue
+    for i, end, j, stop in changes:
         found = locate(old, i + 1) if path.endswith(".ipynb") else None
         hunk = _placed(text, i, end, tuple(b[j:stop]), found[0] if found else None)
         lines = (*Touched.of(hunk).lines, *hunk.old, *hunk.new)
@@ -164,20 +171,38 @@ def _placed(text: Text, start: int, end: int, new: tuple[str, ...], cell: int | 
         size += LEAST
 
 
-def faults(entry: Path, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """How many faults show in the text of the program `entry`, and of the files that change, before and after, by
-    kind. A text is what is on the disk where it is not given."""
-    old, new = _faults(entry, before), _faults(entry, after)
-    return {kind: (old[kind], new[kind]) for kind in sorted(old | new)}
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the text alone shows of a change: how many `faults` by kind, and how far the reader came (`reading`, as a
+    Fix has it), before and after."""
+
+    faults: Mapping[str, tuple[int, int]]
+    reading: Mapping[str, tuple[int, int]]
 
 
-def _faults(entry: Path, texts: Mapping[str, str]) -> Counter[str]:
+def shown(entry: Path, before: Mapping[str, str], after: Mapping[str, str]) -> Shown:
+    """What shows in the text of the program `entry`, and of the files that change. A text is what is on the disk where
+    it is not given."""
+    (old, far), (new, further) = _shown(entry, before), _shown(entry, after)
+    return Shown(
+        {kind: (old[kind], new[kind]) for kind in sorted(old | new)},
+        {what: (far[what], further[what]) for what in sorted(far | further) if far[what] != further[what]},
+    )
+
+
+def _shown(entry: Path, texts: Mapping[str, str]) -> tuple[Counter[str], Counter[str]]:
     seen: set[tuple[str, Site]] = set()
+    reading: Counter[str] = Counter()
     for path in dict.fromkeys([str(entry), *texts]):
         try:
             text = texts[path] if path in texts else Source.read(path).text
-            found = findings(Path(path), text, read_text(Path(path), text, texts))
+            readings = read_text(Path(path), text, texts)
+            found = findings(Path(path), text, readings)
         except SourceError:
             continue
         seen |= {(f.conflict.kind, f.conflict.at) for f in found}
-    return Counter(kind for kind, _ in seen)
+        for each in readings:
+            reading[BACKWARD] += sum(isinstance(e, Backward) for e in each.tape.events)
+            reading["failed"] += sum(isinstance(e, End) and e.how == "failed" for e in each.tape.events)
+            reading.update({f"not know: {origin}": count for origin, count in each.unknowns})
+    return Counter(kind for kind, _ in seen), reading

@@ -17,14 +17,16 @@ from itertools import pairwise
 from diff_match_patch import diff_match_patch
 
 from gradfix.patches.fit import SLACK, Place, Text, Touched, places, rival
+from gradfix.patches.flow import differs
 from gradfix.patches.lines import Indents, Names, level, lexed, quoted, rename, renames
 from gradfix.patches.make import digest
 from gradfix.patches.names import Bindings
-from gradfix.patches.values import FilePatch, Hunk
+from gradfix.patches.values import FilePatch, Hunk, Sides
 
 FITS = 0.6  # of the lines around a place must be left
 CLEAR = 0.2  # by so much a place must fit better than any other
 COPY = 0.15  # by so much others may fit better than they did in the source
+NOT_KNOWN = "it has changed, and what the fix's lines had to do with the others is not known"
 NEAR, WINDOW = 32, 20_000  # characters of a line that is looked for, and where
 
 
@@ -48,12 +50,14 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """A hunk at its place; `names` are all that it uses as they are called there. `done`: nothing is left to do."""
+    """A hunk at its place; `names` are all that it uses as they are called there. `done`: nothing is left to do.
+    `doubt`: why it may belong elsewhere near by."""
 
     hunk: Hunk
     place: Place
     names: Names
     done: bool = False
+    doubt: str = ""
 
 
 def place(file: FilePatch, text: str) -> Placed:
@@ -61,7 +65,7 @@ def place(file: FilePatch, text: str) -> Placed:
     name = file.path
     if digest(text) == file.sha256:
         spots = [_exact(hunk, text.split("\n"), name) for hunk in file.hunks]
-        return _edited(spots, Text(text), name, exact=True)
+        return _edited(spots, Text(text), name, None, exact=True)
     lines = Text(text)
     try:
         bindings = Bindings.of(text)
@@ -69,7 +73,7 @@ def place(file: FilePatch, text: str) -> Placed:
         raise Refused(f"{name} has changed, and can't be parsed as it is") from None
     spots = [_spot(hunk, lines, bindings, name) for hunk in file.hunks]
     _in_order(spots, bindings, name)
-    return _edited(spots, lines, name)
+    return _edited(spots, lines, name, file.flow)
 
 
 def _exact(hunk: Hunk, lines: list[str], name: str) -> _Spot:
@@ -119,12 +123,11 @@ def _possible(
     for found in places(hunk, text, old):
         names = {**_evidence(hunk, text, found), **found.names}
         problem = _misnamed(hunk, names, bindings, found.start + 1, old is not None)
-        if not problem and not hunk.old and old is None:
-            problem = _between(hunk, text, found)
         if problem:
             said.append(f"it may be in line {found.start + 1}, but {problem}")
-        else:
-            yield _Spot(hunk, found, names, old is not None)
+            continue
+        doubt = _between(hunk, text, found) if not hunk.old and old is None else ""
+        yield _Spot(hunk, found, names, old is not None, doubt)
 
 
 def _between(hunk: Hunk, text: Text, found: Place) -> str:
@@ -156,6 +159,8 @@ def _clearest(spots: list[_Spot], hunk: Hunk, text: Text, name: str) -> _Spot:
     """The spot that fits, and clearly better than the others do. Raises Refused."""
     ranked = sorted(spots, key=lambda s: -s.place.score)
     best = ranked[0].place
+    if ranked[0].doubt:
+        raise Refused(f"{name}: {_said(hunk)}: it may be in line {best.start + 1}, but {ranked[0].doubt}")
     if best.score < max(FITS, min(hunk.alike + CLEAR, 1.0)):
         raise Refused(
             f"{name}: {_said(hunk)} may be in line {best.start + 1}, but too much around it is not what it was"
@@ -249,7 +254,7 @@ def _in_order(spots: Sequence[_Spot], bindings: Bindings, name: str) -> None:
             raise Refused(f"{name}: {_said(a.hunk)} comes after {_said(b.hunk)} now")
 
 
-def _edited(spots: Sequence[_Spot], text: Text, name: str, exact: bool = False) -> Placed:
+def _edited(spots: Sequence[_Spot], text: Text, name: str, flow: Sides | None, exact: bool = False) -> Placed:
     open_ = [s for s in spots if not s.done]
     if 0 < len(open_) < len(spots):
         done = next(s for s in spots if s.done)
@@ -260,19 +265,31 @@ def _edited(spots: Sequence[_Spot], text: Text, name: str, exact: bool = False) 
     edits = []
     for n, spot in enumerate(open_):
         new = spot.hunk.new if exact else _as_there(spot, text, comments.get(n, {}), name)
-        edits.append((spot.place.start, spot.place.end, new))
+        edits.append((spot.place.start, spot.place.end, new, n))
     edits.sort()
     for a, b in pairwise(edits):
         if a[1] > b[0] or a[:2] == b[:2]:
             raise Refused(f"{name}: two changes would fall into one place, in line {b[0] + 1}")
-    lines = list(text.lines)
-    for start, end, new in reversed(edits):
-        lines[start:end] = new
+    lines: list[str] = []
+    after, at = {}, 0
+    for start, end, new, n in edits:
+        lines += text.lines[at:start]
+        after[n] = len(lines), len(lines) + len(new)
+        lines += new
+        at = end
+    lines += text.lines[at:]
     made = "\n".join(lines)
     try:
         ast.parse(made)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
         raise Refused(f"{name} would be no Python any more ({getattr(problem, 'msg', problem)})") from None
+    if not exact and open_:
+        called = {old: now for s in spots for old, now in s.names.items()}
+        before = [(s.place.start, s.place.end) for s in open_]
+        became = [after[n] for n in range(len(open_))]
+        said = differs(flow, "\n".join(text.lines), made, before, became, called) if flow else NOT_KNOWN
+        if said:
+            raise Refused(f"{name}: {said}")
     return Placed(made, tuple((s.hunk.line, 0 if s.done else s.place.start + 1) for s in spots))
 
 

@@ -33,13 +33,43 @@ class Hunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Reader:
+    """A statement that reads a `name` whose value a fix changes; `how` is what it does with it, `line` its first."""
+
+    name: str
+    how: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What the lines that a fix changes have to do with the lines around them: `order` has what lies among them and
+    uses their names, `origins` which of their names have one value, `readers` who reads the values that they make."""
+
+    order: tuple[str, ...]
+    origins: tuple[str, ...]
+    readers: tuple[Reader, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The flow of `names` in a text before a fix, and after it."""
+
+    names: tuple[str, ...]
+    before: Flow
+    after: Flow
+
+
+@dataclass(frozen=True, slots=True)
 class FilePatch:
     """The hunks of one file, in its order. `path` has slashes and begins at the patch's root; `sha256` is that of the
-    text they were made from, in UTF-8 with ``\\n`` endings (a notebook's: its code cells joined)."""
+    text they were made from, in UTF-8 with ``\\n`` endings (a notebook's: its code cells joined). `flow` is None where
+    that text is no Python of the version that made it."""
 
     path: str
     sha256: str
     hunks: tuple[Hunk, ...]
+    flow: Sides | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +102,8 @@ class Fix:
     """What is applied together or not at all, and was measured together: a script's cures, in order.
 
     `entry` is the script that ran, or was read. `faults` counts the faults that show in the text alone, by kind,
-    before and after: what a reader can see of the fix. `diff` is for people.
+    before and after: what a reader can see of the fix; `reading` how far it came, where that is not the same after:
+    ``backward`` passes, paths that ``failed``, and what it did ``not know``, by its words. `diff` is for people.
     """
 
     entry: str
@@ -81,6 +112,7 @@ class Fix:
     measured: Mapping[str, Any]
     cures: tuple[Cured, ...]
     faults: Mapping[str, tuple[int, int]]
+    reading: Mapping[str, tuple[int, int]]
     files: tuple[FilePatch, ...]
     diff: str = ""
 

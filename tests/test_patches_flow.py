@@ -1,0 +1,204 @@
+"""Fixes in scripts whose values flow otherwise than they did: refused, with the line that is to blame."""
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+from test_patches_place import placed, refused
+
+from gradfix.patches import file, make
+from gradfix.patches.apply import Tree, apply
+from gradfix.patches.values import Cured, FilePatch, Meant
+from gradfix.source import write
+from gradfix.verdict import Verdict
+
+CRITIC = """\
+import torch
+
+G, D = torch.nn.Linear(4, 2), torch.nn.Linear(2, 1)
+optG = torch.optim.Adam(G.parameters(), lr=1e-2)
+optD = torch.optim.Adam(D.parameters(), lr=1e-2)
+real = torch.randn(8, 2)
+
+for step in range(100):
+    fake = G(torch.randn(8, 4))
+    score = D(fake)
+    lossD = (score - D(real)).mean()
+    optD.zero_grad()
+    lossD.backward(retain_graph=True)
+    optD.step()
+    lossG = -score.mean()
+    optG.zero_grad()
+    lossG.backward()
+    optG.step()
+"""
+RECOMPUTED = (
+    CRITIC.replace("score = D(fake)", "score = D(fake.detach())")
+    .replace("retain_graph=True", "")
+    .replace("-score.mean()", "-D(fake).mean()")
+)
+CARRIED = """\
+import torch
+
+rnn = torch.nn.RNN(3, 4)
+opt = torch.optim.SGD(rnn.parameters(), lr=0.1)
+h = torch.zeros(1, 2, 4)
+for step in range(3):
+    x = torch.randn(5, 2, 3)
+    out, h = rnn(x, h)
+    loss = out.sum()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+DETACHED = CARRIED.replace("    out, h =", "    h = h.detach()\n    out, h =")
+
+
+def before(text: str, line: str, *new: str) -> str:
+    """`text` with lines before one of its lines, indented as it is."""
+    at = text.index(line)
+    indent = text[text.rfind("\n", 0, at) + 1 : at]
+    return text[:at] + "".join(f"{x}\n{indent}" for x in new) + text[at:]
+
+
+@pytest.mark.parametrize(
+    ("line", "new", "said"),
+    [
+        ("lossG = -score", "score = torch.sigmoid(score)", "line 15 (`score = torch.sigmoid(score)`) is among"),
+        ("optD.zero_grad()", "fake = fake * 2", "line 12 (`fake = fake * 2`) is among the lines that it changes"),
+        ("optD.step()", "fake.mul_(2)", "line 14 (`fake.mul_(2)`) is among"),
+        ("lossG.backward()", "lossG = lossG + score.var()", "(`lossG = lossG + score.var()`) reads what the fix"),
+        ("optG.zero_grad()", "penalty = score.pow(2)", "line 16 (`penalty = score.pow(2)`) reads what the fix"),
+    ],
+)  # fmt: skip
+def test_a_value_that_goes_another_way(line, new, said):
+    assert said in refused(before(CRITIC, line, new), CRITIC, RECOMPUTED)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: before(text, "score = D", "fake = fake * 2"),  # all of the fix's lines read the new one
+        lambda text: before(text, "optG.zero_grad()", "print(lossG.item(), float(score.mean()))"),
+        lambda text: before(text, "optD.step()", "count = step + 1"),
+        lambda text: text.replace("(8, 4)", "(16, 4)"),
+        lambda text: text.replace("score", "verdict").replace("lossG", "loss_of_G"),
+    ],
+)
+def test_a_value_that_goes_the_same_way(change):
+    assert placed(change(CRITIC), CRITIC, RECOMPUTED).text == change(RECOMPUTED)
+
+
+def test_a_part_that_is_in_a_block_of_its_own_now():
+    head, _, tail = CRITIC.partition("    lossG = ")
+    block = "    lossG = " + tail
+    now = head + "    if step % 5 == 0:\n" + textwrap.indent(block, "    ")
+    assert "is in other blocks than it was" in refused(now, CRITIC, RECOMPUTED)
+    new = RECOMPUTED.replace("\n", "\n    ").rstrip(" ")
+    deeper = "if True:\n    " + CRITIC.replace("\n", "\n    ").rstrip(" ")
+    assert placed(deeper, CRITIC, RECOMPUTED).text == "if True:\n    " + new
+
+
+def test_another_name_for_what_is_changed_in_place():
+    old = "import torch\nw = torch.ones(3, requires_grad=True)\nh = w.exp()\nh += 1\nloss = h.sum()\nloss.backward()\n"
+    new = old.replace("h += 1", "h = h + 1")
+    assert placed(old.replace("(3,", "(5,"), old, new).text == new.replace("(3,", "(5,")
+    alias = before(old, "h += 1", "kept = h").replace("h.sum()", "h.sum() + kept.sum()")
+    assert "line 4 (`kept = h`) reads what the fix changes (`h`)" in refused(alias, old, new)
+
+
+def test_what_a_fix_says_once_more():
+    """The encoder's state is made anew after the step, from what was there before it."""
+    old = (
+        "for t in range(9):\n    state = encode(places[t])\n    loss = f(state)\n    opt.zero_grad()\n"
+        "    loss.backward()\n    opt.step()\n"
+    )
+    old = f"import torch\nplaces = torch.ones(9)\n{old}"
+    new = old + "    state = encode(places[t])\n"
+    assert placed("import sys\n" + old, old, new).text == "import sys\n" + new
+    now = before(old, "opt.step()", "places = places * 2")
+    assert "line 8 (`places = places * 2`) is among" in refused(now, old, new)
+
+
+def test_a_helper_that_changes_its_argument():
+    """A new caller may count on it."""
+    old = "def shift(x):\n    x += 1\n    return x\n\n\ny = shift(data)\nprint(y)\n"
+    new = old.replace("    x += 1\n    return x\n", "    x = x + 1\n    return x\n")
+    assert placed("import sys\n" + old, old, new).text == "import sys\n" + new
+    assert "line 8 (`shift(more)`) reads what the fix changes (`shift`)" in refused(
+        old + "shift(more)\n", old, new
+    )
+
+
+def test_functions_in_another_order():
+    def one(name: str, x: str) -> str:
+        lines = [f"def {name}({x}):", f"    {x}0 = {x}.sin()", f"    {x}1 = {x}0 * 2", f"    {x} += {x}1",
+                 f"    {x}2 = {x}.cos()", f"    {x}3 = {x}2 * 3", f"    return {x}3"]  # fmt: skip
+        return "\n".join(lines) + "\n\n\n"
+
+    def cured(text: str) -> str:
+        return text.replace("x += x1", "x = x + x1").replace("y += y1", "y = y + y1")
+
+    old, now = one("first", "x") + one("second", "y"), one("second", "y") + one("first", "x")
+    assert placed(now, old, cured(old)).text == cured(now)
+
+
+def test_without_a_flow_it_goes_into_its_very_text_alone():
+    from gradfix.patches.place import Refused, place
+
+    made = make.file_patch("x.py", CRITIC, RECOMPUTED)
+    bare = FilePatch("x.py", made.sha256, made.hunks, None)
+    assert place(bare, CRITIC).text == RECOMPUTED
+    with pytest.raises(Refused, match="is not known"):
+        place(bare, "import sys\n" + CRITIC)
+
+
+def test_loops_in_one_another_take_no_time():
+    text = "".join(f"{'    ' * n}for i{n} in x:\n" for n in range(40)) + "    " * 40 + "x += 1\n"
+    now = "import sys\n" + text
+    assert placed(now, text, text.replace("x += 1", "x = x + 1")).text == now.replace("x += 1", "x = x + 1")
+
+
+# ---- how far a reader comes
+
+
+def applied(tmp_path: Path, old: str, new: str, now: str, kind: str = "freed-graph"):
+    path = tmp_path / "train.py"
+    path.write_text(old)
+    cures = [Cured(kind, "it is", "train.py", 1, "a-cure", "cure it", Meant("none"), "proved", "equal")]
+    fix = make.fix("train.py", Verdict("proved", "equal"), cures, {"train.py": (old, new)}, tmp_path)
+    made = file.loads(file.dumps(make.patch([fix])).encode())
+    path.write_text(now)
+    (done,) = apply(made, Tree(tmp_path, write=write))
+    assert (done.status == "placed") == (path.read_text() != now)
+    return done
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        CARRIED.replace("h = torch.zeros(1, 2, 4)", "h = None"),
+        CARRIED.replace("RNN", "LSTM").replace("h = torch.zeros(1, 2, 4)", "h = None"),
+        CARRIED.replace("RNN", "LSTM").replace("h = torch.zeros(1, 2, 4)", "h = (torch.zeros(1, 2, 4),) * 2"),
+        CARRIED.replace("h = torch.zeros(1, 2, 4)", "h = {}"),
+    ],
+)
+def test_a_state_of_another_type(tmp_path, now):
+    done = applied(tmp_path, CARRIED, DETACHED, now)
+    assert done.status == "refused"
+    assert done.why.startswith("train.py: with the fix, ") or "does not show in the text any more" in done.why
+
+
+def test_a_state_of_the_same_type(tmp_path):
+    now = CARRIED.replace("RNN(3, 4)", "GRU(3, 4)").replace("range(3)", "range(9)")
+    assert applied(tmp_path, CARRIED, DETACHED, now).status == "placed"
+
+
+def test_fewer_passes_are_a_loss(tmp_path):
+    """What ends the program before its backward cures nothing."""
+    now = CARRIED.replace("import torch\n", "import torch, sys\n").replace(
+        "h = torch.zeros(1, 2, 4)", "class State:\n    def detach(self):\n        sys.exit()\nh = State()"
+    )
+    done = applied(tmp_path, CARRIED, DETACHED, now)
+    assert done.status == "refused", json.dumps(done.lines)

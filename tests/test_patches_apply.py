@@ -277,7 +277,9 @@ def test_the_conflict_is_not_there_any_more(apply, tmp_path):
 def test_a_fix_that_does_not_cure(apply, tmp_path):
     """A second write does the same harm here."""
     patch(tmp_path, fix(tmp_path, {"train.py": (OLD, NEW)}))
-    (tmp_path / "train.py").write_text(OLD.replace(".exp()\n", ".exp()\n    hidden *= 2\n"))
+    twice = "def twice(x):\n    y = x.exp()\n    y *= 2\n    return y\n\n\n"
+    now = OLD.replace("net = ", f"{twice}net = ").replace("net(torch.ones(2, 4)).exp()", "twice(net(torch.ones(2, 4)))")
+    (tmp_path / "train.py").write_text(now)
     code, out, _ = apply()
     assert code == 1
     assert "shows in the text after the fix as it does before" in out

@@ -278,7 +278,9 @@ def test_a_fix_that_does_not_cure(apply, tmp_path):
     """A second write does the same harm here."""
     patch(tmp_path, fix(tmp_path, {"train.py": (OLD, NEW)}))
     twice = "def twice(x):\n    y = x.exp()\n    y *= 2\n    return y\n\n\n"
-    now = OLD.replace("net = ", f"{twice}net = ").replace("net(torch.ones(2, 4)).exp()", "twice(net(torch.ones(2, 4)))")
+    now = OLD.replace("net = ", f"{twice}net = ").replace(
+        "net(torch.ones(2, 4)).exp()", "twice(net(torch.ones(2, 4)))"
+    )
     (tmp_path / "train.py").write_text(now)
     code, out, _ = apply()
     assert code == 1

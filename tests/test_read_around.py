@@ -729,3 +729,28 @@ for a, b in loader:
 """
     )
     assert [kind for _, kind, _ in found(tmp_path, "train.py", {"train.py": text})] == ["freed-graph"]
+
+
+CHOSEN = """
+import torch
+from torch import nn
+from settings import method
+
+def spiked(x):
+    if method == "hard":
+        return {first}
+    elif method == "soft":
+        return torch.sigmoid(x)
+    raise ValueError(method)
+
+net = nn.Linear(3, 1)
+spiked(net(torch.randn(2, 3))).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("first", ["(x > 0).float()", "x.detach()"])
+def test_a_branch_that_may_not_be_the_one_says_nothing_of_the_graph(first, tmp_path):
+    text = CHOSEN.format(first=first)
+    assert found(tmp_path, "train.py", {"train.py": text}) == []
+    text = text.replace("from settings import method", "method = 'hard'")
+    assert found(tmp_path, "train.py", {"train.py": text}) == [("train.py", "cut-graph", "certain")]

@@ -175,3 +175,98 @@ def test_a_module_is_called_with_other_tensors_in_the_places_of_its_own(tmp_path
     assert found(tmp_path, INNER.format(made, called)) == set()
     assert found(tmp_path, INNER.format(written, "body(torch.ones(2))")) == set()  # its own are back
     assert found(tmp_path, INNER.format(written, "functional_call(body, unknown(), torch.ones(2))")) == set()
+
+
+WHOLE = """
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.state = 0.0
+    def reset(self):
+        self.state = 0.0
+    def forward(self, x):
+        self.state = self.state * 0.5 + x
+        return torch.tanh(self.state)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(3, 3), Cell()) for _ in range(9)])
+    def forward(self, x):
+        return self.layers(x)
+
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(40):
+    optimizer.zero_grad()
+    net(torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+{reset}
+"""
+
+
+@pytest.mark.parametrize(
+    ("reset", "kinds"),
+    [
+        ("    for m in net.modules():\n        if hasattr(m, 'reset'):\n            m.reset()", set()),
+        (
+            "    for m in net.modules():\n        w = getattr(m, 'reset', None)\n        if w:\n            w()",
+            set(),
+        ),
+        (
+            "    for m in list(net.modules())[:-3]:\n        if hasattr(m, 'reset'):\n            m.reset()",
+            {"freed-graph"},
+        ),
+    ],
+    ids=["all", "by a name", "all but one"],
+)  # fmt: skip
+def test_what_is_done_with_all_modules_is_done_with_all(reset, kinds, tmp_path):
+    assert found(tmp_path, WHOLE.format(reset=reset)) == kinds
+
+
+REFERRED = """
+from weakref import WeakKeyDictionary, ref
+known = WeakKeyDictionary()
+known[net] = tuple(ref(p) for p in net.parameters())
+w = torch.ones(2, requires_grad=True)
+(w * 2).sum().backward()
+for each in known[net]:
+    p = each()
+    p += 1
+"""
+
+
+def test_what_is_referred_to_weakly(tmp_path):
+    assert found(tmp_path, REFERRED) == {"leaf-write"}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "'act%d' % i", "'act%(n)s' % {'n': i}", "'%s%02d' % ('act', i)", "'act{}'.format(i)",
+        "'act{n:02d}'.format(n=i)",
+        "'{0}{1}'.format('act', i)", "f'act{i:02d}'", "f'{\"act\"}{i}'", "f'act{i!r}'",
+    ],
+)  # fmt: skip
+def test_a_key_that_is_made_of_a_number(key, tmp_path):
+    """Of both layers under one key the second is there."""
+    text = f"""
+i = 3
+layers = {{"act3": nn.ReLU(inplace=True), "act03": nn.ReLU(inplace=True)}}
+layers[{key}] = nn.ReLU()
+for name in [n for n in layers if n != {key}]:
+    del layers[name]
+y = net(torch.randn(2, 2)).exp()
+nn.Sequential(*layers.values())(y).sum().backward()
+"""
+    assert found(tmp_path, text) == set()
+    assert found(tmp_path, text.replace("] = nn.ReLU()", "] = nn.ReLU(inplace=True)")) == {
+        "stale-saved-tensor"
+    }
+
+
+@pytest.mark.parametrize(
+    "key", ["'%d%d' % 3", "'%' % 3", "'{' .format(3)", "'%99999999d' % 3", "f'{3:9999999}'", "'%q' % 3"]
+)
+def test_a_string_that_can_not_be_made(key, tmp_path):
+    assert found(tmp_path, f"name = {key}\nnet(torch.randn(2, 2)).sum().backward()") == set()

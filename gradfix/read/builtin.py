@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, files, iteration, layers, objects, python, tensors
+from gradfix.read import calls, files, iteration, layers, objects, python, strings, tensors
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.truth import truth
 from gradfix.read.values import (
@@ -232,7 +232,7 @@ def _eval(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """``eval("Encoder" + name)``: a name, an attribute of one, or what is written out."""
     from gradfix.read.expressions import evaluate
 
-    if len(args) != 1 or not isinstance(args[0], str) or len(args[0]) > python.LONGEST:
+    if len(args) != 1 or not isinstance(args[0], str) or len(args[0]) > strings.LONGEST:
         return m.unknown("eval")
     try:
         node = ast.parse(args[0].strip(), mode="eval").body

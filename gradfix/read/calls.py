@@ -163,7 +163,7 @@ def run(m: Machine, function: Function, frame: Frame) -> Value:
     grad = m.grad
     for wrapper in function.wrappers:
         m.grad = wrapper == "enable_grad"
-    doubts = m.doubts
+    frame.doubts = m.doubts
     try:
         with m.inside(frame):
             if isinstance(function.node, ast.Lambda):
@@ -177,7 +177,7 @@ def run(m: Machine, function: Function, frame: Frame) -> Value:
     finally:
         if function.wrappers:
             m.grad = grad
-        m.doubts = doubts
+        m.doubts = frame.doubts
 
 
 def bind(

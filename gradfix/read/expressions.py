@@ -6,11 +6,11 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, containers, iteration, objects, ops, python, tensors
+from gradfix.read import calls, containers, iteration, objects, ops, python, strings, tensors
 from gradfix.read.frames import Frame, Machine
 from gradfix.read.operators import binary, compared, in_place
 from gradfix.read.truth import truth
-from gradfix.read.values import HOLE, Instance, Later, Lib, Tensor, Unknown, Value
+from gradfix.read.values import Instance, Later, Lib, Tensor, Unknown, Value
 
 
 def evaluate(m: Machine, node: ast.expr) -> Value:
@@ -212,18 +212,16 @@ def _dict(m: Machine, node: ast.Dict) -> Value:
 
 
 def _joined(m: Machine, node: ast.JoinedStr) -> Value:
-    parts, known = [], True
+    parts: list[str | None] = []
     for each in node.values:
-        if isinstance(each, ast.Constant):
-            parts.append(str(each.value))
-        elif isinstance(each, ast.FormattedValue):
+        if isinstance(each, ast.FormattedValue):
             value = evaluate(m, each.value)
-            if each.format_spec is not None or not isinstance(value, str | int | bool):
-                known = False
-                parts.append(HOLE)
-            else:
-                parts.append(str(value))
-    return "".join(parts) if known else m.unknown("f-string", "".join(parts))
+            spec = evaluate(m, each.format_spec) if each.format_spec is not None else ""
+            conversion = chr(each.conversion) if each.conversion > 0 else None
+            parts.append(strings.shown(value, spec, conversion) if isinstance(spec, str) else None)
+        elif isinstance(each, ast.Constant):
+            parts.append(str(each.value))
+    return strings.joined(m, parts)
 
 
 def _lambda(m: Machine, node: ast.Lambda) -> Value:

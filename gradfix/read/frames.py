@@ -49,7 +49,7 @@ class Frame:
         self.declared: dict[str, str] = {}  # name -> "global" or "nonlocal"
         self.stacks: dict[int, Stack] = {}
         self.yielding: Callable[[Value], None] | None = None
-        self.doubts = 0
+        self.doubts = 0  # of the machine, when it was entered
         self.passed_over = False  # a value that would have been returned, had a test come out otherwise
 
     def stack(self) -> Stack:
@@ -75,6 +75,7 @@ class Machine:
         self.turned_off: Stack = ()  # where, by a call that no with-block ends
         self.inference = False
         self.autocast = False
+        self.late = 0  # steps that went into the rest of long lists
         self.loops = 0  # that stand around what runs
         self.backwards = 0  # that were evaluated
         self.escaped = False  # code that isn't known got a model or an optimizer
@@ -105,7 +106,7 @@ class Machine:
         self.hooked = False  # a hook may change a gradient on its way
         self.gone: tuple[Any, Any] = (None, None)  # where a gradient was last read that is None, and whose
         self.assigned = False  # the backward of a custom Function gives tensors gradients by hand
-        self.called: dict[int, Any] = {}
+        self.called: dict[Any, Any] = {}
         self.interned: dict[Stack, Stack] = {}
 
     def sure(self) -> bool:
@@ -115,7 +116,7 @@ class Machine:
     def begin(self, variant: Variant | None = None) -> None:
         """Another entry: a tape of its own, with the optimizers that are there already, and nobody's gradient."""
         self.trace = self.trace.following()
-        self.blurs, self.loops = 0, 0
+        self.blurs, self.loops, self.late = 0, 0, 0
         self.limit = min(self.steps + self.budget.entry, self.budget.steps)
         self.doubts, self.grad, self.inference, self.autocast = 0, True, False, False
         self.variant = variant

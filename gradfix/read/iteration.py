@@ -12,6 +12,7 @@ from gradfix.read.values import Generator, Instance, Lazy, Tensor, Unknown, Valu
 
 SHORT = 12  # items of a container that are all gone through
 PATIENT = 24  # passes of an outermost loop in which no two backwards have come about yet
+WIDE = 1_000  # items that are all gone through where each is for itself
 LONG = 10_000  # items that are ever listed
 REMAINDERS = (2520, 840, 120, 60, 12, 6)  # multiples of the numbers that programs take remainders of
 
@@ -39,6 +40,32 @@ def _holds_loops(m: Machine, node: ast.AST) -> bool:
     return len(m.frames) > 12
 
 
+def _apart(m: Machine, source: Value, node: ast.AST) -> bool:
+    """Whether what is done with an item rests on nothing that was done with the one before it, as far as names tell:
+    so it is with all modules of a network, or all parameters."""
+    if isinstance(source, range | str | bytes | Tensor) or not isinstance(node, ast.For):
+        return False
+    key = (id(node), "apart")
+    found = m.called.get(key)
+    if found is None:
+        found = m.called[key] = _fresh(node.body)
+    return bool(found)
+
+
+def _fresh(body: Sequence[ast.stmt]) -> bool:
+    """Whether every name that `body` binds is bound in it before it is used."""
+    asked: set[str] = set()
+    bound: set[str] = set()
+    for statement in body:
+        used = [x for x in ast.walk(statement) if isinstance(x, ast.Name)]
+        stored = {x.id for x in used if isinstance(x.ctx, ast.Store)}
+        asked |= {x.id for x in used if isinstance(x.ctx, ast.Load)} - bound
+        if not isinstance(statement, ast.Assign) and not stored <= bound:
+            return False  # in one case, or made of what it was
+        bound |= stored
+    return not asked & bound
+
+
 def _counts(m: Machine, node: ast.AST) -> bool:
     """Whether a test in the body takes a remainder: ``if step % 4 == 0``."""
     found = m.called.get(id(node))
@@ -64,7 +91,9 @@ def each(m: Machine, source: Value, one: One, node: ast.AST) -> bool:
         and m.loops == 0
         and (building or "backward" in m.frame.unit.text)
     )
-    items = listed(m, source, (4 * SHORT if building else PATIENT) if patient else usual)
+    whole = length is not None and usual < length <= WIDE and _apart(m, source, node)
+    count = (4 * SHORT if building else PATIENT) if patient else usual
+    items = listed(m, source, WIDE if whole else count)
     if items is None:
         origin = source.origin if isinstance(source, Unknown) else "item"
         return all(not one(m.unknown(origin)) for _ in range(m.budget.passes))
@@ -75,8 +104,13 @@ def each(m: Machine, source: Value, one: One, node: ast.AST) -> bool:
         for i, item in enumerate(items):
             if i >= usual and m.backwards - before >= 2:
                 break  # what waits for a certain pass has come about
+            if i >= count and m.late > (m.limit - m.steps) // 4:
+                break
+            spent = m.steps
             if one(item):
                 return False
+            if i >= count:
+                m.late += 1 + m.steps - spent
         m.doubts += 1
         try:
             return not any(map(one, late))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import builtins
 import operator
-import re
 from collections.abc import Callable
 from typing import Any
 
 from gradfix.dataclass import dataclass
-from gradfix.read import containers, iteration
+from gradfix.read import containers, iteration, strings
 from gradfix.read.frames import Machine
-from gradfix.read.values import HOLE, Bound, Class, Function, Instance, Lib, Tensor, Unknown, Value
+from gradfix.read.values import Bound, Class, Function, Instance, Lib, Tensor, Unknown, Value
 from gradfix.read.variants import Asked, Option
 
 BUILTINS = frozenset(dir(builtins))
 FAILS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError)
-LONGEST = 1_000  # of a string that is computed
 WIDEST = 256  # bits of a number that is computed
 _RETURNED = {"values": 0, "indices": 1}  # of what max(), sort(), topk() give
 _OLD_TYPE = Lib("torch.autograd.Variable")
@@ -47,7 +45,7 @@ def hashed(m: Machine, kind: type, items: Value) -> Value:
 
 def bounded(m: Machine, value: Value) -> Value:
     """`value`, unless it grows out of bounds."""
-    if isinstance(value, str | bytes) and len(value) > LONGEST:
+    if isinstance(value, str | bytes) and len(value) > strings.LONGEST:
         return m.unknown("long string")
     if isinstance(value, int) and value.bit_length() > WIDEST:
         return m.unknown("large number")
@@ -60,7 +58,9 @@ def binary(m: Machine, name: str, concrete: Callable[[Any, Any], Any], left: Val
     """An operator on two of Python's values."""
     if name == "pow" and not (_small(left, 1 << 20) and _small(right, 64)):
         return m.unknown("power")
-    if name == "remainder" and isinstance(left, str | bytes):
+    if name == "remainder" and isinstance(left, str):
+        return strings.percent(m, left, right)
+    if name == "remainder" and isinstance(left, bytes):
         return m.unknown("formatted")
     if name == "bitwise_left_shift" and not _small(right, 128):
         return m.unknown("shift")
@@ -192,7 +192,6 @@ def delete_item(owner: Value, index: Value) -> None:
         pass
 
 
-_FIELD = re.compile(r"\{(\d?)\}")
 MUTATORS = {"append", "add", "insert", "appendleft", "extend", "update", "setdefault"}
 _STRINGS = {
     "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isdigit", "join", "lower",
@@ -204,8 +203,8 @@ _STRINGS = {
 def call_method(m: Machine, method: Method, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A method of a string, a list, a dictionary, ..."""
     owner, name = method.owner, method.name
-    if isinstance(owner, str) and name == "format" and not kwargs:
-        return _formatted(m, owner, args)
+    if isinstance(owner, str) and name == "format":
+        return strings.formatted(m, owner, args, kwargs)
     if isinstance(owner, str | bytes) and (name not in _STRINGS or any(_vague(a) for a in args)):
         return m.unknown("string")
     if isinstance(owner, dict):
@@ -232,18 +231,6 @@ def call_method(m: Machine, method: Method, args: list[Value], kwargs: dict[str,
         return bounded(m, getattr(owner, name)(*plain, **kwargs))
     except FAILS:
         return m.unknown(f"{type(owner).__name__}.{name}")
-
-
-def _formatted(m: Machine, owner: str, args: list[Value]) -> Value:
-    """``"Conv{}d".format(dimensions)``, without the finer points of formatting."""
-    pieces = _FIELD.split(owner)
-    places = [int(each) if each else n for n, each in enumerate(_FIELD.findall(owner))]
-    if any("{" in piece or "}" in piece for piece in pieces[::2]) or max(places, default=-1) >= len(args):
-        return m.unknown("string")
-    given = [args[n] for n in places]
-    parts = [str(v) if isinstance(v, str | int) else HOLE for v in given]
-    text = "".join(a + b for a, b in zip(pieces[::2], [*parts, ""], strict=True))
-    return bounded(m, text) if HOLE not in parts else m.unknown("string", text)
 
 
 def _of_dict(

@@ -67,7 +67,11 @@ def _delete(m: Machine, node: ast.Delete) -> Left:
 
 
 def _return(m: Machine, node: ast.Return) -> Left:
-    m.frame.result = evaluate(m, node.value) if node.value is not None else None
+    result = evaluate(m, node.value) if node.value is not None else None
+    doubted = m.doubts > m.frame.doubts and m.grad and any(map(_graphed, m.frame.names.values()))
+    if doubted and isinstance(result, Tensor) and result.requires is False:
+        result = replace(result, requires=None)  # another branch may return what has a graph
+    m.frame.result = result
     if not isinstance(node.value, _LITERAL):
         m.frame.passed_over = False
     return "return"

@@ -341,6 +341,11 @@ def _ordered(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return calls.call(m, Lib("builtins.dict"), args, kwargs)
 
 
+def _referred(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``weakref.ref(x)``: what it refers to is there."""
+    return Native("ref", lambda machine, given, named: args[0]) if args else m.unknown("ref")
+
+
 def _drawn(several: bool) -> Callable[..., Value]:
     def draw(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Of what has a graph: any may be drawn, and nothing more can be said for certain. Of other things it counts
@@ -396,6 +401,11 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "configargparse.ArgumentParser": _parser,
     "configargparse.ArgParser": _parser,
     "configargparse.get_argument_parser": _parser,
+    "weakref.ref": _referred,
+    "weakref.proxy": lambda m, args, kwargs: args[0] if args else m.unknown("proxy"),
+    "weakref.WeakKeyDictionary": _ordered,
+    "weakref.WeakValueDictionary": _ordered,
+    "weakref.WeakSet": lambda m, args, kwargs: calls.call(m, Lib("builtins.set"), args, kwargs),
     "importlib.import_module": _module,
     "typing.cast": lambda m, args, kwargs: args[1] if len(args) == 2 else m.unknown("cast"),
     "os.getenv": _environment,

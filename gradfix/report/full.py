@@ -204,12 +204,14 @@ def _spans(diagnosis: Diagnosis, result: Result, view: View) -> Iterator[tuple[P
     """What is marked, and in which file: every label, and the user's own call that led to it."""
     conflict = diagnosis.conflict
     called: dict[Place, list[str]] = {}
+    said: set[tuple[Place, str]] = set()  # a line that many objects of a class run
     for i, (label, caller) in enumerate(zip(conflict.labels, callers(conflict.labels), strict=True)):
         primary = i == conflict.primary
         style = SEVERITY[conflict.severity] if primary else SECONDARY
-        yield _span(
-            place(label.at, diagnosis, result), led_back(label.text, diagnosis, result), style, primary
-        )
+        at, words = place(label.at, diagnosis, result), led_back(label.text, diagnosis, result)
+        if primary or (at, words) not in said:
+            yield _span(at, words, style, primary)
+        said.add((at, words))
         if caller is not None:
             called.setdefault(place(caller, diagnosis, result), []).append(label.role)
     for at, roles in called.items():

@@ -296,3 +296,31 @@ def test_a_package_that_imports_a_module_of_its_own_by_name(tmp_path):
     (package / "kinds.py").write_text("from torch import nn\n\ndef make():\n    return nn.Linear(2, 2)\n")
     text = "import layers\nlayers.Field()(torch.randn(3, 2)).sum().backward()\n"
     assert set(kinds(tmp_path, text)) == {("certain", "stale-saved-tensor")}
+
+
+KEPT = """
+import torch
+from torch import nn
+import neurons
+
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.state = 0.0
+    def forward(self, x):
+        self.state = self.state * 0.5 + x
+        return torch.tanh(self.state)
+
+net = nn.Sequential(nn.Linear(3, 3), Cell())
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(40):
+    optimizer.zero_grad()
+    net(torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+    neurons.reset({what})
+"""
+
+
+@pytest.mark.parametrize(("what", "expected"), [("net", []), ("[net]", []), ("0", ["freed-graph"])])
+def test_a_library_that_gets_the_network_may_clear_its_state(what, expected, tmp_path):
+    assert [kind for _, kind in kinds(tmp_path, KEPT.format(what=what))] == expected

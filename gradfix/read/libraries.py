@@ -13,6 +13,7 @@ from gradfix.read import (
     forwards,
     layers,
     networks,
+    ops,
     optimizers,
     python,
     stdlib,
@@ -152,7 +153,8 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
 
 
 def escape(m: Machine, values: list[Value]) -> None:
-    """Something unknown gets these: what it does with an optimizer among them can't be known."""
+    """Something unknown gets these: what it does with an optimizer among them can't be known, nor whether it clears
+    what a network keeps from one pass to the next."""
     for value in values:
         if isinstance(value, Function | Bound):
             m.escaped = True
@@ -160,6 +162,10 @@ def escape(m: Machine, values: list[Value]) -> None:
             m.escaped = True
             if value.extra.get("parameters") is not None and value.kind.startswith("torch.optim."):
                 value.extra["escaped"] = True
+            for _, each in layers.modules(value):
+                for name, kept in each.attrs.items():
+                    if any(t.requires and not t.leaf for t in ops.tensors_of(kept)):
+                        each.attrs[name] = m.unknown("changed elsewhere")
         elif isinstance(value, list | tuple):
             escape(m, [v for v in value if isinstance(v, Instance)])
 

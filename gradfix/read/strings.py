@@ -6,7 +6,7 @@ Where a value is not known, the rest of the string still is: an Unknown that say
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from string import Formatter
 
 from gradfix.read import containers
@@ -16,6 +16,12 @@ from gradfix.read.values import HOLE, Value
 LONGEST = 1_000
 _WIDE = re.compile(r"\d{4}")
 _PERCENT = re.compile(r"%(?:\((\w+)\))?([#0\- +]*\d*(?:\.\d+)?)[hlL]?([diouxXeEfFgGcrsa%])")
+_CONVERSIONS: dict[str | None, Callable[[object], object]] = {
+    None: lambda value: value,
+    "r": repr,
+    "s": str,
+    "a": ascii,
+}
 _KNOWN = str | int | float | None  # what looks the same whenever it is shown
 
 
@@ -24,7 +30,7 @@ def shown(value: Value, spec: str = "", conversion: str | None = None) -> str | 
     if not isinstance(value, _KNOWN) or _WIDE.search(spec) or "{" in spec:
         return None
     try:
-        return format({"r": repr, "s": str, "a": ascii}[conversion](value) if conversion else value, spec)
+        return format(_CONVERSIONS[conversion](value), spec)
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -45,12 +51,13 @@ def formatted(m: Machine, text: str, args: Sequence[Value], kwargs: dict[str, Va
         fields = list(Formatter().parse(text))
     except ValueError:
         return m.unknown("string")
+    given: dict[int | str, Value] = dict(enumerate(args))
+    given.update(kwargs)
     for number, (before, name, spec, conversion) in enumerate(fields):
         parts.append(before)
         if name is None:
             continue
         place: int | str = int(name) if name.isdecimal() else name or number
-        given = {**kwargs, **dict(enumerate(args))}
         parts.append(shown(given[place], spec or "", conversion) if place in given else None)
     return joined(m, parts)
 

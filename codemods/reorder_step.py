@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Project
+from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.boundary import frame, meeting
 from gradfix.rewrite.statements import common_block, lifted, put_after, put_before, take_away, unit_in, units
-from gradfix.tape import Backward, Zero
+from gradfix.tape import Backward, Stack, Zero
 
 STEPPED = Effect("adds-gradient", "each step uses the gradient of its own loss")
 
@@ -80,9 +80,27 @@ for x in torch.randn(3, 4, 3):
         elif order[0] < order[1] < order[2]:
             edits = (*take_away(cleared, view), put_before(begin, lifted(cleared)))
             summary = "clear the gradients before they are computed"
+        elif order[1] == order[2] and (late := _behind(project, view, zero.stack, step.stack)) is not None:
+            edits, summary = late, "clear the gradients after the step that uses them"
         else:
             return
         yield Proposal(summary, STEPPED, {view.path: edits})
+
+
+def _behind(project: Project, view: View, zero: Stack, step: Stack) -> tuple[Edit, ...] | None:
+    """Where several passes are gathered for one step, what clears them goes behind it, in the block of both."""
+    depth = meeting(zero, step)
+    clearing, stepping = frame(project, zero, depth), frame(project, step, depth)
+    if clearing is None or stepping is None or clearing[0] is not view or stepping[0] is not view:
+        return None
+    block = common_block(view, clearing[1], stepping[1])
+    if block is None:
+        return None
+    first, last = unit_in(view, block, clearing[1]), unit_in(view, block, stepping[1])
+    if first is None or last is None or not first < last:
+        return None
+    cleared, stepped = units(block)[first], units(block)[last]
+    return (*take_away(cleared, view), put_after(stepped, lifted(cleared)))
 
 
 def _first(conflict: Conflict, project: Project) -> Backward | None:

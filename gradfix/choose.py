@@ -157,8 +157,10 @@ def _idea(candidate: Candidate) -> tuple[str, str] | None:
 def rounds(
     project: Project, baseline: Baseline, prover: Prover, wanted: Wanted, say: Callable[[str], None]
 ) -> Iterator[tuple[Round, Project, Baseline]]:
-    """Cure one conflict after the other. Each item is what was tried and the state after it."""
+    """Cure one conflict after the other. Each item is what was tried and the state after it. One whose cures nothing
+    could be measured of is tried again once another, which may be why nothing trains, is cured."""
     given_up: set[tuple[str, str]] = set()
+    put_off: dict[tuple[str, str], Round] = {}
     for _ in range(ROUNDS):
         open_ = (
             c
@@ -167,7 +169,7 @@ def rounds(
         )
         conflict = min(open_, key=gravity, default=None)
         if conflict is None or wanted.late():
-            return
+            break
         found = list(candidates(conflict, project, wanted.codemods, say))
         say(f"proving {len(found)} candidate{'s' * (len(found) != 1)}")
         tried = try_all(found, baseline, conflict, prover, project.files, wanted)
@@ -179,8 +181,15 @@ def rounds(
             files = dict(project.files) | dict(tried[0].candidate.texts)
             baseline = prover.baseline(files)
             project = Project(baseline.tape, files)
+            given_up.difference_update(put_off)
+            put_off.clear()
         else:
-            given_up.add(identity(conflict, project))
+            given_up.add(done.identity)
+            if tried and all(t.verdict.measured.get("mute") for t in tried):
+                put_off[done.identity] = done
+                continue
+        yield done, project, baseline
+    for done in put_off.values():
         yield done, project, baseline
 
 

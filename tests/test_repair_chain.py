@@ -116,3 +116,37 @@ def test_a_chain_that_comes_to_nothing_goes_another_way(tmp_path: Path, zygote: 
     assert result.verdict is not None
     assert result.verdict.status == "proved"
     assert new.index("coder_loss.backward(inputs=") < new.index("of_judge.step()")
+
+
+STANDSTILL = '''\
+import copy
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Linear(4, 2)
+mean = copy.deepcopy(net)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for n in range(8):
+    loss = net(torch.randn(5, 4)).pow(2).mean() / 2
+    loss.backward()
+    if n % 2:
+        optimizer.zero_grad()
+        optimizer.step()
+        for average, weight in zip(mean.parameters(), net.parameters()):
+            average.mul_(0.9).add_(weight, alpha=0.1)
+'''
+
+
+def test_what_nothing_proves_while_nothing_trains_is_tried_again(tmp_path: Path, zygote: Zygote) -> None:
+    """The write into the leaves ends the script, and its cure can't be measured before something trains."""
+    script = tmp_path / "standstill.py"
+    script.write_text(STANDSTILL, encoding="utf-8")
+    result = testing.one(script, zygote, Settings())
+    assert {d.conflict.kind: d.status for d in result.diagnoses} == {
+        "leaf-write": "cured",
+        "unreset-grad": "cured",
+    }
+    (_, text) = result.files[str(script)]
+    assert "with torch.no_grad():" in text
+    assert text.index("optimizer.step()") < text.index("optimizer.zero_grad()")

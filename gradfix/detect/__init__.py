@@ -32,7 +32,11 @@ def detect(tape: Tape) -> tuple[Conflict, ...]:
         *opposed.opposed_terms(graph),
     ]
     found = _of_parameters(found)
-    kept = [(time, c) for time, c in found if not any(_told(c, other) for _, other in found)]
+    kept = [
+        (time, c)
+        for time, c in found
+        if not any(_told(c, other) or targets.mixes(graph, other, c) for _, other in found)
+    ]
     return tuple(conflict for _, conflict in sorted(kept, key=lambda item: item[0]))
 
 

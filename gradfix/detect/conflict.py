@@ -143,6 +143,7 @@ PATTERNS = {
     },
     "attached-target": {
         "bootstrap": "r + gamma * value(next), regressed on with its graph",
+        "return": "a return that is folded of values with their graph, and that they are regressed on",
         "advantage": "a weight of a log-probability that a value loss also trains",
     },
     "unreset-grad": {

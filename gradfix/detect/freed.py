@@ -83,7 +83,7 @@ def _groups(graph: Graph, backward: Backward) -> list[Group]:
     if not needed:
         return []
     previous = _pass_before(graph, backward, needed)
-    old = {n for n in walk if n in records and previous is not None and records[n].time < previous.time}
+    old = _older(graph, walk, previous.time) if previous is not None else set()
     groups = []
     if earlier := needed & old:
         entries = graph.entries(backward, old.__contains__, earlier)
@@ -103,13 +103,28 @@ def _groups(graph: Graph, backward: Backward) -> list[Group]:
     return groups
 
 
+def _older(graph: Graph, walk: frozenset[int], time: int) -> set[int]:
+    """The nodes of `walk` made before `time`. Those of a gradient that has a graph itself (create_graph) are recorded
+    only where a backward walks them: what an old node takes is as old."""
+    records = graph.records
+    found = {n for n in walk if n in records and records[n].time < time}
+    late = {n for n in walk - found if n in records and not records[n].stack}
+    pending = list(found) if late else []
+    while pending:
+        for parent in records[pending.pop()].parents:
+            if parent in late and parent not in found:
+                found.add(parent)
+                pending.append(parent)
+    return found
+
+
 def _pass_before(graph: Graph, backward: Backward, needed: set[int]) -> Backward | None:
     """The execution of the same backward in the pass before. A loop over losses that were made before it is one pass:
     what it takes, weighted maybe, no run of it has walked yet."""
     previous, terms = graph.previous(backward), summed(graph, backward.roots)
     while previous is not None:
         time = previous.time
-        old = {n for n in graph.walk(backward) if n in graph.records and graph.records[n].time < time}
+        old = _older(graph, graph.walk(backward), time)
         taken = {e.producer.node for e in graph.entries(backward, old.__contains__, needed & old)}
         if not taken or not taken <= terms or not taken.isdisjoint(graph.walk(previous)):
             return previous

@@ -1,8 +1,8 @@
 """attached-target: a value meant as a target or a weight carries its graph into the loss.
 
 Regressing one attached output on another is often meant (siamese and consistency losses, autoencoders), so
-only shapes that are hardly ever meant are reported: a bootstrapped target, and a weight of log-probabilities
-that its own value loss trains.
+only shapes that are hardly ever meant are reported: a bootstrapped target, a return folded of values, and a
+weight of log-probabilities that its own value loss trains.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
 from gradfix.graph import VIEWS, Graph, plain_op
-from gradfix.tape import Backward, Cut, Record, Stack
+from gradfix.tape import Backward, Cut, Record, Stack, Step
 
 REGRESSIONS = {"mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss", "pow", "square", "abs"}
 # ops that keep a value the same value: shapes, signs, types
 SHAPES = VIEWS | {"neg", "clone"}
+# how a return is put together of rewards and values
+ADDING, SCALING, PARTS = {"add", "sub", "rsub"}, {"mul", "div"}, {"stack", "cat", "select", "slice", "unbind", "flip"}
+FOLDED = 4000  # nodes of a target that are looked at
 LOG_SOFTMAX = {"log_softmax", "logsumexp"}
 
 
@@ -30,8 +33,8 @@ def attached_targets(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         if isinstance(e, Cut) and e.how == "detach" and e.node is not None
     }
     for pattern, value, loss, backward in _attached(graph):
-        if pattern == "bootstrap":
-            conflict = _bootstrapped(value, loss, backward, detached)
+        if pattern != "advantage":
+            conflict = _bootstrapped(pattern, value, loss, backward, detached)
         else:
             conflict = _weighted(value, loss, backward)
         found.add((pattern, value.stack), backward.time, conflict)
@@ -51,6 +54,29 @@ def target_edges(graph: Graph, conflict: Conflict) -> Iterator[tuple[int, int]]:
                     yield node, value.node
 
 
+def mixes(graph: Graph, target: Conflict, mixed: Conflict) -> bool:
+    """Whether a mixed gradient comes of an attached target: all that the loss gives the other optimizer's parameters
+    flows through it."""
+    step, loss, value = mixed.event, mixed.earlier, target.record
+    if target.kind != "attached-target" or mixed.kind != "mixed-gradient" or not isinstance(step, Step):
+        return False
+    if loss is None or value is None or target.backward is None or loss.stack != target.backward.stack:
+        return False
+    theirs = graph.owned_mask([step.optimizer])
+    records = graph.records
+    nodes = {n for n in graph.walk(loss) if n in records and records[n].stack == value.stack}
+    besides, pending = set(loss.roots), list(loss.roots)
+    while pending:
+        record = records.get(pending.pop())
+        for parent in record.parents if record else ():
+            if parent < 0 and graph.reach_mask(parent) & theirs:
+                return False
+            if parent not in besides and parent not in nodes:
+                besides.add(parent)
+                pending.append(parent)
+    return True
+
+
 def _attached(graph: Graph) -> Iterator[tuple[str, Record, Record, Backward]]:
     """(pattern, the attached value, the op of the loss that it enters, the backward) in every pass."""
     for backward in graph.backwards:
@@ -65,9 +91,11 @@ def _attached(graph: Graph) -> Iterator[tuple[str, Record, Record, Backward]]:
                 continue
             op = plain_op(record)
             if op in REGRESSIONS:
-                target = _bootstrap(graph, record, owned)
+                target = _return(graph, record, owned)
+                pattern = "bootstrap" if target is None else "return"
+                target = target or _bootstrap(graph, record, owned)
                 if target is not None:
-                    yield "bootstrap", target, record, backward
+                    yield pattern, target, record, backward
             elif op == "mul":
                 weight = _advantage(graph, record, backward, owned)
                 if weight is not None:
@@ -115,6 +143,49 @@ def _bootstrap(graph: Graph, record: Record, owned: int) -> Record | None:
     return None
 
 
+def _return(graph: Graph, record: Record, owned: int) -> Record | None:
+    """The return ``R = r + gamma * R`` that is regressed on, over values of the model that made the prediction; or
+    None."""
+    if len(record.parents) == 1:
+        difference = graph.records.get(_through(graph, record.parents[0], SHAPES))
+        if difference is None or plain_op(difference) == "add":
+            return None
+    for prediction, target in _sides(graph, record):
+        mine = graph.reach_mask(prediction) & owned
+        if not mine or target not in graph.records:
+            continue
+        folded = [n for n, steps in _folded(graph, target).items() if steps > 1]
+        # (two outputs of one leaky memory are alike, and neither is a target)
+        alike = max(_folded(graph, prediction).values(), default=0) > 0
+        if not alike and any(not mine & ~graph.reach_mask(node) for node in folded):
+            return graph.records[target]
+    return None
+
+
+def _folded(graph: Graph, target: int) -> dict[int, int]:
+    """What a target sums up, shares and parts of it, and how many steps of ``r + gamma * ...`` it lies behind at most:
+    something is added to a share of it."""
+    found: dict[int, int] = {}
+    seen: set[tuple[int, int, bool]] = set()
+    pending = [(target, 0, False)]  # (node, steps above it, whether something was added since the last of them)
+    while pending:
+        node, steps, added = state = pending.pop()
+        if state in seen or len(seen) > FOLDED:
+            continue
+        seen.add(state)
+        record = graph.records.get(node)
+        op, parents = (plain_op(record), record.parents) if record is not None else ("", ())
+        if op in ADDING:
+            pending += [(p, steps, True) for p in parents]
+        elif op in SCALING and len(parents) == 1 and (added or steps):
+            pending.append((parents[0], steps + added, False))
+        elif op in SHAPES | PARTS:
+            pending += [(p, steps, added) for p in parents]
+        elif node >= 0 and steps > found.get(node, 0):
+            found[node] = steps
+    return found
+
+
 def _shares(graph: Graph, a: int, b: int) -> bool:
     """Whether the two nodes have a node in common below them."""
     return bool(_below(graph, a) & _below(graph, b))
@@ -153,7 +224,10 @@ def _advantage(graph: Graph, record: Record, backward: Backward, owned: int) -> 
         mine = _below(graph, weight)
         if not soft or soft & mine or not graph.reach_mask(weight) & owned or weight not in graph.records:
             continue
-        if _near(graph, weight) & _regressed(graph, backward):
+        near, regressed = _near(graph, weight), _regressed(graph, backward)
+        # (a value made once more for its own loss is another node, made by the same parameters)
+        own = {m for n in regressed if (m := graph.reach_mask(n)) & ~graph.reach_mask(gather.node)}
+        if near & regressed or any(graph.reach_mask(n) in own for n in near):
             return graph.records[weight]
     return None
 
@@ -190,7 +264,7 @@ def _regressed(graph: Graph, backward: Backward) -> set[int]:
 
 
 def _bootstrapped(
-    target: Record, loss: Record, backward: Backward, detached: dict[int, Cut]
+    pattern: str, target: Record, loss: Record, backward: Backward, detached: dict[int, Cut]
 ) -> Conflict | None:
     cut = detached.get(target.node)
     name = wording.name(target.output, wording.at("target", target.stack))
@@ -201,13 +275,14 @@ def _bootstrapped(
         )
     labels.append(("used", loss.stack, "regressed on here"))
     labels.append(("needed", backward.stack, "the gradient flows into the target too"))
+    what = "a return, folded of rewards and values," if pattern == "return" else "part of a target,"
+    place = "used" if pattern == "return" else "target"
     return make(
         "attached-target",
-        "bootstrap",
-        f"{name} is part of a target, but carries its graph into the loss: the target is trained towards the "
-        "prediction",
+        pattern,
+        f"{name} is {what} but carries its graph into the loss: the target is trained towards the prediction",
         labels,
-        "target" if cut is None else "cut",
+        place if cut is None else "cut",
         ref=target.output,
         record=target,
         backward=backward,

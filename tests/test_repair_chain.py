@@ -118,7 +118,7 @@ def test_a_chain_that_comes_to_nothing_goes_another_way(tmp_path: Path, zygote: 
     assert new.index("coder_loss.backward(inputs=") < new.index("of_judge.step()")
 
 
-STANDSTILL = '''\
+STANDSTILL = """\
 import copy
 import torch
 from torch import nn
@@ -135,7 +135,7 @@ for n in range(8):
         optimizer.step()
         for average, weight in zip(mean.parameters(), net.parameters()):
             average.mul_(0.9).add_(weight, alpha=0.1)
-'''
+"""
 
 
 def test_what_nothing_proves_while_nothing_trains_is_tried_again(tmp_path: Path, zygote: Zygote) -> None:

@@ -19,7 +19,11 @@ REGRESSIONS = {"mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss", "pow", "sq
 # ops that keep a value the same value: shapes, signs, types
 SHAPES = VIEWS | {"neg", "clone"}
 # how a return is put together of rewards and values
-ADDING, SCALING, PARTS = {"add", "sub", "rsub"}, {"mul", "div"}, {"stack", "cat", "select", "slice", "unbind", "flip"}
+ADDING, SCALING, PARTS = (
+    {"add", "sub", "rsub"},
+    {"mul", "div"},
+    {"stack", "cat", "select", "slice", "unbind", "flip"},
+)
 FOLDED = 4000  # nodes of a target that are looked at
 LOG_SOFTMAX = {"log_softmax", "logsumexp"}
 
@@ -167,7 +171,9 @@ def _folded(graph: Graph, target: int) -> dict[int, int]:
     something is added to a share of it."""
     found: dict[int, int] = {}
     seen: set[tuple[int, int, bool]] = set()
-    pending = [(target, 0, False)]  # (node, steps above it, whether something was added since the last of them)
+    pending = [
+        (target, 0, False)
+    ]  # (node, steps above it, whether something was added since the last of them)
     while pending:
         node, steps, added = state = pending.pop()
         if state in seen or len(seen) > FOLDED:

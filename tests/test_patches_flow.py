@@ -100,6 +100,21 @@ def test_a_part_that_is_in_a_block_of_its_own_now():
     assert placed(deeper, CRITIC, RECOMPUTED).text == "if True:\n    " + new
 
 
+def test_what_a_moved_line_passes():
+    old = "import torch\nfor x in data:\n    loss = f(x)\n    opt.step()\n    loss.backward()\n    print(loss.item())\n"
+    new = old.replace("    loss.backward()\n", "").replace(
+        "    opt.step()\n", "    loss.backward()\n    opt.step()\n"
+    )
+    assert placed("import sys\n" + old, old, new).text == "import sys\n" + new
+    now = old.replace(
+        "    loss.backward()\n", "    loss = loss * 2\n    loss = loss * 2\n    loss.backward()\n"
+    )
+    assert "line 5 (`loss = loss * 2`) is among the lines that it changes" in refused(now, old, new)
+    log = old.replace("    loss.backward()\n", "    count = 1\n    loss.backward()\n")
+    assert placed(log, old, new).text == log.replace("    loss.backward()\n", "").replace(
+        "    opt.step()\n", "    loss.backward()\n    opt.step()\n")  # fmt: skip
+
+
 def test_another_name_for_what_is_changed_in_place():
     old = "import torch\nw = torch.ones(3, requires_grad=True)\nh = w.exp()\nh += 1\nloss = h.sum()\nloss.backward()\n"
     new = old.replace("h += 1", "h = h + 1")

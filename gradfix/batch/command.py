@@ -11,10 +11,10 @@ from pathlib import Path
 from gradfix.batch import written
 from gradfix.batch.display import display
 from gradfix.batch.engine import EngineError
-from gradfix.batch.git import GitError, valid_branch
+from gradfix.batch.git import GitError, no_branch
 from gradfix.batch.intake import listed, specs
 from gradfix.batch.migrate import Batch
-from gradfix.batch.state import State, StateError, locked, wanted
+from gradfix.batch.state import State, StateError, aside, locked, wanted
 from gradfix.batch.summary import totals
 from gradfix.batch.values import Spec
 from gradfix.batch.words import sentence
@@ -58,7 +58,7 @@ class Command:
             raise CommandError(
                 f"name repositories (gradfix migrate REPO …): {workspace} holds no migration to go on with"
             )
-        with self._opened(create=bool(new)) as state:
+        with self._opened(new) as state:
             state.add(new)
             for name in self.reconsider:
                 state.undecide(name)
@@ -94,8 +94,8 @@ class Command:
                 raise CommandError(f"{name!r} is no fingerprint; the reports show them beside every fault")
         branch = self.batch.wish.branch
         try:
-            if branch and not valid_branch(branch):
-                raise CommandError(f"git takes no branch called {branch!r}")
+            if branch and (why := no_branch(branch)):
+                raise CommandError(f"--branch: git takes no branch {why}")
         except GitError as problem:
             raise CommandError(f"--branch: {problem}") from None
 
@@ -113,10 +113,11 @@ class Command:
         return [str(self.list_.parent / line) for line in lines]
 
     @contextmanager
-    def _opened(self, create: bool) -> Iterator[State]:
+    def _opened(self, new: list[Spec]) -> Iterator[State]:
         try:
+            aside(self.batch.workspace, new)
             with locked(self.batch.workspace):
-                state = State(self.batch.workspace, create=create)
+                state = State(self.batch.workspace, create=bool(new))
                 try:
                     yield state
                 finally:

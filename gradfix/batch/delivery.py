@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gradfix.batch.git import LINK, GitError, Repository, repository
 from gradfix.batch.values import RepoResult, Spec, Step, Written
+from gradfix.batch.words import escaped
 from gradfix.patches.file import dumps
 from gradfix.patches.make import patch as carry
 from gradfix.report.diff import patch
@@ -53,6 +54,7 @@ def no_patch(file: Path) -> None:
 
 def to_tree(result: RepoResult, place: Path, token: str) -> str:
     """All changes in the working tree; `token` as source.write has it. Raises Undone."""
+    _there(place)
     if result.kind not in ("repository", "folder"):
         raise Undone(f"{_article(result.kind)} has no working tree to write to; --diff makes a patch")
     left: dict[str, tuple[str, str]] = {}
@@ -75,6 +77,7 @@ def back(written: Written, spec: Spec, token: str) -> None:
     """What `to_tree` did, undone. Raises Undone where a file is not what was written any more, or would differ from
     its commit once it is put back."""
     place = Path(spec.place)
+    _there(place)
     left: dict[str, tuple[str, str]] = {}
     try:
         for path, (old, new) in written.changes.items():
@@ -112,6 +115,7 @@ def to_branch(result: RepoResult, place: Path, branch: str, scratch: Path, made:
     """A branch with one commit a cure, on top of what was checked out. HEAD, index and working tree stay untouched,
     no hook is run, and the commits' own index lies below `scratch`. `made` is the commit that gradfix had put it at,
     `making` hears of the new one before it is there. Raises Undone."""
+    _there(place)
     try:
         found = repository(place)
         if found is None:
@@ -173,7 +177,12 @@ def message(step: Step) -> str:
         f"Script: {step.entry}",
         f"Fingerprint: {', '.join(step.fingerprints)}",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(escaped, lines)) + "\n"
+
+
+def _there(place: Path) -> None:
+    if not place.exists():
+        raise Undone("it is not there any more")
 
 
 def _unmoved(found: Repository, result: RepoResult, branch: str) -> None:

@@ -8,6 +8,7 @@ here, none that looks at a working tree, and what could still start a program is
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -27,6 +28,8 @@ OFF = (
     "safe.directory=*",  # another user's configuration does no harm where nothing of it is executed
 )
 SECONDS = 120.0
+LONGEST = 250  # bytes of a part of a branch's name: a file of this name, and a lock beside it
+_LOCK = re.compile(r"Unable to create '(.+\.lock)': File exists")
 
 
 class GitError(Exception):
@@ -76,6 +79,17 @@ class Repository:
                 mode, _, name, *size = about.decode().split()
                 out[os.fsdecode(path)] = Blob(mode, name, int(size[0]) if size and size[0].isdigit() else 0)
         return out
+
+    def staged(self, tree: Mapping[str, Blob]) -> set[str]:
+        """The files of a commit's `tree` that the index has otherwise: what was added there would be committed next,
+        wherever the working tree is."""
+        index: dict[str, set[str]] = {}
+        for line in self._git("ls-files", "--stage", "-z").split(b"\0"):
+            if line:
+                about, _, path = line.partition(b"\t")
+                _, name, stage = about.decode().split()
+                index.setdefault(os.fsdecode(path), set()).add(name if stage == "0" else "")
+        return {path for path, blob in tree.items() if index.get(path) != {blob.name}}
 
     def contents(self, blobs: Iterable[str]) -> Iterator[bytes]:
         """The contents of blobs, in order. Raises GitError where one is missing."""
@@ -157,13 +171,20 @@ def repository(folder: Path) -> Repository | None:
     return Repository(Path(os.fsdecode(directory.rstrip(b"\n"))).absolute(), folder if marked else None)
 
 
-def valid_branch(name: str) -> bool:
-    """Whether git takes `name` for a branch."""
+def no_branch(name: str) -> str:
+    """Why git takes no branch called `name`, as the end of a sentence; "" where it does. Raises GitError where git is
+    missing."""
+    if any(len(os.fsencode(part)) > LONGEST for part in name.split("/")):
+        return f"of a name so long: git keeps a file for it, and {LONGEST} bytes is what a name may have"
+    if name.startswith("-") or "\0" in name:
+        return f"called {name!r}"
     try:
         _run([*_git(), "check-ref-format", "--branch", name])
-    except GitError:
-        return False
-    return not name.startswith("-")
+    except GitError as problem:
+        if "is not installed" in str(problem):
+            raise
+        return f"called {name!r}"
+    return ""
 
 
 def blob_name(data: bytes, like: str) -> str:
@@ -211,8 +232,17 @@ def _run(command: list[str], given: bytes = b"", more: Mapping[str, str] | None 
     except subprocess.TimeoutExpired:
         raise GitError(f"git did not answer within {SECONDS:.0f} s") from None
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise GitError(
-            f"git: {said[-1].removeprefix('fatal: ')}" if said else "git refused, and did not say why"
-        )
+        raise GitError(_refusal(done.stderr.decode("utf-8", "replace")))
     return done.stdout
+
+
+def _refusal(said: str) -> str:
+    """What git said, as a sentence: its first word on the matter, without its advice."""
+    if held := _LOCK.search(said):
+        return (
+            f"{held[1]} is there: another git is at work in the repository, or one that was killed has left it; "
+            "where none is at work, delete that file, then call again"
+        )
+    lines = [line for line in said.strip().splitlines() if line.strip()]
+    first = next((line for line in lines if line.startswith(("fatal: ", "error: "))), next(iter(lines), ""))
+    return f"git: {first.partition(': ')[2] or first}" if first else "git refused, and did not say why"

@@ -7,7 +7,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -15,6 +15,7 @@ from typing import IO
 
 from gradfix.batch.git import GITLINK, LINK, Blob, GitError, Repository, blob_name, repository
 from gradfix.batch.values import Kind, Spec
+from gradfix.batch.words import escaped
 from gradfix.discover import Search
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -41,19 +42,26 @@ class Opened:
     remarks: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()  # folders of it that are other repositories'
     tracked: Mapping[str, Blob] = field(default_factory=dict, repr=False)
+    staged: Set[str] = field(
+        default_factory=frozenset, repr=False
+    )  # what the index has otherwise than the commit
 
     def changed(self, path: Path, raw: bytes) -> bool:
-        """Whether a tracked file differs from its commit by more than line endings."""
-        blob = self.tracked.get(path.relative_to(self.root).as_posix())
-        return blob is not None and blob.name not in (
+        """Whether a tracked file differs from its commit by more than line endings, here or in the index."""
+        name = path.relative_to(self.root).as_posix()
+        blob = self.tracked.get(name)
+        same = blob is None or blob.name in (
             blob_name(raw, blob.name),
             blob_name(raw.replace(b"\r\n", b"\n"), blob.name),
         )
+        return not same or name in self.staged
 
 
 def specs(places: Iterable[str]) -> list[Spec]:
-    """A Spec for every place, each once, with names of their own: as much of the path as tells them apart."""
-    absolute = list(dict.fromkeys(os.path.realpath(p) for p in places))
+    """A Spec for every place, each once, with names of their own: as much of the path as tells them apart. A
+    repository may be named by its ``.git``, too."""
+    real = (os.path.realpath(p) for p in places)
+    absolute = list(dict.fromkeys(os.path.dirname(p) if os.path.basename(p) == ".git" else p for p in real))
     names: dict[str, str] = {}
     for place in absolute:
         parts = Path(place).parts[1:] or ("root",)
@@ -148,6 +156,7 @@ def _unreadable(path: Path, name: str) -> str:
 
 
 def _left_out(why: str, names: list[str]) -> str:
+    names = [escaped(name) for name in names]
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"{shown}: left out; each {why}." if len(names) > 1 else f"{shown}: left out; it {why}."
 
@@ -167,7 +176,8 @@ def _working_copy(found: Repository, place: Path, commit: str) -> Opened:
     nested = [n for n in _nested(place) if n not in links]
     if nested:
         remarks.append(_left_out(NESTED, nested))
-    return Opened(place, "repository", commit, tuple(remarks), (*links, *nested), tree)
+    skipped = (*links, *nested)
+    return Opened(place, "repository", commit, tuple(remarks), skipped, tree, found.staged(tree))
 
 
 def _nested(root: Path) -> tuple[str, ...]:
@@ -177,7 +187,10 @@ def _nested(root: Path) -> tuple[str, ...]:
         inside = Path(here) != root and (".git" in folders or ".git" in files)
         if inside:
             out.append(Path(here).relative_to(root).as_posix())
-        folders[:] = [] if inside else [f for f in folders if not f.startswith(".") and f != "node_modules"]
+        ours = "state.db" in files and "lock" in files  # a workspace: it may hold what was unpacked
+        folders[:] = (
+            [] if inside or ours else [f for f in folders if not f.startswith(".") and f != "node_modules"]
+        )
     return tuple(out)
 
 

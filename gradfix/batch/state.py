@@ -49,6 +49,25 @@ class StateError(Exception):
     """Why a workspace can't be used, as a sentence."""
 
 
+def aside(workspace: Path, specs: Iterable[Spec]) -> None:
+    """See to it that a workspace inside a folder that is migrated is no part of it, for git and for who reads its
+    sources: ``gradfix migrate .`` makes one there, and its reports are not the project's. Raises StateError where it
+    would lie among files that are."""
+    for place in (Path(spec.place) for spec in specs):
+        if not workspace.is_relative_to(place):
+            continue
+        around = [folder for folder in (workspace, *workspace.parents) if folder.is_relative_to(place)]
+        if any((f / "HEAD").is_file() and (f / "objects").is_dir() for f in around):
+            raise StateError(f"{workspace} lies in git's own files; name another --workspace")
+        mark = workspace / ".gitignore"
+        ours = (workspace / "state.db").is_file() or not workspace.is_dir() or not any(workspace.iterdir())
+        if workspace == place or not ours:
+            raise StateError(f"{workspace} holds files of {place}; name a folder of its own as --workspace")
+        workspace.mkdir(parents=True, exist_ok=True)
+        if not mark.exists():
+            mark.write_text("*\n", encoding="ascii")
+
+
 @contextmanager
 def locked(workspace: Path) -> Iterator[None]:
     """Hold the workspace. Raises StateError with who holds it. A kill lets go of it too."""

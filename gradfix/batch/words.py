@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+
+def escaped(text: str) -> str:
+    """`text` in one line: a control character, a lone surrogate or what turns the direction of writing is told, not
+    done. For what others have named: files, and code."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def code(text: str) -> str:
+    """`text` as code in Markdown, whatever it holds."""
+    marks = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
+    space = " " if text[:1] == "`" or text[-1:] == "`" else ""
+    return f"{marks}{space}{escaped(text)}{space}{marks}"
 
 
 def sentence(totals: Mapping[str, Any]) -> str:

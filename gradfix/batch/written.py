@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from gradfix.batch.html import page
 from gradfix.batch.state import State
 from gradfix.batch.summary import Data, repositories, summary
 from gradfix.batch.values import Fault, RepoResult, Spec, Step
-from gradfix.batch.words import counts, sentence
+from gradfix.batch.words import code, counts, escaped, sentence
 from gradfix.report.layout import safe
 
 MOST = 200  # rows of a table in report.md; the rest is in report.json
@@ -83,6 +84,10 @@ def markdown(document: Data) -> Iterator[str]:
         for r in document["repositories"]
     ]
     yield from table(["repository", "", "found", "cured", "verdicts", "s", ""], rows)
+    said = [[r["name"], each] for r in document["repositories"] for each in _remarks(r)]
+    if said:
+        yield from ("", "## Left out, and other remarks", "")
+        yield from table(["repository", "remark"], said)
 
 
 def table(head: list[str], rows: Iterable[list[Any]]) -> Iterator[str]:
@@ -91,7 +96,7 @@ def table(head: list[str], rows: Iterable[list[Any]]) -> Iterator[str]:
     yield f"| {' | '.join(head)} |"
     yield f"|{' --- |' * len(head)}"
     for row in rows[:MOST]:
-        yield "| " + " | ".join(str(x).replace("|", "\\|").replace("\n", " ") for x in row) + " |"
+        yield "| " + " | ".join(escaped(str(x)).replace("|", "\\|") for x in row) + " |"
     if rows[MOST:]:
         yield from ("", f"{len(rows) - MOST} more are in report.json.")
 
@@ -109,25 +114,25 @@ def pull_request(result: RepoResult) -> str:
             fault = _told_of(step, name, untold)
             if fault is not None:
                 untold.remove(fault)
-                lines += [
-                    f"**{fault.kind}** in `{fault.path}`, line {fault.line}: {fault.message}.",
-                    "",
-                    "```",
-                ]
-                lines += ["".join(text for text, _ in row) for row in fault.shown]
-                lines += ["```", ""]
-        lines.append(f"Cure: {step.summary} (`{step.codemod}`).")
-        lines.append(f"Verdict: **{step.verdict}**. {step.reason[:1].upper()}{step.reason[1:]}.")
-        lines += [f"After this, {step.effect}."] if step.effect else []
+                said = escaped(fault.message)
+                lines += [f"**{fault.kind}** in {code(fault.path)}, line {fault.line}: {said}.", ""]
+                rows = ["".join(text for text, _ in row) for row in fault.shown]
+                fence = "`" * max(3, *(len(x) + 1 for row in rows for x in re.findall("`+", row)), 3)
+                lines += [fence, *map(escaped, rows), fence, ""]
+        lines.append(f"Cure: {escaped(step.summary)} (`{step.codemod}`).")
+        lines.append(f"Verdict: **{step.verdict}**. {escaped(step.reason[:1].upper() + step.reason[1:])}.")
+        lines += [f"After this, {escaped(step.effect)}."] if step.effect else []
         lines.append("")
     ran = {e.path for e in result.entries if e.wall}
     runs = list(dict.fromkeys(s.entry for s in result.steps if s.entry in ran))
     if runs:
-        lines.append(
-            f"Measured by running {', '.join(f'`{path}`' for path in runs)} before and after, for a few steps."
-        )
+        lines.append(f"Measured by running {', '.join(map(code, runs))} before and after, for a few steps.")
     else:
         lines.append("Nothing was run: these changes are not proved.")
+    left = [*result.remarks, *(f"{crash}: gradfix could not follow it." for crash in result.crashes)]
+    if left:
+        lines += ["", "Not all of it was looked at, or there is more to say:", ""]
+        lines += [*(f"- {escaped(each)}" for each in left), ""]
     lines.append("Found and changed by gradfix; please review it as any other patch.")
     return "\n".join(lines) + "\n"
 
@@ -148,6 +153,14 @@ def _verdicts(repo: Data) -> dict[str, int]:
     for step in repo.get("steps", ()):
         out[step["verdict"]] = out.get(step["verdict"], 0) + 1
     return out
+
+
+def _remarks(repo: Data) -> list[str]:
+    """What was left out of a repository, or is to be known of it."""
+    return [
+        *repo.get("remarks", ()),
+        *(f"{x}: gradfix could not follow it." for x in repo.get("crashes", ())),
+    ]
 
 
 def _why(repo: Data) -> str:

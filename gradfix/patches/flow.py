@@ -187,7 +187,9 @@ class _Tables:
 
     def _order(self, function: Function, changed: list[Statement], anchors: list[Statement]) -> None:
         shared = _common([s.path for s in anchors])
-        for statement in function.statements[anchors[0].number : anchors[-1].number + 1]:
+        gaps = list(self._gaps(function))
+        first, last = min([anchors[0].number, *gaps]), max([anchors[-1].number, *(n - 1 for n in gaps)])
+        for statement in function.statements[first : last + 1]:
             if statement in anchors:
                 said = CHANGE if statement in changed else f"the same as {CHANGE}"
             elif self.names & {
@@ -200,6 +202,17 @@ class _Tables:
                 continue
             blocks = "/".join(kind for _, kind in statement.path[shared:])
             self.order.append((f"{blocks}: {said}", statement))
+
+    def _gaps(self, function: Function) -> Iterator[int]:
+        """Where lines are only in the other text, as the number of the statement that follows: what is moved passes all
+        that lies in between."""
+        for line in (a for a, b in self.ranges if a == b):
+            inner = [s for s in function.statements if isinstance(s.node, SCOPES)]
+            if any(s.first <= line < (s.node.end_lineno or 0) for s in inner):
+                continue
+            body = function.statements
+            if body[0].first - 1 <= line <= (body[-1].node.end_lineno or 0):
+                yield next((s.number for s in body if s.first > line), len(body))
 
     def _origins(self, function: Function, changed: list[Statement], anchors: list[Statement]) -> None:
         own = {s.number: n for n, s in enumerate(changed)}

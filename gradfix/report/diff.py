@@ -25,11 +25,20 @@ def patch(
     encoding, line ends and all."""
     for path, (old, new) in sorted(files.items()):
         name = _name(path, paths)
-        end = "\t" if " " in name else ""  # else patch takes what follows a blank for a date
-        yield from (x.encode() for x in (f"--- a/{name}{end}", f"+++ b/{name}{end}"))
+        yield from (b"--- " + _quoted(f"a/{name}"), b"+++ " + _quoted(f"b/{name}"))
         before, after = _bytes(path, old, new, (raw or {}).get(path))
         for line in _hunks(before.decode("latin-1"), after.decode("latin-1")):  # any bytes there and back
             yield line.encode("latin-1")
+
+
+def _quoted(name: str) -> bytes:
+    """A file's name as git writes it: as a string of C's where anything in it is not plain ASCII."""
+    raw = os.fsencode(name)
+    if name.isascii() and name.isprintable() and not {'"', "\\"} & {*name}:
+        return raw + (b"\t" if " " in name else b"")  # else patch takes what follows a blank for a date
+    plain = {ord(c): f"\\{short}" for c, short in zip('\a\b\t\n\v\f\r"\\', 'abtnvfr"\\', strict=True)}
+    said = (plain.get(b) or (chr(b) if 0x20 <= b < 0x7F else f"\\{b:03o}") for b in raw)
+    return f'"{"".join(said)}"'.encode("ascii")
 
 
 def _hunks(old: str, new: str) -> Iterator[str]:

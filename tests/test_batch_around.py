@@ -1,0 +1,111 @@
+"""What lies around a repository's files: its index, locks of other gits, a workspace inside it, and nothing at all."""
+
+import shutil
+
+import pytest
+from repositories import faulty, git, plain, repository, sound
+from test_batch import call, migrate, said
+
+from gradfix.batch.migrate import Wish
+
+BRANCH = Wish(branch="cured")
+
+
+def effect(workspace, name="repo"):
+    return said(workspace, name)["branch cured"]
+
+
+@pytest.mark.parametrize("wish", [BRANCH, Wish(write=True)])
+def test_what_is_staged_and_undone_in_the_tree_is_not_committed(tmp_path, wish):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    (repo / "train.py").write_text(faulty(steps=9))
+    git(repo, "add", "train.py")
+    (repo / "train.py").write_text(faulty())
+    assert git(repo, "status", "--porcelain") == "MM train.py"
+    (found,) = migrate(tmp_path / "ws", [repo], wish=wish).values()
+    assert found.dirty == ("train.py",)
+    result, why = said(tmp_path / "ws", "repo")[wish.effects[0]]
+    assert (result, "not committed" in why) == ("refused", True)
+    assert git(repo, "branch", "--list", "cured") == ""
+    assert (repo / "train.py").read_text() == faulty()
+
+
+def test_what_is_staged_to_be_taken_away_is_not_committed(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    git(repo, "rm", "--cached", "-q", "train.py")
+    (found,) = migrate(tmp_path / "ws", [repo], wish=BRANCH).values()
+    assert found.dirty == ("train.py",)
+    assert effect(tmp_path / "ws")[0] == "refused"
+
+
+def test_other_files_may_be_staged(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty(), "other.txt": "1"})
+    (repo / "other.txt").write_text("2")
+    git(repo, "add", "-A")
+    migrate(tmp_path / "ws", [repo], wish=BRANCH)
+    assert effect(tmp_path / "ws")[0] == "done"
+
+
+def test_a_lock_that_was_left_behind_is_named(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    lock = repo / ".git/refs/heads/cured.lock"
+    lock.touch()
+    migrate(tmp_path / "ws", [repo], wish=BRANCH)
+    result, why = effect(tmp_path / "ws")
+    assert result == "refused"
+    assert f"{lock} is there" in why
+    assert "delete that file, then call again" in why
+    lock.unlink()
+    migrate(tmp_path / "ws", [repo], wish=BRANCH)
+    assert effect(tmp_path / "ws")[0] == "done"
+
+
+@pytest.mark.parametrize("wish", [BRANCH, Wish(write=True)])
+def test_a_repository_that_has_gone_is_told_once(tmp_path, wish):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    migrate(tmp_path / "ws", [repo])
+    shutil.rmtree(repo)
+    migrate(tmp_path / "ws", [], wish=wish)
+    assert said(tmp_path / "ws", "repo") == {wish.effects[0]: ("refused", "it is not there any more")}
+
+
+def test_a_repository_that_was_never_there(tmp_path):
+    done = call("nowhere", "--branch", "cured", "--write", "--accept", "untried", cwd=tmp_path)
+    assert done.returncode == 2
+    text = (tmp_path / "gradfix-migrate/report.md").read_text()
+    assert text.count("there is no such folder or archive") == 1
+    assert "has no branches" not in text + done.stdout + done.stderr
+
+
+def test_the_usual_workspace_is_no_part_of_the_repository_it_lies_in(tmp_path):
+    """``gradfix migrate .``: what it makes is neither read the next time nor git's to track."""
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    archive = plain(tmp_path / "src", {"p/late.py": faulty()})
+    shutil.make_archive(str(tmp_path / "late"), "zip", archive)
+    words = ("--branch", "cured", "--diff", "--accept", "untried")
+    call(".", str(tmp_path / "late.zip"), *words, cwd=repo)
+    plain(repo / "gradfix-migrate", {"scratch/left.py": faulty()})
+    call("--retry", "all", *words, cwd=repo)
+    assert git(repo, "status", "--porcelain") == ""
+    report = (repo / "gradfix-migrate/report.md").read_text()
+    assert "left.py" not in report
+    assert "is a repository of its own" not in report
+    assert git(repo, "show", "--stat", "--format=", "cured").startswith("train.py")
+
+
+@pytest.mark.parametrize("inside", ["", "src", ".git", ".git/gradfix"])
+def test_a_workspace_among_the_repository_s_own_files_is_refused(tmp_path, inside):
+    repo = repository(tmp_path / "repo", {"src/train.py": sound()})
+    before = sorted(repo.rglob("*"))
+    done = call(".", "--workspace", str(repo / inside), cwd=repo)
+    assert done.returncode == 2
+    assert "--workspace" in done.stderr
+    assert sorted(repo.rglob("*")) == before
+
+
+def test_a_workspace_that_holds_the_repositories(tmp_path):
+    """The other way round is nobody's business."""
+    repository(tmp_path / "ws/repo", {"train.py": faulty()})
+    plain(tmp_path / "ws/folder", {"train.py": faulty()})
+    done = call("ws/repo", "ws/folder", "--workspace", "ws", cwd=tmp_path)
+    assert "2 faults" in done.stdout, done.stdout + done.stderr

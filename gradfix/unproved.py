@@ -58,25 +58,27 @@ def from_text(entry: Path, settings: Settings, text: str | None, why: Problem | 
     try:
         script = Source.read(entry).text if text is None else text
         shown = _shown(settings)
-        found = _look(entry, script, settings, shown)
+        program = _program(entry, script, settings, shown)
+        found = _look(program, settings, shown)
     except SourceError as problem:
         return Result(entry, problem=why or Problem(problem.sentence, problem.detail))
     reason = "the script could not be run here" if why else "nothing was run"
-    diagnoses = tuple(diagnosed(f, settings, reason) for f in found)
     lines = () if shown is None else tuple(_said(shown, found))
     files: Files = {}
     if "untried" in settings.accept:
-        done, files = _applied(entry, script, settings, shown, reason)
+        done, files = _applied(program, settings, shown, reason)
         left = {_identity(d.conflict, d.sources) for d in done}
-        texts = {str(entry): script}
-        diagnoses = (*done, *(d for d in diagnoses if _identity(d.conflict, texts) not in left))
-    elif any(d.cures for d in diagnoses):
-        lines = (*lines, NOT_PROVED)
+        open_ = [f for f in found if _identity(f.conflict, f.texts) not in left]
+        diagnoses = [*done, *(diagnosed(f, settings, reason) for f in open_)]
+    else:
+        diagnoses = _promising(program, found, [diagnosed(f, settings, reason) for f in found])
+        if any(d.cures for d in diagnoses):
+            lines = (*lines, NOT_PROVED)
     if files and why is not None:
         lines = (*lines, why.message)
     return Result(
         entry,
-        diagnoses,
+        tuple(diagnoses),
         files,
         {path: text for f in found for path, text in f.texts.items()} or {str(entry): script},
         Verdict("untried", reason) if files else None,
@@ -87,10 +89,43 @@ def from_text(entry: Path, settings: Settings, text: str | None, why: Problem | 
     )
 
 
-def _look(entry: Path, text: str, settings: Settings, shown: Finding | None) -> list[Found]:
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What is read: the ways into it, and the texts that take the place of the disk's."""
+
+    ways: tuple[Path, ...]
+    files: Mapping[str, str]
+
+    def after(self, cure: Cure) -> _Program:
+        return replace(self, files={**self.files, **cure.after})
+
+    def faults(self) -> list[Found]:
+        """Every fault of it. Raises SourceError."""
+        found: dict[object, Found] = {}
+        for path in self.ways:
+            text = self.files.get(str(path))
+            text = Source.read(path).text if text is None else text
+            for each in findings(path, text, read_text(path, text, self.files), self.files):
+                key = (each.conflict.kind, each.conflict.at)
+                if key not in found or found[key].evidence == "likely":
+                    found[key] = each
+        return list(found.values())
+
+
+def _program(entry: Path, script: str, settings: Settings, shown: Finding | None) -> _Program:
+    """The script; where it shows nothing, as one does that waits for a library, the files of its own that it imports,
+    too. Raises SourceError."""
+    program = _Program((entry,), {str(entry): script})
+    if any(f.conflict.severity != "note" for f in _look(program, settings, shown)):
+        return program
+    loaded = {file for reading in read_text(entry, script) for file in reading.tape.sources}
+    return replace(program, ways=(entry, *(Path(file) for file in sorted(loaded - {str(entry)}))))
+
+
+def _look(program: _Program, settings: Settings, shown: Finding | None) -> list[Found]:
     """What was asked for, best confirmed first. Raises SourceError."""
     found = []
-    for each in findings(entry, text, read_text(entry, text)):
+    for each in program.faults():
         if not asked(each.conflict, settings, each.texts):
             continue
         if shown is not None and _confirms(shown, each):
@@ -98,6 +133,18 @@ def _look(entry: Path, text: str, settings: Settings, shown: Finding | None) -> 
         elif each.evidence == "certain" or settings.evidence == "likely":
             found.append(each)
     return sorted(found, key=lambda f: f.evidence != "traceback")
+
+
+def _promising(program: _Program, found: list[Found], diagnoses: list[Diagnosis]) -> list[Diagnosis]:
+    """The same, without the cures after which the text still shows the fault, where there are others."""
+    if not any(d.cures[1:] for d in diagnoses):
+        return diagnoses
+    before, out = _faults(program), []
+    for fault, diagnosis in zip(found, diagnoses, strict=True):
+        several = diagnosis.cures if diagnosis.cures[1:] else ()
+        cures = tuple(cure for cure in several if _helps(program, cure, before, fault))
+        out.append(replace(diagnosis, cures=cures or diagnosis.cures))
+    return out
 
 
 def _shown(settings: Settings) -> Finding | None:
@@ -149,36 +196,36 @@ def _said(shown: Finding, found: Iterable[Found]) -> Iterator[str]:
 
 
 def _applied(
-    entry: Path, script: str, settings: Settings, shown: Finding | None, reason: str
+    program: _Program, settings: Settings, shown: Finding | None, reason: str
 ) -> tuple[list[Diagnosis], Files]:
     """One cure after the other, each the first after which the text shows its fault no longer, and no new one."""
-    text, done, given_up = script, [], set()
+    now, done, given_up = program, [], set()
+    first: dict[str, str] = {}
     for _ in range(ROUNDS):
         found = [
             f
-            for f in _look(entry, text, settings, shown)
+            for f in _look(now, settings, shown)
             if (f.conflict.severity != "note" or settings.notes)
             and _identity(f.conflict, f.texts) not in given_up
         ]
         if not found:
             break
-        before = _faults(entry, text)
+        before = _faults(now)
         given_up.add(_identity(found[0].conflict, found[0].texts))
         diagnosis = diagnosed(found[0], settings, reason)
         harmless = [c for c in diagnosis.cures if not (settings.careful and c.effect.kind != "none")]
-        cure = next((c for c in harmless if _helps(entry, c, before, diagnosis.conflict)), None)
+        cure = next((c for c in harmless if _helps(now, c, before, found[0])), None)
         if cure is not None:
             others = tuple(c for c in diagnosis.cures if c is not cure)
-            done.append(replace(diagnosis, cures=(cure, *others), status="cured", sources={str(entry): text}))
-            text = cure.after[str(entry)]
-    return done, {str(entry): (script, text)} if text != script else {}
+            done.append(replace(diagnosis, cures=(cure, *others), status="cured", sources=found[0].texts))
+            first = {**cure.before, **first}
+            now = now.after(cure)
+    return done, {path: (text, now.files[path]) for path, text in first.items() if text != now.files[path]}
 
 
-def _helps(entry: Path, cure: Cure, before: _Faults, conflict: Conflict) -> bool:
-    if set(cure.after) != {str(entry)}:
-        return False  # a sibling is read from the disk: what its change does would not show
-    after = _faults(entry, cure.after[str(entry)])
-    mine = _identity(conflict, cure.before)
+def _helps(program: _Program, cure: Cure, before: _Faults, found: Found) -> bool:
+    after = _faults(program.after(cure))
+    mine = _identity(found.conflict, found.texts)
     return after.all[mine] < before.all[mine] and not after.grave - before.grave
 
 
@@ -190,9 +237,9 @@ class _Faults:
     grave: Counter[tuple[str, str]]
 
 
-def _faults(entry: Path, text: str) -> _Faults:
+def _faults(program: _Program) -> _Faults:
     try:
-        found = list(findings(entry, text, read_text(entry, text)))
+        found = program.faults()
     except SourceError:
         unreadable = Counter({("unreadable", ""): 1})
         return _Faults(unreadable, unreadable)

@@ -152,3 +152,70 @@ def test_notes_are_applied_where_they_were_asked_for(fix, tmp_path):
     new = "import torch\n\nw = torch.ones(3, requires_grad=True)\n"
     new += "loss = (w * torch.ones(3)).sum()\nloss.backward()\nprint(loss.detach())\n"
     assert (tmp_path / "train.py").read_text() == new
+
+
+AGENT = """\
+import torch
+from torch import nn
+
+
+class Agent:
+    def __init__(self):
+        self.net = nn.Linear(3, 3)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    def update(self, x):
+        y = self.net(x).exp()
+        y += 1
+        loss = y.sum()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+"""
+GAME = """\
+import games
+from agent import Agent
+
+game, agent = games.make("chess"), Agent()
+while game.state() != games.OVER:
+    if game.ready(agent):
+        agent.update(game.state())
+"""
+
+
+def test_files_of_its_own_are_read_where_the_script_waits_for_a_library(fix, tmp_path):
+    (tmp_path / "agent.py").write_text(AGENT)
+    code, out, _ = fix(text=GAME)
+    assert (code, "agent.py:12" in out) == (2, True)
+    assert fix("--write", "--accept", "untried", text=GAME)[0] == 0
+    assert "y = y + 1" in (tmp_path / "agent.py").read_text()
+
+
+TWO = """\
+import torch
+from torch import nn
+
+actor, critic = nn.Linear(3, 3), nn.Linear(3, 1)
+temperature = torch.zeros(1, requires_grad=True)
+actors = torch.optim.SGD(actor.parameters(), lr=0.1)
+critics = torch.optim.SGD(critic.parameters(), lr=0.1)
+for step in range(5):
+    x = torch.randn(4, 3)
+    action = torch.tanh(actor(x))
+    value = critic(action)
+    loss = (temperature.exp() * action.sum() - value).mean()
+    critic_loss = critic(action.detach()).pow(2).mean()
+    critics.zero_grad()
+    critic_loss.backward()
+    critics.step()
+    actors.zero_grad()
+    loss.backward()
+    actors.step()
+"""
+
+
+def test_a_cure_after_which_the_text_shows_the_fault_still_is_not_offered(fix):
+    said = fix("--no-run", text=TWO)[1]
+    assert "stale-saved-tensor" in said
+    assert "recompute-after-step (untried)" in said
+    assert "detach-boundary" not in said

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Set
 from functools import cached_property
 
 from gradfix.read.gate import LIBRARIES
+from gradfix.read.modules import registers
 from gradfix.read.project import Unit
-from gradfix.read.statements import registers
 
 _WORD = re.compile(r"\w+")
 _GLOBAL = re.compile(r"\n[ \t]*global[ \t]+([^\n#]*)")

@@ -19,9 +19,10 @@ from gradfix.read.apart import Margin, calls_only
 from gradfix.read.expressions import settled
 from gradfix.read.frames import Frame, Machine, Raised
 from gradfix.read.iteration import Stopped, listed
+from gradfix.read.modules import later
 from gradfix.read.outline import Wanted
 from gradfix.read.project import Project, Unit, Unreadable, parsed
-from gradfix.read.statements import block, later
+from gradfix.read.statements import block
 from gradfix.read.trace import Exhausted
 from gradfix.read.values import Bound, Class, Function, Generator, Instance, Tensor, Value
 from gradfix.read.variants import MOST, Variant

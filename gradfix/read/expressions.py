@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, containers, iteration, objects, ops, python, strings, tensors
+from gradfix.read import calls, containers, indexing, iteration, objects, ops, python, strings, tensors
 from gradfix.read.frames import Frame, Machine
 from gradfix.read.operators import binary, compared, in_place
 from gradfix.read.truth import truth
@@ -358,7 +358,7 @@ def _unpack(m: Machine, targets: list[ast.expr], value: Value, statement: ast.AS
     items = iteration.listed(m, value, 64)
     star = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
     if isinstance(value, Tensor) and value.shape is None and not value.guessed:
-        items = tensors.rows(m, value, len(targets))
+        items = indexing.rows(m, value, len(targets))
     if items is None or (star is None and len(items) != len(targets)) or len(items) < len(targets) - 1:
         origin = value.origin if isinstance(value, Unknown) else "unpacked"
         for target in targets:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gradfix.read import calls, objects, tensors
+from gradfix.read import calls, indexing, objects
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.values import Generator, Instance, Lazy, Tensor, Unknown, Value
 
@@ -203,7 +203,7 @@ def listed(m: Machine, source: Value, count: int = LONG) -> list[Value] | None:
     if isinstance(source, Lazy):
         return source.items(min(count, LONG if source.length is not None else m.budget.passes))
     if isinstance(source, Tensor):
-        return None if source.guessed else tensors.rows(m, source, count)
+        return None if source.guessed else indexing.rows(m, source, count)
     if isinstance(source, Generator):
         found: list[Value] = []
         each_kept(m, source, found, count)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, containers, forwards, layers, libraries, optimizers, python, tensors
+from gradfix.read import calls, containers, forwards, indexing, layers, libraries, optimizers, python, tensors
 from gradfix.read.frames import Frame, Machine
 from gradfix.read.project import Unit
 from gradfix.read.values import (
@@ -58,7 +58,7 @@ def attribute(m: Machine, value: Value, name: str) -> Value:
             return {each: settled(value.unit.names, each) for each in list(value.unit.names)}
         inner = m.project.find(name, value.unit, 1)
         if inner is not None:
-            from gradfix.read.statements import load
+            from gradfix.read.modules import load
 
             return ModuleValue(load(m, inner))
         return m.unknown("attribute of module " + name)
@@ -198,7 +198,7 @@ def item(m: Machine, owner: Value, index: Value) -> Value:
             m.outdated("TypeError", "'float' object is not subscriptable")
         return owner
     if isinstance(owner, Tensor):
-        return tensors.item(m, owner, index)
+        return indexing.item(m, owner, index)
     if isinstance(owner, Instance):
         getter = method(m, owner, "__getitem__")
         if getter is not None:
@@ -212,7 +212,7 @@ def item(m: Machine, owner: Value, index: Value) -> Value:
 def set_item(m: Machine, owner: Value, index: Value, value: Value) -> None:
     """``owner[index] = value``."""
     if isinstance(owner, Tensor):
-        tensors.set_item(m, owner, index, value)
+        indexing.set_item(m, owner, index, value)
     elif isinstance(owner, Instance):
         setter = method(m, owner, "__setitem__")
         if setter is not None:

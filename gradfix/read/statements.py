@@ -6,11 +6,11 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from gradfix.read import calls, iteration, libraries, objects
-from gradfix.read.expressions import assign, augmented, delete, evaluate, settled
+from gradfix.read import calls, iteration, libraries, modules, objects
+from gradfix.read.expressions import assign, augmented, delete, evaluate
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.truth import truth
-from gradfix.read.values import Class, Generator, Later, Lib, ModuleValue, Tensor, Unknown, Value
+from gradfix.read.values import Class, Generator, Later, Lib, Tensor, Unknown, Value
 
 Left = str | None  # "break", "continue", "return" or None: went on to its end
 _ENDS = (ast.Raise, ast.Return, ast.Break, ast.Continue)
@@ -292,7 +292,7 @@ def _import(m: Machine, node: ast.Import) -> Left:
         name = alias.name if alias.asname else first
         value: Value = Lib(name)
         if m.project.has(name):
-            value = Later(lambda name=name: _module(m, name, unit, 0))  # type: ignore[misc]
+            value = Later(lambda name=name: modules.module(m, name, unit, 0))  # type: ignore[misc]
         calls.store(m, alias.asname or first, value)
     return None
 
@@ -303,137 +303,15 @@ def _import_from(m: Machine, node: ast.ImportFrom) -> Left:
     for alias in node.names:
         if alias.name == "*":
             found = m.project.find(module, unit, level) if own else None
-            for each, value in list(load(m, found).names.items()) if found is not None else ():
+            for each, value in list(modules.load(m, found).names.items()) if found is not None else ():
                 if isinstance(each, str) and not each.startswith("_"):  # globals()[name] = … takes any
                     calls.store(m, each, value)
             continue
         value = Lib(f"{module}.{alias.name}")
         if own:
-            value = Later(lambda name=alias.name: _member(m, module, name, unit, level))  # type: ignore[misc]
+            value = Later(lambda name=alias.name: modules.member(m, module, name, unit, level))  # type: ignore[misc]
         calls.store(m, alias.asname or alias.name, value)
     return None
-
-
-def _module(m: Machine, name: str, importer: objects.Unit, level: int) -> Value:
-    unit = m.project.find(name, importer, level)
-    return ModuleValue(load(m, unit)) if unit is not None else m.unknown("import " + name)
-
-
-def _member(m: Machine, module: str, name: str, importer: objects.Unit, level: int) -> Value:
-    """``from module import name``: something of the module's, or a module below it."""
-    unit = m.project.find(module, importer, level)
-    asked = unit.path if unit is not None else "", name
-    if unit is not None and asked not in m.importing and name in load(m, unit).names:
-        m.importing.add(asked)  # a package that imports one of its modules by its own name is asked once
-        try:
-            return settled(unit.names, name)
-        finally:
-            m.importing.discard(asked)
-    inner = m.project.find(f"{module}.{name}" if module else name, importer, level)
-    if inner is not None:
-        return ModuleValue(load(m, inner))
-    return m.unknown(f"import {module}.{name}")
-
-
-def load(m: Machine, unit: objects.Unit) -> objects.Unit:
-    """Run a module's body, once."""
-    if unit.entered:
-        return unit
-    unit.entered = True
-    unit.names["__name__"] = unit.name
-    frame = calls.Frame(unit, "<module>", m.frame.stack() if m.frame else (), unit.names, None)
-    grad, m.grad = m.grad, True
-    try:
-        with m.inside(frame):
-            block(m, unit.tree.body if _acts(unit) else later(m, frame, _DEFINES))
-    except calls.Deep:
-        pass
-    finally:
-        m.grad = grad
-    return unit
-
-
-_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_BINDS = (*_DEFINES, ast.Assign, ast.AnnAssign)
-_QUIET = (*_BINDS, ast.Import, ast.ImportFrom, ast.If, ast.Try, ast.Pass)
-
-
-def _acts(unit: objects.Unit) -> bool:
-    """Whether a module does more than define, so that the order in which it does so counts."""
-    for statement in unit.tree.body:
-        if not isinstance(statement, _QUIET):
-            if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
-                return True
-        elif isinstance(statement, _DEFINES) and any(registers(d) for d in statement.decorator_list):
-            return True
-    return False
-
-
-def registers(decorator: ast.expr) -> bool:
-    """Whether a decorator may keep what it is given: those of libraries that are known do not."""
-    while isinstance(decorator, ast.Call):
-        decorator = decorator.func
-    if isinstance(decorator, ast.Attribute):
-        while isinstance(decorator, ast.Attribute):
-            decorator = decorator.value
-        return not (isinstance(decorator, ast.Name) and decorator.id in _KNOWN)
-    return not (isinstance(decorator, ast.Name) and decorator.id in _KNOWN)
-
-
-_KNOWN = {
-    "torch", "functools", "dataclass", "dataclasses", "contextlib", "contextmanager", "typing", "abc", "overload",
-    "wraps", "lru_cache", "cache", "total_ordering", "final", "runtime_checkable",
-}  # fmt: skip
-
-
-def later(m: Machine, frame: calls.Frame, kinds: tuple[type[ast.stmt], ...] = _BINDS) -> list[ast.stmt]:
-    """What has to be run of a module's body now: statements of `kinds` wait until somebody asks for what they bind."""
-    unit = frame.unit
-    bound = [_bound(statement) for statement in unit.tree.body]
-    counts: dict[str, int] = {}
-    for name in (name for several in bound for name in several):
-        counts[name] = counts.get(name, 0) + 1
-    now = []
-    for statement, names_ in zip(unit.tree.body, bound, strict=True):
-        if not isinstance(statement, kinds) or not names_ or any(counts[name] > 1 for name in names_):
-            now.append(statement)
-            continue
-        for name in names_:
-            unit.names[name] = _waiting(m, frame, statement, name)
-    return now
-
-
-def _bound(statement: ast.stmt) -> list[str]:
-    """The names that a statement binds, where it binds names and no more."""
-    if isinstance(statement, _DEFINES):
-        return [statement.name]
-    if isinstance(statement, ast.Assign):
-        named = [t.id for t in statement.targets if isinstance(t, ast.Name)]
-        return named if len(named) == len(statement.targets) else []
-    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-        return [statement.target.id] if statement.value is not None else []
-    return []
-
-
-def _waiting(m: Machine, frame: calls.Frame, statement: ast.stmt, name: str) -> Later:
-    names = frame.names
-
-    def find() -> Value:
-        if getattr(names.get(name), "statement", None) is not statement:
-            return settled(names, name) if name in names else m.unknown("name " + name)
-        del names[name]
-        before = m.grad, m.inference, m.autocast, m.doubts, m.loops
-        m.grad, m.inference, m.autocast, m.doubts, m.loops = True, False, False, 0, 0
-        try:
-            with m.inside(frame):
-                block(m, [statement])
-        except calls.Deep:
-            pass
-        finally:
-            m.grad, m.inference, m.autocast, m.doubts, m.loops = before
-        return names[name] if name in names else m.unknown("name " + name)
-
-    return Later(find, statement)
 
 
 def _global(m: Machine, node: ast.Global) -> Left:

@@ -290,7 +290,7 @@ METHODS: dict[str, dict[str, Callable[..., Value]]] = {
 
 def _module(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """``importlib.import_module("models." + name)``."""
-    from gradfix.read.statements import load
+    from gradfix.read.modules import load
 
     name, package = (
         args[0] if args else kwargs.get("name"),

@@ -69,6 +69,22 @@ def test_a_repository_that_has_gone_is_told_once(tmp_path, wish):
     assert said(tmp_path / "ws", "repo") == {wish.effects[0]: ("refused", "it is not there any more")}
 
 
+def test_a_configuration_that_git_can_not_read_is_named(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    (repo / ".git/config").write_text("[core\n bad")
+    (found,) = migrate(tmp_path / "ws", [repo]).values()
+    assert found.sentence.startswith("git: bad config line 1 in file")
+
+
+@pytest.mark.parametrize("name", ["HEAD", "@{-1}", "a..b", "-x", "x.lock"])
+def test_what_git_would_not_call_a_branch(tmp_path, name):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    git(repo, "checkout", "-q", "-b", "other")
+    git(repo, "checkout", "-q", "main")
+    done = call(str(repo), f"--branch={name}", "--accept", "untried", cwd=repo)
+    assert (done.returncode, "git takes no branch called" in done.stderr) == (2, True)
+
+
 def test_a_repository_that_was_never_there(tmp_path):
     done = call("nowhere", "--branch", "cured", "--write", "--accept", "untried", cwd=tmp_path)
     assert done.returncode == 2

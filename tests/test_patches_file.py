@@ -126,6 +126,10 @@ HUNK = ("fixes", 0, "files", 0, "hunks", 0)
         _set(*HUNK, "alike", to=2),
         _set(*HUNK, "names", to={"x": "wherever"}),
         _set(*HUNK, "cell", to="1"),
+        _set("fixes", 0, "reading", to={"x": [1]}),
+        _set("fixes", 0, "files", 0, "flow", "before", "order", to=["x"] * 6_000),
+        _set("fixes", 0, "files", 0, "flow", "after", "readers", to=[["x"]]),
+        _set("fixes", 0, "files", 0, "flow", "names", to="x"),
     ],
 )
 def test_what_is_no_patch_is_refused(tmp_path, change):

@@ -136,6 +136,68 @@ def test_what_a_fix_says_once_more():
     assert "line 8 (`places = places * 2`) is among" in refused(now, old, new)
 
 
+MEMORY = """\
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.state = torch.zeros(3)
+    def reset(self):
+        self.state = torch.zeros(3)
+    def note(self):
+        self.count = 1
+    def forget(self):
+        self.reset()
+    def forward(self, x):
+        seen = x + self.state
+        self.note()
+        self.state = seen.tanh()
+        return seen
+"""
+
+
+def test_a_value_that_is_overwritten_by_another_name():
+    """The line goes into the loop, where what it reads is overwritten from pass to pass."""
+    old = "guess = net(x)\nfor n in range(4):\n    loss = f(guess)\n    loss.backward()\n    opt.step()\n    print(n)\n"
+    new = old.replace("guess = net(x)\n", "").replace("    loss = f", "    guess = net(x)\n    loss = f")
+    old, new = (f"import torch\nx = torch.ones(3)\n{text}" for text in (old, new))
+    assert placed("import sys\n" + old, old, new).text == "import sys\n" + new
+    assert "(`kept *= 2`) overwrites what the fix reads (`x`)" in refused(
+        before(old, "print", "kept = x[0]", "again = kept", "kept *= 2"), old, new
+    )
+    assert placed(before(old, "print", "kept = x[0]"), old, new).text == before(new, "print", "kept = x[0]")
+
+
+def test_a_call_that_changes_what_the_fix_reads():
+    new = MEMORY.replace("x + self.state", "x + self.state.detach()").replace(
+        "seen.tanh()", "seen.tanh() * self.state"
+    )
+    assert placed("import sys\n" + MEMORY, MEMORY, new).text == "import sys\n" + new
+    now = before(MEMORY, "self.note()", "self.forget()")
+    assert "(`self.forget()`) is among the lines that it changes" in refused(now, MEMORY, new)
+    changed = MEMORY.replace("self.count = 1", "self.state = 1")
+    assert "(`self.note()`) is among the lines that it changes" in refused(changed, MEMORY, new)
+
+
+def test_a_helper_that_is_called_more_often_and_changes_more():
+    old = """\
+import torch
+def terms(x):
+    y = net(x)
+    return [y.sum(), y.mean()]
+for x in data:
+    for i, loss in enumerate(terms(x)):
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        opt.step()
+"""
+    new = old.replace("i, loss in", "i, _ in").replace(
+        "        opt.zero", "        loss = terms(x)[i]\n        opt.zero")  # fmt: skip
+    assert placed("import sys\n" + old, old, new).text == "import sys\n" + new
+    now = before(old, "return [", "x.zero_()")
+    assert "calls what changes an argument, and did not" in refused(now, old, new)
+
+
 def test_a_helper_that_changes_its_argument():
     """A new caller may count on it."""
     old = "def shift(x):\n    x += 1\n    return x\n\n\ny = shift(data)\nprint(y)\n"

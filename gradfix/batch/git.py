@@ -28,6 +28,7 @@ OFF = (
     "safe.directory=*",  # another user's configuration does no harm where nothing of it is executed
 )
 SECONDS = 120.0
+SILENT = "git refused, and did not say why"
 LONGEST = 250  # bytes of a part of a branch's name: a file of this name, and a lock beside it
 _LOCK = re.compile(r"Unable to create '(.+\.lock)': File exists")
 
@@ -56,7 +57,9 @@ class Repository:
         """The commit that is checked out. Raises GitError where there is none."""
         try:
             return self._text("rev-parse", "--verify", "--quiet", "--end-of-options", "HEAD^{commit}")
-        except GitError:
+        except GitError as problem:
+            if str(problem) != SILENT:
+                raise
             raise GitError("nothing is committed in it, or its HEAD can't be read") from None
 
     def branch(self) -> str:
@@ -176,10 +179,10 @@ def no_branch(name: str) -> str:
     missing."""
     if any(len(os.fsencode(part)) > LONGEST for part in name.split("/")):
         return f"of a name so long: git keeps a file for it, and {LONGEST} bytes is what a name may have"
-    if name.startswith("-") or "\0" in name:
+    if name.startswith("-") or name == "HEAD" or "\0" in name:
         return f"called {name!r}"
     try:
-        _run([*_git(), "check-ref-format", "--branch", name])
+        _run([*_git(), "check-ref-format", f"refs/heads/{name}"])
     except GitError as problem:
         if "is not installed" in str(problem):
             raise
@@ -245,4 +248,4 @@ def _refusal(said: str) -> str:
         )
     lines = [line for line in said.strip().splitlines() if line.strip()]
     first = next((line for line in lines if line.startswith(("fatal: ", "error: "))), next(iter(lines), ""))
-    return f"git: {first.partition(': ')[2] or first}" if first else "git refused, and did not say why"
+    return f"git: {first.partition(': ')[2] or first}" if first else SILENT

@@ -14,13 +14,14 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
 
-from gradfix.patches.values import Patch
+from gradfix.patches.values import FilePatch, Flow, Patch
 from gradfix.report.json import plain
 from gradfix.source import NEWLINE
 
 FORMAT, VERSION = "gradfix-patch", 2
 LARGEST = 32 << 20  # bytes of a file that is read
 AROUND = 2_000  # lines around a change
+TABLE = 5_000  # entries of a table of values
 LONGEST = 4_096  # characters of a path
 SUFFIXES = (".py", ".ipynb")
 
@@ -185,6 +186,8 @@ def _allowed(patch: Patch) -> None:
         if len({f.path for f in fix.files}) != len(fix.files):
             raise PatchError("one of its fixes names a file twice")
         for file in fix.files:
+            if any(len(x) > TABLE for flow in _flows(file) for x in (flow.order, flow.origins, flow.readers)):
+                raise PatchError(f"{file.path}: what it says of its lines is longer than gradfix writes it")
             for hunk in file.hunks:
                 lines = (*hunk.before, *hunk.old, *hunk.new, *hunk.after)
                 if len(hunk.before) + len(hunk.after) > AROUND:
@@ -197,6 +200,10 @@ def _allowed(patch: Patch) -> None:
                     raise PatchError(
                         f"{file.path}: one of its hunks changes nothing, or fits impossibly well"
                     )
+
+
+def _flows(file: FilePatch) -> tuple[Flow, ...]:
+    return (file.flow.before, file.flow.after) if file.flow is not None else ()
 
 
 def inside(path: str) -> PurePosixPath:

@@ -18,8 +18,9 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
+from gradfix.patches.callees import ARGUMENT, Effects, calls, effects, of_call
 from gradfix.patches.lines import Names, lexed
-from gradfix.patches.uses import PARAMETER, SCOPES, Function, Statement, functions, names, parts
+from gradfix.patches.uses import PARAMETER, SCOPES, Function, Statement, aliases, functions, names, parts
 from gradfix.patches.values import Flow, Reader, Sides
 
 Ranges = Sequence[tuple[int, int]]  # lines of a text, from 0, the end exclusive
@@ -67,6 +68,10 @@ def _differs(was: Flow, now: _Tables) -> str:
         return f"less that uses its names lies among the lines that it changes ({first} to {last}) than did"
     for n, (fact, statement, name) in enumerate(now.origins):
         if n >= len(was.origins) or was.origins[n] != fact:
+            if not name:
+                return (
+                    f"{_said(now, statement)}{fact.lstrip('0123456789')}, and did not when the fix was made"
+                )
             where = _binding(now, statement, name)
             return f"`{name}` in {_said(now, statement)} is not bound where it was{where}"
     for reader, statement in _unknown(was.readers, now.readers):
@@ -88,7 +93,8 @@ def _unknown(
     for old in known.elements():
         alike = [each for each in left if (each[0].how, each[0].name) == (old.how, old.name)]
         if alike:
-            left.remove(max(alike, key=lambda r: SequenceMatcher(None, old.line, r[0].line).ratio()))
+            words = {*old.line.split()}
+            left.remove(max(alike, key=lambda r: len(words & {*r[0].line.split()})))
     return left
 
 
@@ -113,6 +119,7 @@ class _Tables:
     ranges: Ranges
     back: Names
     scopes: dict[int, Function]
+    effects: Effects
     names: frozenset[str] = frozenset()  # the fix's, as they are called here
     order: list[tuple[str, Statement]] = field(default_factory=list)
     origins: list[tuple[str, Statement, str]] = field(default_factory=list)
@@ -128,7 +135,7 @@ class _Tables:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
         back = {now: name for name, now in called.items() if now}
-        return cls(text.split("\n"), found, ranges, back, {id(f.scope): f for f in found})
+        return cls(text.split("\n"), found, ranges, back, {id(f.scope): f for f in found}, effects(found))
 
     def flow(self) -> Flow:
         return Flow(
@@ -193,6 +200,7 @@ class _Tables:
             if statement in anchors:
                 said = CHANGE if statement in changed else f"the same as {CHANGE}"
             elif self.names & {
+                *self._effects(statement),
                 *statement.binds,
                 *statement.writes,
                 *(statement.reads.keys() - statement.told),
@@ -218,6 +226,9 @@ class _Tables:
         own = {s.number: n for n, s in enumerate(changed)}
         values: dict[tuple[str, frozenset[int]], int] = {}
         for n, statement in enumerate(anchors):
+            touched = sorted(map(self._called, self._effects(statement) & {*self.names, ARGUMENT}))
+            if touched and statement in changed:
+                self.origins.append((f"{n} calls what changes {', '.join(touched)}", statement, ""))
             for name in sorted(statement.reads.keys() & self.names, key=self._called):
                 if name.startswith("."):
                     continue
@@ -257,12 +268,21 @@ class _Tables:
             self._anywhere(f".{called}", function, own)
 
     def _writers(self, function: Function, changed: list[Statement]) -> None:
+        """Who else overwrites what is read, by whatever name."""
         own = {s.number for s in changed}
         for name in sorted(self.names, key=self._called):
-            values = {d for s in changed for d in s.reads.get(name, ())}
+            values = {name: {d for s in changed for d in s.reads.get(name, ())}}
+            known = 0
+            while known != (known := sum(map(len, values.values()))):
+                for s in function.statements:
+                    for given, to in aliases(s.node):
+                        if s.reads[given] & values.get(given, set()):
+                            values.setdefault(to, set()).add(s.number)
             for s in function.statements:
-                again = s.number in values or s.reads.get(name, set()) & values
-                if name in s.writes and again and s.number not in own:
+                written = any(
+                    s.number in d or s.reads.get(n, set()) & d for n, d in values.items() if n in s.writes
+                )
+                if written and s.number not in own:
                     self._add(name, s, OVER)
 
     def _anywhere(self, name: str, function: Function, own: Set[int]) -> None:
@@ -296,8 +316,13 @@ class _Tables:
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             kind = "assign"
         reads = sorted(map(self._called, statement.reads.keys() & names))
-        binds = sorted(map(self._called, statement.binds & names)) + ["…"] * bool(statement.binds - names)
+        changes = (statement.binds | self._effects(statement)) & names
+        binds = sorted(map(self._called, changes)) + ["…"] * bool(statement.binds - names)
         return f"{kind} {', '.join(reads)} -> {', '.join(binds)}"
+
+    def _effects(self, statement: Statement) -> frozenset[str]:
+        """What its calls may change besides."""
+        return frozenset().union(*(of_call(self.effects, name) for name in calls(statement)))
 
     def _called(self, name: str) -> str:
         return self.back.get(name, name)

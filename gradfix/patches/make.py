@@ -16,7 +16,7 @@ from gradfix import __version__
 from gradfix.detect import Conflict
 from gradfix.examine import findings, read_text
 from gradfix.notebook import locate
-from gradfix.patches.file import inside
+from gradfix.patches.file import TABLE, inside
 from gradfix.patches.fit import Place, Text, Touched, places, rival
 from gradfix.patches.flow import sides
 from gradfix.patches.lines import lexed
@@ -120,6 +120,12 @@ def file_patch(path: str, old: str, new: str) -> FilePatch:
     steps = SequenceMatcher(None, old.split("\n"), new.split("\n"), autojunk=False).get_opcodes()
     changes = [(i, end, j, stop) for tag, i, end, j, stop in steps if tag != "equal"]
     flow = sides(old, new, [(i, end) for i, end, _, _ in changes], [(j, stop) for _, _, j, stop in changes])
+    tables = (
+        [x for side in (flow.before, flow.after) for x in (side.order, side.origins, side.readers)]
+        if flow
+        else []
+    )
+    flow = None if any(len(x) > TABLE for x in tables) else flow
     return FilePatch(path, digest(old), _hunks(path, old, new, changes), flow)
 
 

@@ -99,6 +99,17 @@ def names(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:
         stack += [(child, inside) for child in ast.iter_child_nodes(each)]
 
 
+def aliases(node: ast.stmt) -> Iterator[tuple[str, str]]:
+    """The names that a statement gives to the object of another name, or to a part of it: (given, new)."""
+    if not isinstance(node, ast.Assign):
+        return
+    value: ast.expr = node.value
+    while isinstance(value, ast.Attribute | ast.Subscript):
+        value = value.value
+    if isinstance(value, ast.Name):
+        yield from ((value.id, target.id) for target in node.targets if isinstance(target, ast.Name))
+
+
 class _Reaching:
     """One pass over a function, loops as often as it takes for their bindings to come round."""
 

@@ -168,6 +168,19 @@ def test_a_value_that_is_overwritten_by_another_name():
     assert placed(before(old, "print", "kept = x[0]"), old, new).text == before(new, "print", "kept = x[0]")
 
 
+def test_a_view_that_is_not_written_any_more():
+    """What it is a view of had the new values, too."""
+    old = "import torch\ntable = torch.ones(4, 3)\nrow = table[0].view(-1)\nrow += 1\nloss = f(row)\nloss.backward()\n"
+    new = old.replace("row += 1", "row = row + 1")
+    assert placed("import sys\n" + old, old, new).text == "import sys\n" + new
+    for more in ("save(table)", "print(table)"):
+        assert f"line 7 (`{more}`) reads what the fix changes (`row`)" in refused(f"{old}{more}\n", old, new)
+    assert placed(old + "print(row)\n", old, new).text == new + "print(row)\n"  # its value is the same
+    made = old.replace("table[0].view(-1)", "table[0].exp()")
+    cured = new.replace("table[0].view(-1)", "table[0].exp()")
+    assert placed(made + "save(table)\n", made, cured).text == cured + "save(table)\n"
+
+
 def test_a_call_that_changes_what_the_fix_reads():
     new = MEMORY.replace("x + self.state", "x + self.state.detach()").replace(
         "seen.tanh()", "seen.tanh() * self.state"

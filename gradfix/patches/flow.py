@@ -20,7 +20,7 @@ from difflib import SequenceMatcher
 
 from gradfix.patches.callees import ARGUMENT, Effects, calls, effects, of_call
 from gradfix.patches.lines import Names, lexed
-from gradfix.patches.uses import PARAMETER, SCOPES, Function, Statement, aliases, functions, names, parts
+from gradfix.patches.uses import PARAMETER, SCOPES, Function, Statement, functions, names, objects, parts
 from gradfix.patches.values import Flow, Reader, Sides
 
 Ranges = Sequence[tuple[int, int]]  # lines of a text, from 0, the end exclusive
@@ -249,18 +249,19 @@ class _Tables:
             if name.startswith(".") or name not in function.local:
                 self._anywhere(name, function, own)
                 continue
-            values = own | {
-                d for s in changed if name in s.writes for d in s.reads.get(name, set())
-            }  # what is overwritten has other readers than what is made
+            # what is overwritten has other readers than what is made, and by other names
+            over = {d for s in changed if name in s.writes for d in s.reads.get(name, ())}
+            values = objects(function, name, over)
+            values[name] = values.get(name, set()) | own
             for s in function.statements:
                 if s.number in own:
                     continue
-                if name in s.reads and name not in s.told and s.reads[name] & values:
+                told = s.told & {name}  # by other names the number is another, too
+                read = {n for n, d in values.items() if n not in told and s.reads.get(n, set()) & d}
+                if read or (isinstance(s.node, SCOPES) and self._free(s.node) & values.keys()):
                     self._add(name, s)
-                    escapes |= isinstance(s.node, ast.Return)
-                if isinstance(s.node, SCOPES) and name in self._free(s.node):
-                    self._add(name, s)
-            escapes |= PARAMETER in values
+                escapes |= bool(read) and isinstance(s.node, ast.Return)
+            escapes |= any(PARAMETER in d for d in values.values())
         self._writers(function, changed)
         called = "" if isinstance(function.scope, ast.Module) else function.scope.name
         if escapes and called and called not in TORCH_CALLS:
@@ -271,13 +272,7 @@ class _Tables:
         """Who else overwrites what is read, by whatever name."""
         own = {s.number for s in changed}
         for name in sorted(self.names, key=self._called):
-            values = {name: {d for s in changed for d in s.reads.get(name, ())}}
-            known = 0
-            while known != (known := sum(map(len, values.values()))):
-                for s in function.statements:
-                    for given, to in aliases(s.node):
-                        if s.reads[given] & values.get(given, set()):
-                            values.setdefault(to, set()).add(s.number)
+            values = objects(function, name, {d for s in changed for d in s.reads.get(name, ())})
             for s in function.statements:
                 written = any(
                     s.number in d or s.reads.get(n, set()) & d for n, d in values.items() if n in s.writes

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from gradfix.read.effects import overloads
+
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Places = dict[str, frozenset[int]]  # by name, the statements that may have bound it last; -1 a parameter
 
@@ -99,15 +101,46 @@ def names(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:
         stack += [(child, inside) for child in ast.iter_child_nodes(each)]
 
 
-def aliases(node: ast.stmt) -> Iterator[tuple[str, str]]:
-    """The names that a statement gives to the object of another name, or to a part of it: (given, new)."""
-    if not isinstance(node, ast.Assign):
+def objects(function: Function, name: str, values: set[int]) -> dict[str, set[int]]:
+    """The names under which the object lies that `name` has when one of the statements `values` bound it, or a part or
+    a view of it: each with the statements that bind it to that."""
+    found = {name: set(values)} if values else {}
+    known = 0
+    while known != (known := sum(map(len, found.values()))):
+        for s in function.statements:
+            for given, to in _aliases(s.node):
+                if s.reads[given] & found.get(given, set()):
+                    found.setdefault(to, set()).add(s.number)
+                if s.number in found.get(to, ()):
+                    found.setdefault(given, set()).update(s.reads[given])
+    return found
+
+
+def _aliases(node: ast.stmt) -> Iterator[tuple[str, str]]:
+    """The names that a statement gives to what another name has: (given, new)."""
+    if isinstance(node, ast.Assign):
+        value, targets = node.value, node.targets
+    elif isinstance(node, ast.For):
+        value, targets = node.iter, [node.target]
+    else:
         return
-    value: ast.expr = node.value
-    while isinstance(value, ast.Attribute | ast.Subscript):
-        value = value.value
+    while True:
+        if isinstance(value, ast.Attribute | ast.Subscript):
+            value = value.value
+        elif (
+            isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and _views(value.func.attr)
+        ):
+            value = value.func.value
+        else:
+            break
     if isinstance(value, ast.Name):
-        yield from ((value.id, target.id) for target in node.targets if isinstance(target, ast.Name))
+        for target in targets:
+            yield from ((value.id, n.id) for n in ast.walk(target) if isinstance(n, ast.Name))
+
+
+def _views(method: str) -> bool:
+    """Whether a tensor's method gives a view of it, or may."""
+    return any({*overload.results} & {"v", "m", "w"} for overload in overloads(method))
 
 
 class _Reaching:

@@ -5,10 +5,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from test_patches_drift import CASES
 from test_patches_place import placed, refused
 
 from gradfix.patches import file, make
 from gradfix.patches.apply import Tree, apply
+from gradfix.patches.place import Refused, place
 from gradfix.patches.values import Cured, FilePatch, Meant
 from gradfix.source import write
 from gradfix.verdict import Verdict
@@ -235,8 +237,6 @@ def test_functions_in_another_order():
 
 
 def test_without_a_flow_it_goes_into_its_very_text_alone():
-    from gradfix.patches.place import Refused, place
-
     made = make.file_patch("x.py", CRITIC, RECOMPUTED)
     bare = FilePatch("x.py", made.sha256, made.hunks, None)
     assert place(bare, CRITIC).text == RECOMPUTED
@@ -248,6 +248,19 @@ def test_loops_in_one_another_take_no_time():
     text = "".join(f"{'    ' * n}for i{n} in x:\n" for n in range(40)) + "    " * 40 + "x += 1\n"
     now = "import sys\n" + text
     assert placed(now, text, text.replace("x += 1", "x = x + 1")).text == now.replace("x += 1", "x = x + 1")
+
+
+@pytest.mark.parametrize("change", [lambda x: f"import sys\n{x}", lambda x: f"{x}\n\nprint('done')\n"])
+def test_what_has_nothing_to_do_with_it_is_no_hindrance(change):
+    """In no fixture is a fix refused for its values where something else came to the file."""
+    landed = 0
+    for _, old, new in CASES:
+        try:
+            assert place(make.file_patch("x.py", old, new), change(old)).text == change(new)
+            landed += 1
+        except Refused as why:
+            assert "fit equally well" in str(why) or "end of the file" in str(why)
+    assert landed >= 0.98 * len(CASES)
 
 
 # ---- how far a reader comes

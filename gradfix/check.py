@@ -211,6 +211,8 @@ def _read(wanted: list[Wanted], jobs: int) -> Iterator[Examined]:
         try:
             yield from map(_one, wanted)
         finally:
+            gc.freeze()
+            gc.unfreeze()  # all that is there is old now: else the next object made would have it gone through
             gc.set_threshold(*usual)
         return
     from concurrent.futures.process import BrokenProcessPool

@@ -105,6 +105,54 @@ def test_a_main_part_that_leads_to_a_backward_elsewhere_is_followed(tmp_path, na
     assert not outline.wanted(str(tmp_path / "main.py"), main, here(tmp_path)).any
 
 
+def test_a_call_inside_an_f_string_is_followed(tmp_path):
+    step = "def fit(x):\n    loss = model(x)\n    loss.backward()\n    return loss\n\n"
+    text = step + 'for each in data:\n    print(f"{fit(each):.3f}")\n'
+    assert outline.wanted(str(tmp_path / "main.py"), text, here(tmp_path)).main
+    said = step + 'for each in data:\n    print("fit")  # and fit(each)\n'
+    assert not outline.wanted(str(tmp_path / "main.py"), said, here(tmp_path)).main
+
+
+@pytest.mark.parametrize(
+    "doc",
+    ["'loss.backward() is for the caller'", '"""See loss.backward() and\n    grad(y, x)."""', "pass  # x"],
+)
+def test_what_only_speaks_of_a_backward_is_no_way_into_a_program(tmp_path, doc):
+    text = f"def step(loss):\n    {doc}\n    loss.mean()\n\ndef go(loss):\n    step(loss)\n"
+    assert not outline.wanted(str(tmp_path / "main.py"), text, here(tmp_path)).any
+    called = text.replace("loss.mean()", "loss.backward()")
+    assert outline.wanted(str(tmp_path / "main.py"), called, here(tmp_path)).any
+
+
+@pytest.mark.parametrize(
+    ("text", "whether"),
+    [
+        ("layout = 1\nf(dropout=0.1, timeout=3)\n", False),
+        ("torch.add(a, b, out=c)\n", True),
+        ("torch.add(a, b, out = c)\n", True),
+        ("getattr(torch, '_foreach_add_')(a, b)\n", True),
+        ("_foreach_inputs = 1\n", False),
+    ],
+)
+def test_what_may_write(text, whether):
+    assert gate.writes(text.encode()) is whether
+
+
+@pytest.mark.parametrize(
+    ("text", "whether"),
+    [
+        ("def f(requires_grad=False): pass\n", False),
+        ("torch.ones(3, requires_grad=True)\n", True),
+        ("torch.ones(3, requires_grad=wanted)\n", True),
+        ("w.requires_grad = True\n", True),
+        ("The parameters (of which there are many)\n", False),
+        ("list(net.parameters())\n", True),
+    ],
+)
+def test_what_may_be_a_leaf(text, whether):
+    assert gate.leaves(text.encode()) is whether
+
+
 def here(folder: Path):
     from gradfix.read.project import Project
 
@@ -116,6 +164,13 @@ def here(folder: Path):
     [
         "loss.\\\n    backward()\n",
         "getattr(loss, 'backward')()\n",
+        "for name in ['zero_grad', 'backward']:\n    getattr(loss, name)()\n",
+        "methodcaller(\n    'backward', retain_graph=True\n)(loss)\n",
+        "return grad(y, x)\n",
+        "log('#'); loss.backward()\n",
+        "x = 'a \\\n# b'; loss.backward()\n",
+        "say('`it`'); loss.backward()\n",
+        'def f():\n    """\n    # sums\n    """; loss.backward()\n',
         "g = torch.autograd.grad(y, x)\n",
         "from torch.autograd import grad as g\n",
         "def forward(self, x):\n    x += 1\n",
@@ -139,6 +194,10 @@ def test_what_may_show_a_fault(text):
         "",
         "import os\nprint(os.name)\n",
         "def backward(ctx): pass\n",
+        "def f():  # after loss.backward()\n    pass\n",
+        "def f():\n    '''\n    >>> loss.backward()\n    ``loss.backward()`` needs grad (a call).\n    '''\n",
+        "def grad(x): pass\n",
+        "kind = 'backward' if late else 'forward'\nif kind == 'backward' or 'backward' in names: pass\n",
         "from torch import no_grad\nwith no_grad():\n    pass\n",
         "class Net(nn.Module):\n    def forward(self, x: list[int] = None):\n        return x\n",
         "log = logging.getLogger(__name__)\nT = TypeVar('T')\n\ndef f(x):\n    x += 1\n",

@@ -221,7 +221,7 @@ def bind(
 
 
 def _yields(node: ast.AST, unit: Unit) -> bool:
-    lines = unit.lines_with(r"\byield\b")
+    lines = unit.lines_with("yield")
     at = bisect_left(lines, getattr(node, "lineno", 0))
     if at == len(lines) or lines[at] > (getattr(node, "end_lineno", None) or 1 << 60):
         return False

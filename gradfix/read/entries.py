@@ -348,7 +348,11 @@ def _leading(unit: Unit, found: list[Found]) -> list[Found]:
         return []
     lines = unit.text.split("\n")
     calling = {id(node): _calls(lines, node) for _, node, _ in found if _spans(node, near)}
-    level = {key: 0 for key, names in calling.items() if names & BACKWARDS}
+    level = {
+        id(node): 0
+        for _, node, _ in found
+        if calling.get(id(node), set()) & BACKWARDS and not BACKWARDS.isdisjoint(_called(node))
+    }
     if not level:
         return []
     calling = {id(node): calling.get(id(node)) or _calls(lines, node) for _, node, _ in found}
@@ -366,6 +370,13 @@ def _leading(unit: Unit, found: list[Found]) -> list[Found]:
 def _calls(lines: list[str], node: ast.FunctionDef) -> set[str]:
     text = "\n".join(lines[node.lineno : node.end_lineno])
     return {name[::-1] for name in set(CALLS.findall(text[::-1]))}
+
+
+def _called(node: ast.FunctionDef) -> Iterator[str]:
+    """The names of what a function calls, without those that a comment or a string speaks of."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Call):
+            yield each.func.attr if isinstance(each.func, ast.Attribute) else getattr(each.func, "id", "")
 
 
 def _recurs(lines: list[str], node: ast.FunctionDef) -> bool:

@@ -9,9 +9,16 @@ definition and no value that is merely kept.
 from __future__ import annotations
 
 import re
+from keyword import kwlist
 
-_GRAD = re.compile(rb"grad\s*\(")
+_GRAD = re.compile(rb"grad\s*\((?!\s*\))")
+_QUOTE = re.compile(rb"[\"']")
+_AFTER = re.compile(rb"(?<![\w.%!])([^\W\d]\w*)[ \t]+\Z")
+_KEYWORDS = frozenset(word.encode() for word in (*kwlist, "print", "exec")) - {
+    b"def"
+}  # a call may follow them
 _BACKWARD = re.compile(rb"backward\b")
+_NAMED = re.compile(rb"[(,\[]\s*([\"'])backward\1\s*(?![:\s]|(?:if|in|not)\b|[=!]=)")
 _IMPORTED = re.compile(rb"autograd\s+import\b[^\n]*\b(?:grad|backward)\b")
 _FORWARD = re.compile(rb"forward\b")
 LIBRARIES = frozenset(
@@ -74,8 +81,9 @@ _GRADIENT = _Any(
     *(w + rb"\b" for w in (b"Parameter", b"nn", b"optim", b"forward", b"Variable")),
 )
 _LEAF = _Any(
-    rb"requires_grad(?:_\s*\(|\s*=(?!=))",
-    *(_whole(w) + _OPENS for w in (b"Parameter", b"Variable", b"parameters")),
+    rb"requires_grad(?:_\s*\(|\s*=(?!=|\s*False\b))",
+    *(_whole(w) + _OPENS for w in (b"Parameter", b"Variable")),
+    rb"\.parameters" + _OPENS,
     rb"\.weight\b",
     rb"\.bias\b",
 )
@@ -83,8 +91,8 @@ _OLD = _Any(rb"\.data\b", rb"\.grad\b", rb"volatile", rb"clip_grad_norm\b")
 _OWN = _Any(rb"\.grad\b", rb"\.data\b", rb"\.step\b", rb"optim\b", rb"volatile", rb"clip_grad_norm\b")
 _FLAGGED = (b"ReLU", b"ReLU6", b"SELU", b"SiLU", b"Mish", b"LeakyReLU", b"ELU", rb"Hardtanh")
 _WRITES = _Any(
-    rb"inplace", rb"max_norm", rb"\.data\b", rb"out\s*=", rb"setattr", rb"load_state_dict", rb"init\s*\.",
-    rb"_foreach_", rb"set_data",
+    rb"inplace", rb"max_norm", rb"\.data\b", _whole(b"out") + rb"\s*=(?!=)", rb"setattr", rb"load_state_dict",
+    rb"init\s*\.", rb"_foreach_\w+_\b", rb"set_data",
     rb"=(?<=[-+*/%@&|^]=)(?!\s*(?:[frbFRB]?['\"\[]))",
     # the activations whose first, second or third argument is inplace
     *(_whole(w) + _OPENS + rb"[^)]*\bTrue\b" for w in _FLAGGED),
@@ -107,15 +115,44 @@ def might_matter(raw: bytes) -> bool:
 
 def differentiates(raw: bytes) -> bool:
     """Whether `raw` calls a backward."""
+    if named(raw):
+        return True
     for found in _BACKWARD.finditer(raw):
-        before = raw[max(found.start() - 40, 0) : found.start()].rstrip(b" \t\r\n\\")[-1:]
-        if before and before in b".'\"":
+        at = found.start()
+        if raw[max(at - 40, 0) : at].rstrip(b" \t\r\n\\")[-1:] == b"." and not _told(raw, at):
             return True
     for found in _GRAD.finditer(raw):
         before = raw[found.start() - 1 : found.start()]
-        if not before.isalnum() and before != b"_":
+        if not before.isalnum() and before != b"_" and not _told(raw, found.start()):
             return True
+    return imported(raw)
+
+
+def named(raw: bytes) -> bool:
+    """Whether `raw` has a backward by its name alone, as ``getattr(loss, "backward")`` does: a value that is handed
+    on, not one that is compared or kept."""
+    return (b'"backward"' in raw or b"'backward'" in raw) and _NAMED.search(raw) is not None
+
+
+def imported(raw: bytes) -> bool:
+    """Whether `raw` brings one in, by whatever name."""
     return b"autograd" in raw and _IMPORTED.search(raw) is not None
+
+
+def _told(raw: bytes, at: int) -> bool:
+    """Whether what stands at `at` is part of a comment, an example or a sentence for certain: told from its line."""
+    begin = raw.rfind(b"\n", 0, at) + 1
+    line = raw[begin:at]
+    if b'"""' in line or b"'''" in line:
+        return False
+    comment = line.find(b"#")
+    if comment >= 0 and not _QUOTE.search(line, 0, comment):
+        return raw[begin - 2 : begin] != b"\\\n"
+    code = line.rfind(b"`")  # of marked text
+    if line.lstrip().startswith(b">>>") or (code >= 0 and not _QUOTE.search(line, code)):
+        return True
+    word = _AFTER.search(line)
+    return word is not None and word[1] not in _KEYWORDS
 
 
 def is_module(raw: bytes) -> bool:

@@ -32,8 +32,10 @@ _NO_MODULE = frozenset(
 _ENTRY = re.compile(rb"^(?:if\s+__name__|(?:\w+\.)*(?:main|train|run|fit|learn)\w*\s*\()", re.M)
 _ACTS = re.compile(rb"^(?:(for|while|with|async)\b|([^\W\d]\w*)[\w.]*\s*\()", re.M)
 _BOUND = re.compile(rb"^([^\W\d]\w*)\s*(?::[^=\n]*)?=(?!=)", re.M)
-# between these is code; of comments nothing stays, of strings only the quotes
-_CODE = re.compile(rb"#[^\n]*|(\"\"\"|''')(?:[^\\]|\\.)*?\1|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'", re.S)
+_STRING = r"(?:{0}{0}{0}(?:[^\\]|\\.)*?{0}{0}{0}|{0}(?:[^{0}\\\n]|\\.)*{0})"
+_ANY = "|".join(map(_STRING.format, "\"'"))
+# between these is code: of comments and strings nothing stays, but of those that hold code themselves
+_CODE = re.compile(rf"#[^\n]*|((?:[fF][rR]?|[rR][fF])(?:{_ANY}))|{_ANY}".encode(), re.S)
 _AS = re.compile(rb"\s+as\s+")
 
 
@@ -65,15 +67,22 @@ class Chunk:
 
     @cached_property
     def backward(self) -> bool:
-        return gate.differentiates(self.raw)
+        return gate.differentiates(self.raw) and (gate.named(self.raw) or gate.differentiates(self._code))
 
     @cached_property
     def writes(self) -> bool:
-        return gate.writes(self.raw) or gate.own(self.raw)
+        return (gate.writes(self.raw) or gate.own(self.raw)) and (
+            gate.writes(self._code) or gate.own(self._code)
+        )
 
     @cached_property
     def leaves(self) -> bool:
-        return gate.leaves(self.raw)
+        return gate.leaves(self.raw) and gate.leaves(self._code)
+
+    @cached_property
+    def _code(self) -> bytes:
+        """Without strings and comments: only for what their words speak for, since they take longest to find."""
+        return code(self.raw)
 
 
 class Outline:
@@ -104,7 +113,7 @@ class Outline:
 
     @cached_property
     def rest(self) -> Chunk:
-        return Chunk(b"".join(filter(None, _CODE.split(_IMPORT.sub(b"", b"".join(self._rest))))))
+        return Chunk(code(_IMPORT.sub(b"", b"".join(self._rest))))
 
     @cached_property
     def paths(self) -> str:
@@ -114,7 +123,10 @@ class Outline:
     @cached_property
     def backward(self) -> bool:
         """Whether it calls a backward."""
-        return gate.differentiates(self._raw)
+        if not gate.differentiates(self._raw):
+            return False
+        every = (chunk for several in self.chunks.values() for chunk in several)
+        return gate.imported(self._raw) or self.rest.backward or any(chunk.backward for chunk in every)
 
     @cached_property
     def touches(self) -> bool:
@@ -159,6 +171,11 @@ class Outline:
                 elif full:
                     imports.setdefault(name or full, []).append(Import(*where, full))
         return imports, starred
+
+
+def code(raw: bytes) -> bytes:
+    """`raw` without its strings and comments."""
+    return b"".join(filter(None, _CODE.split(raw)))
 
 
 def outlined(path: str, raw: bytes) -> Outline:

@@ -187,7 +187,8 @@ def _all(wanted: list[Wanted], how: Checking) -> Iterator[tuple[Wanted, Examined
 
 
 def _known(path: Path, settings: Settings, cache: Cache | None) -> tuple[Examined | None, str]:
-    """What is known of a file without reading it as a program, and the digest of its bytes."""
+    """What is known of a file without reading it as a program, and the digest of its bytes. Whether a notebook is one
+    has to be seen; those of format 3 are, though they are not read."""
     try:
         raw = path.read_bytes() if path.is_file() else None
     except (OSError, ValueError):
@@ -196,7 +197,7 @@ def _known(path: Path, settings: Settings, cache: Cache | None) -> tuple[Examine
         return None, ""  # examine says why
     digest_ = digest(raw) if cache is not None else ""
     found = cache.get(str(path), digest_, settings) if cache is not None else None
-    if found is None and not matters(raw):
+    if found is None and not matters(raw) and (path.suffix != ".ipynb" or b'"worksheets"' in raw):
         found = Examined()
         if cache is not None:
             cache.put(str(path), digest_, settings, found)

@@ -51,7 +51,7 @@ def gradfix(folder: Path) -> Iterator[Callable[..., Done]]:
     def call(*words: str, **options: object) -> Done:
         seen.append(state(folder))
         with start(words, folder, mark, **options) as process:
-            out, err = process.communicate(timeout=90)
+            out, err = process.communicate(timeout=90, check=False)
         return Done(process.returncode, out, err)
 
     yield call
@@ -105,6 +105,28 @@ def refused(done: Done, sentence: str, read: bool = False) -> None:
     assert done.err.startswith("gradfix: ")
     assert "gradfix/" not in done.err.replace("/tmp", ""), "a traceback of our own"
     assert ("error[stale-saved-tensor]" in done.out) if read else done.out == ""
+
+
+# ---- where the report goes
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("check --no-cache x.py", "check -q --no-cache --output-format json x.py", "check --help"),
+        *("rules", "explain freed-graph", "fix --diff --no-run x.py", "--version"),
+    ],
+)
+def test_a_full_disk_is_one_sentence(folder, words):
+    (folder / "x.py").write_text("import torch\n" + FAULT)
+    command = [sys.executable, "-m", "gradfix", *words.split()]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=folder, check=False
+        )
+    said = "gradfix: the output can't be written (no space left on device)"
+    assert (done.returncode, done.stderr.splitlines()) == (2, [said])
 
 
 # ---- files

@@ -149,7 +149,7 @@ def test_evidence(folder, check):
 
 
 def test_notes(folder, check):
-    write(folder, a="x.data  #! data-attribute, .backward\n")
+    write(folder, a="x.data, x.backward  #! data-attribute\n")
     assert check() == (0, ["No faults found. 1 note not shown: --notes shows it."], "")
     code, out, _ = check("--notes")
     assert code == 0
@@ -203,7 +203,7 @@ def test_a_comment_is_not_called_idle_where_the_reading_is_not_whole(folder, che
 
 
 def test_one_bad_file_is_one_problem_and_the_others_are_checked(folder, check):
-    write(folder, a=FAULT, b="def f(x.backward:\n", c="# UNREADABLE .backward\n", z=FAULT)
+    write(folder, a=FAULT, b="def f(x.backward:\n", c="x.backward  # UNREADABLE\n", z=FAULT)
     (folder / "d.py").write_bytes(b"x.backward = '\xff'\n")
     (folder / "e.py").write_bytes(b"x.backward\0\n")
     (folder / "f.py").write_bytes(b"# coding: none-such\nx.backward\n")
@@ -217,6 +217,21 @@ def test_one_bad_file_is_one_problem_and_the_others_are_checked(folder, check):
     ]
     assert "gradfix: c.py:3: it is odd" in said
     assert check("--exit-zero", "gone.py")[0] == 2
+
+
+@pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"a text\n", b"\x89PNG\r\n\x00\xff"])
+def test_a_notebook_that_is_none_is_told_once(folder, check, raw):
+    write(folder, a=FAULT)
+    (folder / "n.ipynb").write_bytes(raw)
+    code, out, err = check("-q", ".", "n.ipynb")
+    assert (code, [line.split(":")[0] for line in out]) == (2, ["a.py"])
+    assert [line.split(":")[:2] for line in err.splitlines()] == [["gradfix", " n.ipynb"]]
+
+
+def test_notebooks_without_a_fault_are_not_told(folder, check):
+    (folder / "new.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+    (folder / "old.ipynb").write_text('{"worksheets": [{"cells": []}], "metadata": {}, "nbformat": 3}')
+    assert check("-q") == (0, [], "")
 
 
 def test_a_folder_that_cannot_be_read(folder, check, monkeypatch):
@@ -338,7 +353,7 @@ def test_full(folder, check):
     assert out[0] == "error[freed-graph]: it is wrong"
     assert "1 │ loss.backward()  #! freed-graph" in out[2]
     assert out[-1] == "Found 1 fault. To try cures and prove them: gradfix fix a.py"
-    write(folder, a="x.data  #! data-attribute, .backward\n")
+    write(folder, a="x.data, x.backward  #! data-attribute\n")
     _, out, _ = check("--output-format", "full", "--notes")
     assert any("help: data-to-detach (untried)" in line for line in out)
 

@@ -171,6 +171,14 @@ def test_bad_input_is_one_sentence_and_exit_code_2(fake, capsys, words, sentence
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("command", ["check", "fix", "fix --diff", "run"])
+def test_an_empty_path_is_not_the_working_directory(fake, capsys, command):
+    assert gradfix(*command.split(), "") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "an empty path names nothing: there is no such file" in " ".join(err.split())
+
+
 def test_a_directory_runs_nothing_unasked(fake, capsys):
     Path("other.py").write_text("x = 1\n")
     assert gradfix("fix", ".") == 2

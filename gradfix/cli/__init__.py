@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import os
 import signal
@@ -17,6 +18,7 @@ from gradfix.cli.options import FAILED, INTERRUPTED, PIPE, say
 from gradfix.cli.pages import explain, rules
 from gradfix.cli.quick import plain
 from gradfix.packages import CodemodError
+from gradfix.report.terminal import Unwritten, written
 
 # Heavy modules (typer, libcst, the pipeline, rich) are imported where they are needed: `check` stays quick.
 
@@ -42,20 +44,25 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             code = typed.run(ours, theirs)
         if code == INTERRUPTED:  # newer releases of typer make Ctrl-C this exit code themselves
             raise KeyboardInterrupt
-        sys.stdout.flush()
+        with written():
+            sys.stdout.flush()
     except Ended as ended:
         code = ended.code
     except KeyboardInterrupt:
         say("interrupted")
         code = INTERRUPTED
     except BrokenPipeError:  # `| head`: nobody is listening any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _unheard()
         code = PIPE
+    except Unwritten as problem:
+        code = _unwritten(str(problem))
     except CodemodError as problem:
         say(f"{problem}: a fault of that codemod's, not of your script's")
         code = FAILED
-    except Exception:
-        if interrupted:  # the children were, too, and one may be missed before this process hears of it
+    except Exception as problem:
+        if isinstance(problem, OSError) and problem.errno == errno.ENOSPC:  # of help that typer writes
+            code = _unwritten((problem.strerror or str(problem)).lower())
+        elif interrupted:  # the children were, too, and one may be missed before this process hears of it
             say("interrupted")
             code = INTERRUPTED
         else:
@@ -65,6 +72,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             say("this is a fault of gradfix's own; please report it with the lines above")
             code = FAILED
     sys.exit(code)
+
+
+def _unwritten(reason: str) -> int:
+    """The exit code where standard output takes no more."""
+    _unheard()  # what is left of it would be tried once more at the end
+    say(f"the output can't be written ({reason})")
+    return FAILED
+
+
+def _unheard() -> None:
+    """Let the rest of the output go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _told_of_interrupts() -> list[int]:

@@ -22,6 +22,7 @@ from gradfix.cli.options import (
     fail,
     kinds,
     known_faults,
+    refuse_empty,
     show_settings,
 )
 
@@ -106,6 +107,7 @@ def check(
     # cures are for those who see them
     helped = output_format in formats.CURES and not statistics and not update_baseline
     more = {"notes": notes, "evidence": evidence, "repair": helped}
+    refuse_empty(paths or ())
     given = {"select": kinds(select), "ignore": kinds(ignore), "exclude": tuple(exclude or ())}
     projects = Projects(tuple(config or ()), isolated, given, more)
     asked = Asked(

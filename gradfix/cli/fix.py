@@ -30,6 +30,7 @@ from gradfix.cli.options import (
     fail,
     kinds,
     known_faults,
+    refuse_empty,
     show_settings,
 )
 from gradfix.cli.words import codemods, verdicts
@@ -141,6 +142,7 @@ def fix(
     arguments: tuple[str, ...] = context.obj
     if no_run:  # no script gets arguments: what follows -- are paths, as in `check`
         paths, arguments = [*(paths or []), *arguments], ()
+    refuse_empty(paths or ())
     if force_exclude and paths:
         paths = _kept(paths, config, isolated)
         if not paths:
@@ -206,6 +208,7 @@ def run(
     quiet: Quiet = False,
 ) -> int:
     """The sanitizer alone: record one run, report every fault, rewrite nothing."""
+    refuse_empty([script])
     found = configuration(
         [script],
         config,

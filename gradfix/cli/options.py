@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -158,6 +159,12 @@ def failed(terminal: Terminal, sentence: str, detail: str = "") -> int:
     """Say why the work could not be done; gives the exit code."""
     terminal.error(sentence, detail)
     return FAILED
+
+
+def refuse_empty(paths: Iterable[str]) -> None:
+    """Leave where a path is empty, as a variable of a shell's may be: it would be taken for the working directory."""
+    if "" in paths:
+        fail("an empty path names nothing: there is no such file (. is the directory that this is called in)")
 
 
 def say(sentence: str) -> None:

@@ -27,6 +27,21 @@ PATIENCE = 0.5  # seconds before progress is shown
 PIPED = 100  # columns where no terminal says how wide it is
 
 
+class Unwritten(Exception):
+    """Standard output takes no more, as on a full disk. No OSError: those are of files that a command works with."""
+
+
+@contextmanager
+def written() -> Iterator[None]:
+    """What stands in it writes to standard output. Raises Unwritten."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as problem:
+        raise Unwritten((problem.strerror or str(problem)).lower()) from problem
+
+
 class Terminal:
     """The two streams of one call of the command line."""
 
@@ -46,24 +61,18 @@ class Terminal:
         return glyphs_for(getattr(sys.stdout, "encoding", None) or "ascii")
 
     def show(self, lines: Iterable[Text | Line | Raw], to: Console | None = None) -> None:
-        """Write a report."""
+        """Write a report. Raises Unwritten."""
         console = to or self.out
         for line in lines:
-            if isinstance(line, Raw):
-                console.file.flush()
-                cast(TextIOWrapper, console.file).buffer.write(line.data + b"\n")
-            elif isinstance(line, Line):
-                # a terminal must not be steered by a source file
-                text = safe(line.text) if console.is_terminal else line.text
-                console.out(text, style=line.style or None, highlight=False)
-            else:
-                console.print(line, soft_wrap=True, highlight=False)
+            with written():
+                _show(line, console)
 
     def write(self, text: str) -> None:
-        """Write `text` and a newline as they are."""
+        """Write `text` and a newline as they are. Raises Unwritten."""
         _lenient(sys.stdout)
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        with written():
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
 
     def error(self, sentence: str, detail: str = "") -> None:
         """One sentence on standard error, with what it rests on below."""
@@ -109,6 +118,18 @@ class Terminal:
             if shown > started:
                 sys.stderr.write("\r\x1b[K")
                 sys.stderr.flush()
+
+
+def _show(line: Text | Line | Raw, console: Console) -> None:
+    if isinstance(line, Raw):
+        console.file.flush()
+        cast(TextIOWrapper, console.file).buffer.write(line.data + b"\n")
+    elif isinstance(line, Line):
+        # a terminal must not be steered by a source file
+        text = safe(line.text) if console.is_terminal else line.text
+        console.out(text, style=line.style or None, highlight=False)
+    else:
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def _lenient(stream: TextIO) -> None:

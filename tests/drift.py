@@ -354,6 +354,39 @@ def wrapped(document: Document, random: Random) -> Document | None:
 
 
 @edit
+def in_function(document: Document, random: Random) -> Document | None:
+    """A loop of the module's, and what stands before it, goes into a function that is called in its place."""
+    blocks = [(i, j) for i, j in _blocks(document, False) if not _indent(document.nodes[i].old[0] if document.nodes[i].old
+              else " ")]  # fmt: skip
+    words = ("class ", "def ", "import ", "from ", "@")
+    blocks = [(i, j) for i, j in blocks if any(re.match(r"for |while ", x) for n in document.nodes[i:j] for x in n.old)
+              and not any(x.startswith(words) for n in document.nodes[i:j] for x in n.old)]  # fmt: skip
+    if not blocks or re.search(r"\bmain\b", document.old):
+        return None
+    i, j = random.choice(blocks)
+
+    def right(lines: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"    {x}" if x.strip() else x for x in lines)
+
+    inside = [Node(right(n.old), right(n.new)) for n in document.nodes[i:j]]
+    head, *call = (Node((x,), (x,)) for x in ("def main():", "", "", "main()"))
+    return _nodes(document, [*document.nodes[:i], head, *inside, *call, *document.nodes[j:]])
+
+
+@edit
+def swapped(document: Document, random: Random) -> Document | None:
+    """Two lines beside each other change places."""
+    lines = set(_lines(document))
+    pairs = [n for n in lines if n + 1 in lines
+             and _indent(document.nodes[n].old[0]) == _indent(document.nodes[n + 1].old[0])]  # fmt: skip
+    if not pairs:
+        return None
+    n = random.choice(sorted(pairs))
+    a, b = document.nodes[n : n + 2]
+    return _nodes(document, [*document.nodes[:n], b, a, *document.nodes[n + 2 :]])
+
+
+@edit
 def reindented(document: Document, random: Random) -> Document | None:
     """Every level is a tab, or two spaces, instead of four."""
     unit = random.choice(["\t", "  "])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from test_patches_drift import CASES
-from test_patches_place import placed, refused
+from test_patches_place import placed
 
 from gradfix.patches import file, make
 from gradfix.patches.apply import Tree, apply
@@ -55,6 +55,13 @@ for step in range(3):
     opt.step()
 """
 DETACHED = CARRIED.replace("    out, h =", "    h = h.detach()\n    out, h =")
+
+
+def refused(now: str, old: str, new: str) -> str:
+    """Why the fix is not applied without a run."""
+    doubt = placed(now, old, new).doubt
+    assert doubt
+    return doubt
 
 
 def before(text: str, line: str, *new: str) -> str:
@@ -240,8 +247,7 @@ def test_without_a_flow_it_goes_into_its_very_text_alone():
     made = make.file_patch("x.py", CRITIC, RECOMPUTED)
     bare = FilePatch("x.py", made.sha256, made.hunks, None)
     assert place(bare, CRITIC).text == RECOMPUTED
-    with pytest.raises(Refused, match="is not known"):
-        place(bare, "import sys\n" + CRITIC)
+    assert "is not known" in place(bare, "import sys\n" + CRITIC).doubt
 
 
 def test_loops_in_one_another_take_no_time():
@@ -256,7 +262,8 @@ def test_what_has_nothing_to_do_with_it_is_no_hindrance(change):
     landed, said = 0, []
     for _, old, new in CASES:
         try:
-            assert place(make.file_patch("x.py", old, new), change(old)).text == change(new)
+            made = place(make.file_patch("x.py", old, new), change(old))
+            assert (made.text, made.doubt) == (change(new), "")
             landed += 1
         except Refused as why:
             said.append(str(why))
@@ -306,3 +313,24 @@ def test_fewer_passes_are_a_loss(tmp_path):
     )
     done = applied(tmp_path, CARRIED, DETACHED, now)
     assert done.status == "refused", json.dumps(done.lines)
+
+
+def test_a_run_has_the_last_word(tmp_path):
+    """Another reader of what the fix changes: nobody can tell from the text what that one wants."""
+    now = before(CRITIC, "optD.zero_grad()", "right = (score > 0).float().mean()")
+    assert "(--reprove runs it)" in applied(tmp_path, CRITIC, RECOMPUTED, now, "stale-saved-tensor").why
+    verdicts = []
+
+    def proof(fix, root, old, new):
+        verdicts.append((old[str(root / "train.py")], new[str(root / "train.py")]))
+        return Verdict("intended", "equal once the effect is imposed")
+
+    path = tmp_path / "train.py"
+    path.write_text(CRITIC)
+    fix = make.fix("train.py", Verdict("intended", ""), [], {"train.py": (CRITIC, RECOMPUTED)}, tmp_path)
+    path.write_text(now)
+    (done,) = apply(make.patch([fix]), Tree(tmp_path, proof, write=write))
+    assert done.status == "placed"
+    assert done.seen.startswith("train.py: line 12 (`right = (score > 0).float().mean()`) is among the lines")
+    assert [old for old, _ in verdicts] == [now]
+    assert path.read_text() == verdicts[0][1]

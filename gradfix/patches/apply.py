@@ -101,9 +101,12 @@ def _applied(fix: Fix, tree: Tree, known: dict[str, Source], texts: Mapping[str,
     before = {path: texts.get(path, known[path].text) for path in placed}
     after = {path: each.text for path, each in placed.items()}
     changed = {path: (before[path], after[path]) for path in placed if before[path] != after[path]}
-    done = Applied(
-        fix, "placed", "", changed, lines, _seen(fix, tree, {**texts, **before}, {**texts, **after})
-    )
+    doubt = next((p.doubt for p in placed.values() if p.doubt), "")
+    if doubt and tree.prove is None:
+        raise Refused(f"{doubt} (--reprove runs it)")
+    seen = _seen(fix, tree, {**texts, **before}, {**texts, **after})
+    said = f"{_ended(doubt)} {seen}" if doubt else seen
+    done = Applied(fix, "placed", "", changed, lines, said)
     if tree.prove is None:
         return done
     verdict = tree.prove(fix, tree.root, {**texts, **before}, {**texts, **after})

@@ -37,10 +37,11 @@ class Refused(Exception):
 @dataclass(frozen=True, slots=True)
 class Placed:
     """The new text, and of each hunk the line (from 1) it was made for and the one it went to; 0 where the text has it
-    already."""
+    already. `doubt` says where the values of its lines go other ways than they did: only a run can tell then."""
 
     text: str
     lines: tuple[tuple[int, int], ...]
+    doubt: str = ""
 
     @property
     def already(self) -> bool:
@@ -283,14 +284,14 @@ def _edited(spots: Sequence[_Spot], text: Text, name: str, flow: Sides | None, e
         ast.parse(made)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
         raise Refused(f"{name} would be no Python any more ({getattr(problem, 'msg', problem)})") from None
+    doubt = ""
     if not exact and open_:
         called = {old: now for s in spots for old, now in s.names.items()}
         before = [(s.place.start, s.place.end) for s in open_]
         became = [after[n] for n in range(len(open_))]
-        said = differs(flow, "\n".join(text.lines), made, before, became, called) if flow else NOT_KNOWN
-        if said:
-            raise Refused(f"{name}: {said}")
-    return Placed(made, tuple((s.hunk.line, 0 if s.done else s.place.start + 1) for s in spots))
+        doubt = differs(flow, "\n".join(text.lines), made, before, became, called) if flow else NOT_KNOWN
+    lines_ = tuple((s.hunk.line, 0 if s.done else s.place.start + 1) for s in spots)
+    return Placed(made, lines_, f"{name}: {doubt}" if doubt else "")
 
 
 def _as_there(spot: _Spot, text: Text, comments: Mapping[int, tuple[str, str]], name: str) -> tuple[str, ...]:

@@ -356,8 +356,8 @@ def wrapped(document: Document, random: Random) -> Document | None:
 @edit
 def in_function(document: Document, random: Random) -> Document | None:
     """A loop of the module's, and what stands before it, goes into a function that is called in its place."""
-    blocks = [(i, j) for i, j in _blocks(document, False) if not _indent(document.nodes[i].old[0] if document.nodes[i].old
-              else " ")]  # fmt: skip
+    heads = {n for n, node in enumerate(document.nodes) if node.old and not _indent(node.old[0])}
+    blocks = [(i, j) for i, j in _blocks(document, False) if i in heads]
     words = ("class ", "def ", "import ", "from ", "@")
     blocks = [(i, j) for i, j in blocks if any(re.match(r"for |while ", x) for n in document.nodes[i:j] for x in n.old)
               and not any(x.startswith(words) for n in document.nodes[i:j] for x in n.old)]  # fmt: skip

@@ -51,6 +51,10 @@ _OPS = {
     "hardsigmoid_": ("Hardsigmoid",),
     "rrelu_with_noise_": ("RReLU",),
     "threshold_": ("Threshold",),
+    "dropout_": ("Dropout",),
+    "alpha_dropout_": ("AlphaDropout",),
+    "feature_dropout_": ("Dropout1d", "Dropout2d", "Dropout3d"),
+    "feature_alpha_dropout_": ("FeatureAlphaDropout",),
 }
 _SEVERAL = 4  # more places than that are switched off together only
 

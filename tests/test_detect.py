@@ -155,7 +155,11 @@ def test_write_after_the_backward_is_harmless() -> None:
             "renormalised",
             "the renormalising lookup `words`",
         ),
-        ({"op": "aten.relu_", "how": "module", "module": "net.2"}, "module", "the in-place module `net.2`"),
+        (
+            {"op": "aten.relu_", "how": "module", "module": "net.2"},
+            "module",
+            "the in-place module `net.2` (`inplace=True`)",
+        ),
         ({"op": "aten.clamp_"}, "write", "the write"),
         ({"op": "aten.copy_", "how": "detach"}, "write", "the write"),
     ],

@@ -308,8 +308,9 @@ def _writer(graph: Graph, write: Mutate | Step, by_step: bool) -> str:
     if by_step:
         return wording.at("step", write.stack)
     if isinstance(write, Mutate) and write.module:
-        does = "renormalising lookup" if renormalises(write) else "in-place module"
-        return f"the {does} `{write.module}`"
+        if renormalises(write):
+            return f"the renormalising lookup `{write.module}`"
+        return f"the in-place module `{write.module}` (`inplace=True`)"
     return wording.at("overwritten", write.stack)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gradfix.read import calls, constants, hooks, ops, recurrent, tensors
+from gradfix.read import calls, constants, hooks, names, ops, recurrent, tensors
 from gradfix.read.frames import Machine
 from gradfix.read.layers import number, parameters
 from gradfix.read.values import Bound, Function, Instance, Native, Tensor, Unknown, Value
@@ -168,7 +168,9 @@ def _activation(
         options["p"] = given.get("p", made[0] if made else 0.5)
     if function in ("softmax", "log_softmax", "softmin"):
         extra = [given.get("dim", made[0] if made else -1)]
-    return functional(m, function, [args[0], *extra], options, "inplace" if inplace is True else "")
+    return functional(
+        m, function, [args[0], *extra], options, _writer(m, module, args[0]) if options.get("inplace") else ""
+    )
 
 
 def in_place(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value], module: str = "") -> Value:
@@ -213,6 +215,15 @@ def _embedding(m: Machine, module: Instance, args: list[Value]) -> Value:
 def _own(m: Machine, module: Instance, name: str) -> Value:
     """What a module of torch.nn is given when it is made; unknown where the program's class never had it made."""
     return module.attrs[name] if name in module.attrs else m.unknown(name)
+
+
+def _writer(m: Machine, module: Instance, target: Value) -> str:
+    """What the person calls a module that writes into `target`: looked for where somebody may be told."""
+    if isinstance(target, Tensor) and (
+        (target.requires and target.leaf) or any(not n.freed for n in target.storage.saved)
+    ):
+        names.look(m)
+    return _name(m, module)
 
 
 def _name(m: Machine, module: Instance) -> str:

@@ -16,6 +16,7 @@ from gradfix.read import (
     ops,
     optimizers,
     python,
+    stacks,
     stdlib,
     torchlib,
 )
@@ -308,6 +309,8 @@ def enter(m: Machine, value: Value) -> tuple[Value, Callable[[], None]]:
     if isinstance(value, Instance):
         if value.kind in torchlib.MODES:
             return value, torchlib.enter_mode(m, value)
+        if value.kind == stacks.KIND:
+            return value, lambda: stacks.left(value)
         if value.cls is not None:
             begin, end = method(m, value, "__enter__"), method(m, value, "__exit__")
             from gradfix.read import calls

@@ -226,6 +226,7 @@ def _entered(m: Machine, node: ast.With | ast.AsyncWith, at: int) -> Left:
             assign(m, item.optional_vars, entered, node)
         return _entered(m, node, at + 1)
     finally:
+        m.frame.node = item.context_expr  # where Python says that it is left
         leave()
 
 

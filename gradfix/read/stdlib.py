@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, containers, files, iteration
+from gradfix.read import calls, containers, files, iteration, stacks
 from gradfix.read.frames import Machine
 from gradfix.read.values import (
     Class,
@@ -276,6 +276,7 @@ def _defaults(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str,
 
 METHODS: dict[str, dict[str, Callable[..., Value]]] = {
     files.OPEN: files.METHODS,
+    stacks.KIND: stacks.METHODS,
     "argparse.ArgumentParser": {
         "add_argument": _argument,
         "add": _argument,
@@ -419,6 +420,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "tqdm.notebook.tqdm": _tqdm,
     "tqdm.trange": _trange,
     "tqdm": _tqdm,
+    stacks.KIND: stacks.made,
     "contextlib.suppress": _suppress,
     "contextlib.nullcontext": _suppress,
 }

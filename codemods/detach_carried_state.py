@@ -95,11 +95,11 @@ for x in torch.randn(3, 4, 3):
         drop = drop_carried_retain(project, conflict.backward)
         found = carried(project, edges, backward)
         kept_now = kept_items(project, edges, backward)
-        ways = (
+        ways = [
             *_ways(project, found, edges),
             *_items(project, kept_now),
             *window_ends(project, found, edges, backward),
-        )
+        ]
         summed = conflict.pattern == "accumulated"  # a number that is kept, not a state: accumulate-item
         elements = [
             (view, append, element)
@@ -113,6 +113,11 @@ for x in torch.randn(3, 4, 3):
             summary = f"store `{view.code(element).strip()}` detached in `{held or 'the history'}`"
             edits = gather((view, [detach(element)]), *drop)
             yield Proposal(summary, DATA, edits, 0)
+        for summary, parts in ways[:2] if elements else ():
+            stored = [(view, [detach(element)]) for view, _, element in elements]
+            kept = ", ".join(f"`{view.code(element).strip()}`" for view, _, element in elements)
+            said = f"{summary}, and store {kept} detached"
+            yield Proposal(said, ROUND, gather(*parts, *stored, *drop), 2)
         for name, parts in _taken_over(project, edges):
             summary = f"detach `{name}` where it is taken over from the pass before"
             yield Proposal(summary, ROUND, gather(*parts, *drop), 4)
@@ -205,13 +210,15 @@ def _ways(
         for way in ways:
             for n in range(max(len(s) for s in shapes.values())):
                 parts: list[Part] = []
+                cut: list[str] = []
                 for item in group:
                     shape = shapes[item.name][min(n, len(shapes[item.name]) - 1)]
                     edits = way(item, shape)
                     if edits:
                         parts.append((item.view, edits))
+                        cut.append(f"`{item.name}`")
                 if parts:
-                    said = ", ".join(f"`{i.name}`" for i in group)
+                    said = ", ".join(cut)
                     yield f"detach {said} between passes", parts
 
 

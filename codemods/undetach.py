@@ -106,7 +106,7 @@ for x in torch.randn(3, 4, 3):
             if found is not None:
                 said, parts = found
                 every += parts
-                yield Proposal(said, effect, gather(*parts), rank)
+                yield Proposal(said, effect, gather(*parts), rank + (conflict.pattern == "dead-parameter"))
         if len(every) > 1:
             seen: set[int] = set()
             together: list[Part] = []
@@ -114,13 +114,16 @@ for x in torch.randn(3, 4, 3):
                 new = [e for e in edits if not {id(n) for n in targets(e)} & seen]
                 seen |= {id(n) for e in new for n in targets(e)}
                 together.append((view, new))
-            yield Proposal("keep every value of the loss in its graph", GAINS, gather(*together), PLACES)
+            rank = 0 if conflict.pattern == "dead-parameter" else PLACES
+            yield Proposal("keep every value of the loss in its graph", GAINS, gather(*together), rank)
 
 
 def _cuts(conflict: Conflict, project: Project) -> list[Cut]:
     """The cut that the conflict names, and where the loss has no graph at all the others of the same pass,
     the last first; one a place. (A loss that has one may be cut elsewhere on purpose.)"""
     first = conflict.event if isinstance(conflict.event, Cut) else None
+    if conflict.pattern == "dead-parameter" and first is not None:
+        return _beside(first, conflict, project)
     if conflict.pattern != "no-graph":
         return [first] if first is not None and first.stack else []
     backward = conflict.backward
@@ -130,6 +133,28 @@ def _cuts(conflict: Conflict, project: Project) -> list[Cut]:
     found: dict[object, Cut] = {}
     for cut in (*((first,) if first is not None else ()), *reversed(others)):
         found.setdefault(cut.stack[-1], cut)
+    return list(found.values())[:PLACES]
+
+
+def _beside(first: Cut, conflict: Conflict, project: Project) -> list[Cut]:
+    """The cut that keeps an optimizer's parameters from every loss, and those beside it in the same statement that do so,
+    too: ``return out.detach(), state.detach()``."""
+    step = conflict.label("step")
+    optimizer = next((s.optimizer for s in project.graph.steps if step and s.stack == step.stack), None)
+    starved = project.graph.owned_mask([] if optimizer is None else [optimizer])
+    place = project.node(first.stack[-1]) if first.stack else None
+    if place is None:
+        return []
+    statement = place[0].small_statement(place[1])
+    found: dict[object, Cut] = {first.stack[-1]: first}
+    for cut in project.graph.tape.events:
+        if not isinstance(cut, Cut) or cut.how != first.how or cut.node is None or not cut.stack:
+            continue
+        if not project.graph.reach_mask(cut.node) & starved or cut.stack[-1] in found:
+            continue
+        other = project.node(cut.stack[-1])
+        if other is not None and statement is not None and other[0].small_statement(other[1]) is statement:
+            found[cut.stack[-1]] = cut
     return list(found.values())[:PLACES]
 
 

@@ -160,12 +160,25 @@ def _kept(
         alone = count == 1
         (first, _), state = states[0], states[count]
         verdict = rounds[0].tried[0].verdict if alone else prover.prove_whole(first, state[1], effects)
+        if verdict.measured.get("unlike") and _step_by_step(states[0], applied):
+            said = "each cure was measured on the script as the one before had left it: a fault showed only then"
+            verdict = replace(verdict, status="intended", reason=said)
         if verdict.measured.get("remaining"):
             return _Kept(states[0], held_back=held_back or "a script that still fails is no repair")
         if any(verdict.status in wanted.accepts(r.conflict, r.before) for r in applied):
             return _Kept(state, count, verdict, held_back)
         held_back = held_back or f"together they are {verdict.status}: {verdict.reason}"
     return _Kept(states[0], held_back=held_back)
+
+
+def _step_by_step(start: _State, applied: Sequence[choose.Round]) -> bool:
+    """Whether cures that are not equal to the first run with all that they mean to do are so one after the other, where
+    one of the faults was not to be seen in that run: what its cure means to do can't be imposed on it."""
+    baseline, files = start
+    project = Project(baseline.tape, files)
+    seen = {choose.identity(c, project) for c in baseline.conflicts}
+    verdicts = [r.tried[0].verdict for r in applied]
+    return any(r.identity not in seen for r in applied) and not any(v.measured.get("short") for v in verdicts)
 
 
 def _result(

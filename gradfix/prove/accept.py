@@ -99,7 +99,8 @@ def accepted(trial: Trial, attempt: Attempt) -> Verdict:
         restored = "shims" in baseline.base  # (it can get no further than the old calls do)
         if after.measured.passes <= passes and not after.short and not restored:
             return Verdict("rejected", f"gets no further than before ({passes} {unit}s)", measured)
-        return Verdict("intended", f"equal as far as the script could run before ({steps}){rest}", measured)
+        said = f"equal as far as the script could run before ({steps}){rest}"
+        return Verdict("intended", said, {**measured, "short": True})
     ran_as = _made_to_run(baseline)
     if ran_as:
         return Verdict("intended", "; ".join([f"equal {over} to {ran_as}", *drifted]) + rest, measured)

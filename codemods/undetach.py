@@ -137,8 +137,8 @@ def _cuts(conflict: Conflict, project: Project) -> list[Cut]:
 
 
 def _beside(first: Cut, conflict: Conflict, project: Project) -> list[Cut]:
-    """The cut that keeps an optimizer's parameters from every loss, and those beside it in the same statement that do so,
-    too: ``return out.detach(), state.detach()``."""
+    """The cut that keeps an optimizer's parameters from every loss, and those beside it in the same statement that do
+    so, too: ``return out.detach(), state.detach()``."""
     step = conflict.label("step")
     optimizer = next((s.optimizer for s in project.graph.steps if step and s.stack == step.stack), None)
     starved = project.graph.owned_mask([] if optimizer is None else [optimizer])

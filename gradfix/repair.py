@@ -9,11 +9,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gradfix import choose, ending, suppress, unproved, wording
+from gradfix import choose, ending, late, suppress, unproved, wording
 from gradfix.asked import asked
 from gradfix.codemod import codemods
 from gradfix.detect import Conflict
@@ -25,6 +25,8 @@ from gradfix.prove import Baseline, Prover, Runner, Verdict
 from gradfix.result import Cure, Diagnosis, Problem, Result, Settings
 from gradfix.run.zygote import Zygote
 from gradfix.source import Source, SourceError, readable
+
+_Recorded = tuple[Prover, Baseline, Mapping[str, str]]
 
 
 def repair(
@@ -47,12 +49,29 @@ def repair(
     served = source is None or source.kind == "notebook"  # what is not on the disk as Python would read it
     overlay = dict(siblings) | ({str(entry): script} if served else {})
     root = project_root(entry)
-    with closing(Runner(zygote, settings.template(entry, root, overlay), settings.until)) as runner:
-        prover = Prover(runner)
+    with ExitStack() as open_:
+
+        def recorded(how: Settings) -> _Recorded:
+            """The script as it is, recorded as `how` says, and the texts of it that ran."""
+            runner = open_.enter_context(
+                closing(Runner(zygote, how.template(entry, root, overlay), how.until))
+            )
+            baseline = (prover := Prover(runner)).baseline(overlay)
+            ran = {path: text for path, text in siblings.items() if path in baseline.tape.sources}
+            return prover, baseline, readable(baseline.tape.sources, root, {**ran, str(entry): script})
+
         say("recording a run")
-        baseline = prover.baseline(overlay)
-        ran = {path: text for path, text in siblings.items() if path in baseline.tape.sources}
-        texts = readable(baseline.tape.sources, root, {**ran, str(entry): script})
+        prover, baseline, texts = recorded(settings)
+        came_late: tuple[str, ...] = ()
+        further = late.longer(baseline, entry, script, texts, settings)
+        if further is not None:
+            say("the text shows a fault that the first steps did not come to: recording more of them")
+            _, again, seen = recorded(further)
+            enough = late.enough(again, seen, settings)
+            if enough is not None:
+                came_late = (late.said(settings, enough),)
+                settings = enough
+                prover, baseline, texts = recorded(settings)
         files = {path: text for path, text in texts.items() if settings.edits(path)}
         if not settings.repair:
             return _result(entry, settings, [(baseline, texts)], (), _Kept((baseline, texts)), started)
@@ -73,6 +92,7 @@ def repair(
         )
         done, states, kept = _cured(prover, project, baseline, wanted, say)
         result = _result(entry, settings, [(baseline, texts), *states[1:]], done, kept, started)
+        result = replace(result, lines=(*result.lines, *came_late))
     if result.problem is None or result.diagnoses:
         return result
     return _read_instead(result, settings, script)
@@ -161,7 +181,9 @@ def _kept(
         (first, _), state = states[0], states[count]
         verdict = rounds[0].tried[0].verdict if alone else prover.prove_whole(first, state[1], effects)
         if verdict.measured.get("unlike") and _step_by_step(states[0], applied):
-            said = "each cure was measured on the script as the one before had left it: a fault showed only then"
+            said = (
+                "each cure was measured on the script as the one before had left it: a fault showed only then"
+            )
             verdict = replace(verdict, status="intended", reason=said)
         if verdict.measured.get("remaining"):
             return _Kept(states[0], held_back=held_back or "a script that still fails is no repair")

@@ -122,6 +122,15 @@ def _program(entry: Path, script: str, settings: Settings, shown: Finding | None
     return replace(program, ways=(entry, *(Path(file) for file in sorted(loaded - {str(entry)}))))
 
 
+def certain(entry: Path, text: str, settings: Settings) -> list[Found]:
+    """The faults asked for that the script's text shows without a doubt; none of a text that can't be read."""
+    try:
+        found = _look(_Program((entry,), {str(entry): text}), settings, None)
+    except SourceError:
+        return []
+    return [f for f in found if f.evidence == "certain"]
+
+
 def _look(program: _Program, settings: Settings, shown: Finding | None) -> list[Found]:
     """What was asked for, best confirmed first. Raises SourceError."""
     found = []

@@ -153,6 +153,7 @@ PATTERNS = {
     },
     "stray-optimizer": {
         "replaced": "a parameter was replaced after the optimizer was made",
+        "replaced-later": "a parameter was replaced between two steps of the optimizer that holds it",
     },
     "data-attribute": {"": ".data is read or written"},
     "legacy-api": {

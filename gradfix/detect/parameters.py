@@ -8,7 +8,6 @@ each asks for evidence that the person did not mean it.
 from __future__ import annotations
 
 from bisect import bisect
-from collections import Counter
 from collections.abc import Iterable
 
 from gradfix import wording
@@ -158,57 +157,6 @@ def names_of(graph: Graph, storages: Iterable[int]) -> str:
     refs = {r.storage: r for o in graph.optimizers.values() for r in o.refs}
     names = [f"`{refs[s].name}`" for s in sorted(storages) if s in refs and refs[s].name]
     return wording.listed(names) if names else "parameters"
-
-
-def stray_optimizers(graph: Graph) -> Found:
-    """An optimizer holds a parameter that was replaced: the old one is dead, the new one gets gradients and
-    is nobody's."""
-    filled = filled_ever(graph)
-    homeless: dict[int, Ref] = {}
-    for backward in graph.backwards:
-        if not backward.inputs:
-            homeless |= {r.storage: r for r in backward.accumulates if r.storage not in graph.owners}
-    if not homeless:
-        return
-    for number, optimizer in graph.optimizers.items():
-        steps = graph.steps_of(number)
-        given = {r.storage for s in steps for r in s.refs}  # a gradient from somewhere: pushed by hand
-        quiet = (r for r in optimizer.refs if r.storage not in filled and r.storage not in given)
-        dead = [r for r in quiet if not _used(graph, r.storage)]
-        if not steps or not dead:
-            continue
-        by_name = {r.name: r for r in homeless.values() if r.name}
-        replaced = [(old, by_name[old.name]) for old in dead if old.name in by_name]
-        whole = (
-            all(r.shape for r in dead)
-            and len(dead) == len(optimizer.refs)
-            and Counter(r.shape for r in dead) == Counter(r.shape for r in homeless.values())
-        )
-        if not replaced and not whole:
-            continue
-        new = [r for _, r in replaced] or list(homeless.values())
-        names = [f"`{r.name}`" for r in new if r.name]
-        yield (
-            ("stray", number),
-            steps[0],
-            make(
-                "stray-optimizer",
-                "replaced",
-                f"{optimizer_words(graph, number)} steps tensors that are no longer the model's: "
-                f"{wording.listed(names) if names else 'its parameters'} get gradients and are never updated",
-                [
-                    ("made", optimizer.stack, "made with the parameters as they were here"),
-                    ("step", steps[0].stack, "steps tensors that no loss uses"),
-                ],
-                "made",
-                ref=new[0],
-                event=optimizer,
-            ),
-        )
-
-
-def _used(graph: Graph, storage: int) -> bool:
-    return any(~storage in r.parents for r in graph.records.values())
 
 
 def converted(graph: Graph) -> Found:

@@ -23,10 +23,10 @@ from gradfix.detect.parameters import (
     converted,
     dead_parameters,
     rewrapped,
-    stray_optimizers,
     withheld,
 )
 from gradfix.detect.starved import starved
+from gradfix.detect.stray import replaced_later, stray_optimizers
 from gradfix.detect.terms import constant_terms, plain_terms
 from gradfix.detect.waste import data_attributes, discarded, idle_retain, kept_losses, running_sums
 from gradfix.graph import Graph
@@ -42,6 +42,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         starved,
         rewrapped,
         stray_optimizers,
+        replaced_later,
         converted,
         second_order,
         plain_terms,

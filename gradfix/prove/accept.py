@@ -44,6 +44,9 @@ class Trial:
         for k, event in self.baseline.names.optimizers.items():
             held = after.optimizers.get(k)
             if held is not None and len(held.refs) > len(event.refs):
+                if [r.name for r in held.refs[: len(event.refs)]] == [r.name for r in event.refs]:
+                    which[k] = list(range(len(event.refs)))  # the others were added behind
+                    continue
                 place = {ref.name: j for j, ref in enumerate(held.refs) if ref.name}
                 if all(ref.name in place for ref in event.refs):
                     which[k] = [place[ref.name] for ref in event.refs]

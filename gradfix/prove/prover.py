@@ -276,7 +276,9 @@ class Prover:
             reason = f"changes a value on purpose, which nothing proves: {numbers or said}"
             return Verdict("untried", reason, trial.measured)
         reason = said if not numbers or first.what in ("lost", "steps", "finite") else f"{said}; {numbers}"
-        told = {"mute": True} if first.what == "nothing" else {"unlike": True}  # (mute: nothing trains, before or after)
+        told = (
+            {"mute": True} if first.what == "nothing" else {"unlike": True}
+        )  # (mute: nothing trains, before or after)
         return Verdict("rejected", reason, {**trial.measured, **told})
 
     def _try(self, trial: Trial, attempt: Attempt) -> Difference | Equal:

@@ -1,0 +1,158 @@
+"""stray-optimizer: an optimizer steps tensors that are no longer the model's.
+
+PyTorch says nothing: the layer that was put in place of another gets gradients, and keeps its first values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from gradfix import wording
+from gradfix.detect.finding import Found, make, optimizer_words
+from gradfix.detect.parameters import filled_ever
+from gradfix.graph import Graph
+from gradfix.tape import Backward, GradWrite, Mutate, Record, Ref, Site
+
+
+def stray_optimizers(graph: Graph) -> Found:
+    """An optimizer holds a parameter that was replaced: the old one is dead, the new one gets gradients and
+    is nobody's."""
+    filled = filled_ever(graph)
+    homeless: dict[int, Ref] = {}
+    for backward in graph.backwards:
+        if not backward.inputs:
+            homeless |= {r.storage: r for r in backward.accumulates if r.storage not in graph.owners}
+    if not homeless:
+        return
+    for number, optimizer in graph.optimizers.items():
+        steps = graph.steps_of(number)
+        given = {r.storage for s in steps for r in s.refs}  # a gradient from somewhere: pushed by hand
+        quiet = (r for r in optimizer.refs if r.storage not in filled and r.storage not in given)
+        dead = [r for r in quiet if not _used(graph, r.storage)]
+        if not steps or not dead:
+            continue
+        by_name = {r.name: r for r in homeless.values() if r.name}
+        replaced = [(old, by_name[old.name]) for old in dead if old.name in by_name]
+        whole = (
+            all(r.shape for r in dead)
+            and len(dead) == len(optimizer.refs)
+            and Counter(r.shape for r in dead) == Counter(r.shape for r in homeless.values())
+        )
+        if not replaced and not whole:
+            continue
+        new = [r for _, r in replaced] or list(homeless.values())
+        names = [f"`{r.name}`" for r in new if r.name]
+        yield (
+            ("stray", number),
+            steps[0],
+            make(
+                "stray-optimizer",
+                "replaced",
+                f"{optimizer_words(graph, number)} steps tensors that are no longer the model's: "
+                f"{wording.listed(names) if names else 'its parameters'} get gradients and are never updated",
+                [
+                    ("made", optimizer.stack, "made with the parameters as they were here"),
+                    ("step", steps[0].stack, "steps tensors that no loss uses"),
+                ],
+                "made",
+                ref=new[0],
+                event=optimizer,
+            ),
+        )
+
+
+def replaced_later(graph: Graph) -> Found:
+    """What an optimizer has stepped is used no more from some pass on: another parameter, of that name or read in its
+    place, gets the gradients of the steps that follow, and is nobody's."""
+    by_hand = {e.ref.storage for e in graph.tape.events if isinstance(e, Mutate) and e.optimizer is None}
+    homeless: dict[int, tuple[Ref, Backward]] = {}
+    for backward in graph.backwards:
+        for ref in () if backward.inputs else backward.accumulates:
+            if ref.storage not in graph.owners and ref.storage not in by_hand:
+                known = homeless.get(ref.storage, (ref, backward))
+                homeless[ref.storage] = (known[0] if known[0].name else ref, known[1])
+    if not homeless:
+        return
+    read = _Reads(graph)
+    by_name = {ref.name: (ref, backward) for ref, backward in homeless.values() if ref.name}
+    by_place = {place: found for storage, found in homeless.items() for place in read.first(storage)}
+    for number, optimizer in graph.optimizers.items():
+        new: list[tuple[Ref, Backward]] = []
+        # where it is made a model may have another name than its steps know it by
+        called = {r.storage: r.name for s in graph.steps_of(number) for r in (*s.refs, *s.without) if r.name}
+        for old in optimizer.refs:
+            place = next(iter(read.last(old.storage)), None)
+            found = by_name.get(called.get(old.storage, old.name)) or (by_place.get(place) if place else None)
+            last = _last_use(graph, old.storage) if found is not None else None
+            if found is not None and last is not None and last < found[1].time and found not in new:
+                new.append(found)
+        steps = [s for s in graph.steps_of(number) if new and s.time > new[0][1].time]
+        if not steps:
+            continue
+        first = new[0][1]
+        names = wording.listed([f"`{ref.name}`" for ref, _ in new if ref.name]) or "parameters"
+        were, they = (
+            ("was", "it gets gradients and is") if len(new) == 1 else ("were", "they get gradients and are")
+        )
+        yield (
+            ("stray-later", number),
+            steps[0],
+            make(
+                "stray-optimizer",
+                "replaced-later",
+                f"{names} {were} replaced after {optimizer_words(graph, number)} was made, which goes on with the old: "
+                f"{they} never updated",
+                [
+                    ("made", optimizer.stack, "made with the parameters as they were here"),
+                    ("needed", first.stack, "the new ones get their gradients here"),
+                    ("step", steps[0].stack, "steps without them"),
+                ],
+                "step",
+                ref=new[0][0],
+                backward=first,
+                event=steps[0],
+            ),
+        )
+
+
+_Place = tuple[Site, str, int]
+
+
+class _Reads:
+    """By which ops a leaf is read: the innermost place of the person's, the op, and which of its inputs it is."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.of: dict[int, list[Record]] = {}
+        for record in graph.records.values():
+            for parent in record.parents:
+                if parent < 0:
+                    self.of.setdefault(~parent, []).append(record)
+
+    def first(self, storage: int) -> list[_Place]:
+        """Of the first op alone, or nothing."""
+        return self._places(storage, min)
+
+    def last(self, storage: int) -> list[_Place]:
+        """Of the last op alone, or nothing."""
+        return self._places(storage, max)
+
+    def _places(self, storage: int, which: Callable[..., Record]) -> list[_Place]:
+        records = self.of.get(storage)
+        if not records:
+            return []
+        record = which(records, key=lambda r: r.time)
+        return [(record.stack[-1], record.op, record.parents.index(~storage))] if record.stack else []
+
+
+def _last_use(graph: Graph, storage: int) -> int | None:
+    """When an op last read a leaf, a backward filled it, or the program wrote its gradient; None if never."""
+    times = [r.time for r in graph.records.values() if ~storage in r.parents]
+    times += [b.time for b in graph.backwards if any(r.storage == storage for r in b.accumulates)]
+    written = (e for e in graph.tape.events if isinstance(e, GradWrite))
+    times += [e.time for e in written if any(r.storage == storage for r in e.refs)]
+    return max(times, default=None)
+
+
+def _used(graph: Graph, storage: int) -> bool:
+    return any(~storage in r.parents for r in graph.records.values())

@@ -1,0 +1,80 @@
+"""Faults behind the first steps, which the text shows and a short run does not come to."""
+
+from pathlib import Path
+
+from gradfix import testing
+from gradfix.result import Settings
+from gradfix.run.zygote import Zygote
+
+LATE = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+body, head = nn.Linear(4, 6), nn.Linear(6, 2)
+net = nn.Sequential(body, nn.Tanh(), head)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def learn(steps):
+    for _ in range(steps):
+        loss = net(torch.randn(5, 4)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+print(learn(9))
+net[2] = nn.Linear(6, 3){anew}
+print(learn(4))
+"""
+
+PENALTY = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+usual = torch.zeros(2)
+for n in range(12):
+    out = net(torch.randn(5, 4)).tanh()
+    loss = out.pow(2).mean()
+    if n % 4 == 0:
+        usual = 0.9 * usual + 0.1 * out.mean(0)
+        loss = loss + (out - usual).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def one(text: str, folder: Path, zygote: Zygote, settings: Settings | None = None):
+    script = folder / "late.py"
+    script.write_text(text, encoding="utf-8")
+    return script, testing.one(script, zygote, settings or Settings())
+
+
+def test_a_layer_replaced_after_many_steps(tmp_path, zygote):
+    script, result = one(LATE.replace("{anew}", ""), tmp_path, zygote)
+    (diagnosis,) = result.diagnoses
+    assert (diagnosis.conflict.kind, diagnosis.status) == ("stray-optimizer", "cured")
+    new = result.files[str(script)][1]
+    assert 'net[2] = nn.Linear(6, 3)\noptimizer.add_param_group({"params": net[2].parameters()})\n' in new
+    assert any("first 3 steps" in line for line in result.lines)
+
+
+def test_a_graph_kept_until_a_later_pass(tmp_path, zygote):
+    script, result = one(PENALTY, tmp_path, zygote)
+    (diagnosis,) = (d for d in result.diagnoses if d.conflict.severity != "note")
+    assert (diagnosis.conflict.kind, diagnosis.status) == ("freed-graph", "cured")
+    assert "detach()" in result.files[str(script)][1]
+
+
+def test_what_the_text_does_not_show_is_not_waited_for(tmp_path, zygote):
+    anew = "\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)"
+    _, result = one(LATE.replace("{anew}", anew), tmp_path, zygote)
+    assert not [d for d in result.diagnoses if d.conflict.severity != "note"]
+    assert not result.files
+    assert not any("first 3 steps" in line for line in result.lines)

@@ -436,3 +436,34 @@ def test_a_generator_under_no_grad_gives_the_grad_mode_back_at_each_yield(tmp_pa
     """
     assert found(tmp_path, text.format(loss="net(y)")) == set()
     assert found(tmp_path, text.format(loss="y")) == {("certain", "cut-graph")}
+
+
+WINDOWS = """\
+net, cell = nn.Linear(4, 1), nn.GRUCell(2, 4)
+optimizer = torch.optim.SGD([*net.parameters(), *cell.parameters()], 0.1)
+
+def learn(sequence, window):
+    state, loss = torch.zeros(3, 4), 0
+    for n, x in enumerate(sequence):
+        state = cell(x, state)
+        loss = loss + net(state).pow(2).mean()
+        if (n + 1) % window == 0:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss = 0
+            {cut}
+
+for epoch in range(4):
+    learn(torch.randn(40, 3, 2), 7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cut", "expected"), [("pass", {("certain", "freed-graph")}), ("state = state.detach()", set())]
+)
+def test_windows_of_a_sequence_within_epochs(
+    tmp_path: Path, cut: str, expected: set[tuple[str, str]]
+) -> None:
+    """Two windows are gone through, since the second meets what the first has freed."""
+    assert found(tmp_path, WINDOWS.format(cut=cut)) == expected

@@ -11,7 +11,7 @@ from gradfix.read.frames import Machine, Raised
 from gradfix.read.values import Generator, Instance, Lazy, Tensor, Unknown, Value
 
 SHORT = 12  # items of a container that are all gone through
-PATIENT = 24  # passes of an outermost loop in which no two backwards have come about yet
+PATIENT = 24  # passes of a loop in which no two backwards have come about yet
 WIDE = 1_000  # items that are all gone through where each is for itself
 LONG = 10_000  # items that are ever listed
 REMAINDERS = (2520, 840, 120, 60, 12, 6)  # multiples of the numbers that programs take remainders of
@@ -88,7 +88,7 @@ def each(m: Machine, source: Value, one: One, node: ast.AST) -> bool:
     patient = (
         length is not None
         and length > usual
-        and m.loops == 0
+        and (m.loops == 0 or (m.loops == 1 and _counts(m, node)))  # (windows of a sequence, within epochs)
         and (building or "backward" in m.frame.unit.text)
     )
     whole = length is not None and usual < length <= WIDE and _apart(m, source, node)

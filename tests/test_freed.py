@@ -21,7 +21,9 @@ QUARTER = BUDGET // 4 // 4  # floats
 
 def entries(sizes: Iterable[int]) -> list[Entry]:
     saves = Saves(SimpleNamespace(now=0))
-    return [saves.pack(torch.empty(size, requires_grad=True) * 1) for size in sizes]
+    packed = [saves.pack(torch.empty(size, requires_grad=True) * 1) for size in sizes]
+    saves.file()
+    return packed
 
 
 def gone(graphs: list[Entry]) -> list[bool]:

@@ -46,15 +46,17 @@ class Calls:
 
     def of(self, node: int) -> tuple[Key, int] | None:
         """Where and when `node` was made, as far as that is known."""
-        return self.of_each([node])[0]
-
-    def of_each(self, nodes: list[int]) -> list[tuple[Key, int] | None]:
-        """That of each."""
         self._file()
-        ends, stacks, times = self._ends, self._stacks, self._times
+        at = bisect_right(self._starts, node) - 1
+        return (self._stacks[at], self._times[at] + node) if node < self._ends[at] else None
+
+    def of_each(self, nodes: list[int]) -> list[tuple[Key, int]]:
+        """Where and when each was made; nowhere and now where that is not known."""
+        self._file()
+        ends, stacks, times, tick = self._ends, self._stacks, self._times, self._clock.tick
         places = map(partial(bisect_right, self._starts), nodes)
         return [
-            (stacks[at - 1], times[at - 1] + node) if node < ends[at - 1] else None
+            (stacks[at - 1], times[at - 1] + node) if node < ends[at - 1] else ((), tick())
             for node, at in zip(nodes, places)  # noqa: B905 (Python 3.9)
         ]
 

@@ -20,6 +20,7 @@ _ADDING = frozenset(("add", "add_", "__add__", "__radd__", "__iadd__", "stack"))
 _NOTHING: frozenset[int | None] = frozenset()
 _GRADIENT: frozenset[int | None] = frozenset((None,))
 _MOST_CUTS = 64
+_GROUPS = {tuple, list}
 _TAKING_OFF = frozenset(("sub", "sub_", "__sub__", "__rsub__", "__isub__"))
 
 
@@ -62,6 +63,11 @@ class Constants:
 
     def met(self, func: Any, args: Any, kwargs: Any, result: Any, frame: Any) -> None:
         """A call was made while some of them live."""
+        values = [*args, *kwargs.values()]
+        if not _GROUPS.isdisjoint(map(type, values)):
+            values += [v for group in values if isinstance(group, (tuple, list)) for v in group]
+        if self.living.keys().isdisjoint(map(id, values)):
+            return  # as nearly always
         terms = [t for t in _tensors((*args, *kwargs.values())) if self._knows(t)]
         if not terms:
             return

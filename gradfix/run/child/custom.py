@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from .saves import EVERYWHERE, Entry
+from .saves import EVERYWHERE, Entry, number_of_maker
 from .sites import Key
 from .storages import address_of
 
@@ -199,7 +199,7 @@ class Custom:
                 entry = Held()
                 entry.node, entry.version = node._sequence_nr(), tensor._version
                 entry.fate = entry.freed = None
-                entry.output = tensor.grad_fn is node
+                entry.maker = number_of_maker(tensor)
                 entry.tensor = tensor.detach() if entry.output else tensor
                 entry.time = self.r.clock.now
                 held.append(entry)

@@ -10,8 +10,7 @@ import weakref
 from collections.abc import Callable, Collection
 
 from . import linux
-from .saves import GONE, Entry
-from .storages import addresses_of
+from .saves import GONE, NOBODY, Entry
 
 BUDGET = 64 << 20  # bytes
 _LOOK = 16 << 20  # bytes let go between two looks at the process's size
@@ -46,15 +45,12 @@ class Freed:
     def stamp(self, used: Collection[Entry], time: int) -> None:
         """Mark what a plain run would have freed, and let the oldest go when it is too much to keep."""
         kept = [entry for entry in used if entry.tensor is not GONE]
+        sizes: dict[int, int] = {}
         for entry in used:
             if entry.freed is None:
                 entry.freed = time
-        sizes: dict[int, int] = {}
-        addresses = addresses_of([entry.tensor for entry in kept])
-        for address, entry in zip(addresses, kept):  # noqa: B905 (Python 3.9)
-            # (is_leaf of a view that was written makes a node: it is asked as seldom as can be)
-            if address not in sizes and (entry.output or not entry.tensor.is_leaf):
-                sizes[address] = entry.tensor.nbytes
+            if entry.maker != NOBODY and entry.address not in sizes and entry.tensor is not GONE:
+                sizes[entry.address] = entry.tensor.nbytes
         self._graphs[time] = _Graph(list(map(weakref.ref, kept)))
         self._grow(time, sum(sizes.values()))
         if self._held > self._budget or len(self._graphs) > self._sweep_at:

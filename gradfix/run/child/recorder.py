@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from itertools import chain
 from time import monotonic  # bound here: the script may patch the module
 from typing import Any
 
@@ -38,9 +39,9 @@ from .numbers import Numbers
 from .opposed import Opposed
 from .optimizers import Optimizers
 from .regions import Regions
-from .saves import GONE, Entry, Saves, fate_of, keep_value
+from .saves import GONE, NOBODY, Entry, Saves, fate_of, keep_value, number_of_maker
 from .sites import Key, Sites
-from .storages import Storage, Storages
+from .storages import Storage, Storages, addresses_of
 from .tapewriter import Clock, TapeWriter
 from .told import Records
 from .walk import Walk
@@ -183,51 +184,71 @@ class Recorder:
     def record(self, walk: Walk, dull: bool = False) -> None:
         """The Records of the nodes that no backward has walked before. Those of a `dull` pass say only how the nodes
         hang together: what they saved is told when a backward that is not dull walks them again."""
-        records = Records()
-        saved, outputs = records.saved, records.outputs
-        customs = self.custom.nodes if len(self.custom.nodes) else None
-        entries_of, parents = self.saves.of_node, walk.parents
-        storage_of, known_shape = self.storages.of, self._shapes.setdefault
         nodes = walk.nodes
         if not self._emitted.isdisjoint(nodes):
             nodes = {number: node for number, node in nodes.items() if number not in self._emitted}
-        if not dull:
-            self._emitted.update(nodes)
-        calls = self.calls.of_each(list(nodes))
-        for (number, node), call in zip(nodes.items(), calls):  # noqa: B905 (Python 3.9)
-            before = len(saved)
+        numbers = list(nodes)
+        entries, into_views = self.saves.of_nodes(numbers), []
+        for at, (number, node) in enumerate(nodes.items()):
             if type(node) is _WRITES_VIEW:
-                entries = [entry for n in self.calls.nodes_of(number) for entry in entries_of(n)]
-            else:
-                entries = entries_of(number)
-            if not entries and _saves_numbers(node):
+                entries[at] = [e for n in self.calls.nodes_of(number) for e in self.saves.of_node(n)]
+                into_views.append(at)
+            if not entries[at] and _saves_numbers(node):
                 self.bare.add(number)
-            for entry in () if dull else entries:
-                if (tensor := entry.tensor) is GONE:
-                    continue
-                if entry.output:
-                    outputs[number] = len(saved)
-                elif (maker := tensor.grad_fn) is not None:
-                    outputs[maker._sequence_nr()] = len(saved)
-                shape = tensor.shape
-                saved += (
-                    storage_of(tensor),
-                    entry.time,
-                    known_shape(shape, shape),
-                    tensor.dtype,
-                    entry.version,
-                )
-            count = len(saved) - before
-            stack, time = call or ((), self.clock.tick())
-            if customs and not dull and (known := customs.get(number)):
+        calls = self.calls.of_each(numbers)
+        names = [_NAMES.get(type(node)) or _name(node) for node in nodes.values()]
+        parents = list(map(walk.parents.__getitem__, numbers))
+        stacks, times = [stack for stack, _ in calls], [time for _, time in calls]
+        columns = (times, stacks, numbers, names, parents)
+        if dull:
+            self.tape.records(Records((*columns, [0] * len(numbers))), dull)
+            return
+        self._emitted.update(numbers)
+        saved = list(chain.from_iterable(entries))
+        if str in {type(entry.tensor) for entry in saved}:  # (GONE == tensor would run an operator)
+            entries = [[entry for entry in own if entry.tensor is not GONE] for own in entries]
+            saved = list(chain.from_iterable(entries))
+        records = Records((*columns, list(map(len, entries))))
+        self._tell_saved(records, saved)
+        for at in into_views:
+            made = [records.outputs[e.node] for e in entries[at] if e.output]
+            records.outputs.update((numbers[at], last) for last in made[-1:])
+        if len(self.custom.nodes):
+            self._tell_held(records, numbers)
+        for root in walk.tensors:
+            if root.grad_fn is not None:
+                records.outputs[root.grad_fn._sequence_nr()] = len(records.saved[0])
+                row = (self.storages.of(root), self.clock.now, root.shape, root.dtype, None)
+                for column, value in zip(records.saved, row):  # noqa: B905 (Python 3.9)
+                    column.append(value)
+        self.tape.records(records, dull)
+
+    def _tell_saved(self, records: Records, saved: list[Entry]) -> None:
+        """Fill in what was saved, and which of it is the output of a node."""
+        tensors = [entry.tensor for entry in saved]
+        versions, makers = [entry.version for entry in saved], [entry.maker for entry in saved]
+        addresses = [entry.address for entry in saved]
+        if [tensor._version for tensor in tensors] != versions:  # another node may have made what is there now
+            addresses = addresses_of(tensors)
+            makers = [entry.maker if entry.output else number_of_maker(entry.tensor) for entry in saved]
+        records.outputs = dict(zip(makers, range(len(makers))))  # noqa: B905 (Python 3.9)
+        records.outputs.pop(NOBODY, None)
+        shapes = [tensor.shape for tensor in tensors]
+        records.saved = (
+            self.storages.of_each(tensors, addresses),
+            [entry.time for entry in saved],
+            list(map(self._shapes.setdefault, shapes, shapes)),
+            [tensor.dtype for tensor in tensors],
+            versions,
+        )
+
+    def _tell_held(self, records: Records, numbers: list[int]) -> None:
+        """Fill in what the ctx of custom Functions keep."""
+        storage_of = self.storages.of
+        for number in numbers:
+            if known := self.custom.nodes.get(number):
                 held = [(e, tensor) for e in known.held if (tensor := e.tensor) is not GONE]
                 records.held[number] = [(storage_of(t), e.time, t.shape, t.dtype) for e, t in held]
-            records.nodes += (time, stack, number, node.name(), parents[number], count)
-        for root in () if dull else walk.tensors:
-            if root.grad_fn is not None:
-                outputs[root.grad_fn._sequence_nr()] = len(saved)
-                saved += (self.storages.of(root), self.clock.now, root.shape, root.dtype, None)
-        self.tape.records(records, dull)
 
     def mutated(
         self, time: int, stack: Key, op: str, tensor: Any, counted: bool = True, how: str = "",
@@ -349,6 +370,15 @@ class Recorder:
 # the node of an in-place write into a view, which the view's base has from then on
 _WRITES_VIEW: Any = torch._C._functions.CopySlices  # type: ignore[attr-defined]
 _SAVED: dict[Any, list[str]] = {}  # names of a node class's saved tensors
+_NAMES: dict[Any, str] = {}  # of node classes, where all nodes of a class have one
+
+
+def _name(node: Any) -> str:
+    """Its name, as autograd has it."""
+    name: str = node.name()
+    if type(node).__name__ == name:
+        _NAMES[type(node)] = name
+    return name
 
 
 def _saves_numbers(node: Any) -> bool:

@@ -18,6 +18,7 @@ from .storages import address_of
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _modes: Callable[[], int] = torch._C._len_torch_function_stack
 
+NOBODY = -1
 GONE = "gone"  # in place of the tensor of an entry whose evidence was dropped for memory
 EVERYWHERE = "everywhere"  # all that was overwritten, wherever it was done
 
@@ -40,15 +41,21 @@ class Entry:
     holds the node and the node the entry. `node` is the sequence number, `version` PyTorch's counter, `time`
     the tape's."""
 
-    __slots__ = ("__weakref__", "fate", "freed", "node", "output", "tensor", "time", "version")
+    __slots__ = ("__weakref__", "address", "fate", "freed", "maker", "node", "tensor", "time", "version")
 
     tensor: Any
     node: int
     version: int
     time: int
-    output: bool  # saved by the op that made it
+    address: int  # of its storage, from when it is filed on
+    maker: int  # the number of the node that made the tensor, or NOBODY
     fate: Overwrite | None
     freed: int | None  # time of the backward that would have freed it
+
+    @property
+    def output(self) -> bool:
+        """Whether it was saved by the op that made it."""
+        return self.maker == self.node
 
     def moved(self) -> bool:
         """Whether PyTorch's version counter shows a write since the save."""
@@ -80,16 +87,14 @@ class Saves:
         entry.time = self._clock.now
         entry.fate = entry.freed = None
         maker = tensor.grad_fn
-        if maker is not None and maker._sequence_nr() == node:
-            entry.output = True
-            if _modes():
-                with torch._C.DisableTorchFunction():
-                    entry.tensor = tensor.detach()
-            else:
+        entry.maker = made = NOBODY if maker is None else maker._sequence_nr()
+        if made != node:
+            entry.tensor = tensor
+        elif _modes():
+            with torch._C.DisableTorchFunction():
                 entry.tensor = tensor.detach()
         else:
-            entry.output = False
-            entry.tensor = tensor
+            entry.tensor = tensor.detach()
         self._new.append(weakref.ref(entry))
         if self.writing is not None or self.exposed:
             self._keep_value(entry)
@@ -121,7 +126,8 @@ class Saves:
     def add(self, entries: Iterable[Entry]) -> None:
         """File what was kept otherwise than by a pack hook: by address, for it is nothing that its node saved."""
         for entry in entries:
-            if address := address_of(entry.tensor):
+            entry.address = address = address_of(entry.tensor)
+            if address:
                 self._by_address.setdefault(address, []).append(weakref.ref(entry))
 
     def at(self, address: int) -> list[Entry]:
@@ -148,6 +154,19 @@ class Saves:
         entry = found() if found is not None else None
         return [] if entry is None else [entry]
 
+    def of_nodes(self, nodes: Iterable[int]) -> list[list[Entry]]:
+        """Those of each of many."""
+        if self._new:
+            self.file()
+        each: list[list[Entry]] = []
+        for found in map(self._by_node.get, nodes):
+            if found is None:
+                each.append([])
+                continue
+            living = [r() for r in found] if type(found) is list else [found()]
+            each.append([e for e in living if e is not None] if None in living else living)
+        return each
+
     def file(self) -> None:
         """File the new entries by address and by node."""
         new, self._new = self._new, []
@@ -156,7 +175,7 @@ class Saves:
             entry = reference()
             if entry is None:
                 continue
-            address = address_of(entry.tensor)
+            entry.address = address = address_of(entry.tensor)
             if address:
                 held = by_address.get(address)
                 if held is None:
@@ -186,9 +205,15 @@ class Saves:
         if stay:
             self._by_address[old] = stay
         for entry in entries:
-            address = address_of(entry.tensor)
+            entry.address = address = address_of(entry.tensor)
             if address:
                 self._by_address.setdefault(address, []).append(weakref.ref(entry))
+
+
+def number_of_maker(tensor: Any) -> int:
+    """The number of the node that made `tensor`, NOBODY of a leaf."""
+    maker = tensor.grad_fn
+    return NOBODY if maker is None else int(maker._sequence_nr())
 
 
 def fate_of(entry: Entry) -> Overwrite:

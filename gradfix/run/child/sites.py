@@ -75,26 +75,26 @@ class Sites:
 
     def stack(self, frame: FrameType | None) -> Key:
         """The user's frames from `frame` outwards, innermost first."""
-        passed, kinds = self._passed, self._kinds
+        passed = self._passed
         found: list[int] = []
         unmarked: list[tuple[FrameType, int]] = []
         near = _NEAR
         while frame is not None:
             code = id(frame.f_code)
             if code not in passed:
-                kind = kinds.get(code) or self._classify(frame.f_code)
+                kind = self._kinds.get(code) or self._classify(frame.f_code)
                 if kind is _USER:
                     found += (code, frame.f_lasti)
                 elif kind is _OUTER:
                     break  # who started the run is no part of the program
-            mark = frame.f_trace
-            if type(mark) is _Outwards:
+            if (mark := frame.f_trace) is not None and type(mark) is _Outwards:
                 if not found and not unmarked:
                     return mark.key
                 found += mark.key
                 break
-            near -= 1
-            if near < 0 and code not in self._brief:
+            if near:
+                near -= 1
+            elif code not in self._brief:
                 unmarked.append((frame, len(found)))
             frame = frame.f_back
         key = self._one(tuple(found))

@@ -129,6 +129,14 @@ class Storages:
             return self._new(tensor, 0)
         return self._table.get(address) or self._new(tensor, address)
 
+    def of_each(self, tensors: list[Any], addresses: list[int]) -> list[Storage]:
+        """That of each; `addresses` are where they lie."""
+        known = self._table.get
+        return [
+            known(address) or self._new(tensor, address)
+            for address, tensor in zip(addresses, tensors)  # noqa: B905 (Python 3.9)
+        ]
+
     def at(self, address: int) -> Storage | None:
         return self._table.get(address)
 
@@ -158,11 +166,7 @@ class Storages:
         return storage
 
     def _sweep(self) -> None:
-        kept = {}
-        for address, storage in self._table.items():
-            if storage.gone():
-                storage.let_go()
-            else:
-                kept[address] = storage
-        self._table = kept
-        self._sweep_at = max(_FEW, 2 * len(kept))
+        gone = [address for address, storage in self._table.items() if _expired(storage.reference)]
+        for address in gone:
+            self._table.pop(address).let_go()
+        self._sweep_at = max(_FEW, 2 * len(self._table))

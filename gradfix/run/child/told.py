@@ -6,41 +6,39 @@ stay would wake the garbage collector in every pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .storages import Storage
 
 
 class Records:
-    """The Record events of one walk.
+    """The Record events of one walk, in columns.
 
-    `nodes` has FIELDS items for each node: time, stack, number, name, parents and how many items of `saved` are
-    its own; these are SAVED for each tensor: storage, time, shape, dtype and PyTorch's counter. `outputs` says at which
-    of them the output of a node is, `held` what the ctx of a custom Function keeps.
+    `nodes` are lists side by side: times, stacks, numbers, names, parents and how many of the saved tensors are the
+    node's own. `saved` are, too: storages, times, shapes, dtypes and PyTorch's counters. `outputs` says which of the
+    saved tensors is the output of a node, `held` what the ctx of a custom Function keeps.
     """
 
     __slots__ = ("held", "nodes", "outputs", "saved")
-    FIELDS, SAVED = 6, 5
 
-    def __init__(self) -> None:
-        self.nodes: list[Any] = []
-        self.saved: list[Any] = []
+    def __init__(self, nodes: tuple[Sequence[Any], ...]) -> None:
+        self.nodes = nodes
+        self.saved: tuple[list[Any], ...] = ()
         self.outputs: dict[int, int] = {}
         self.held: dict[int, list[tuple[Storage, int, Any, Any]]] = {}
 
     def __len__(self) -> int:
-        return len(self.nodes) // self.FIELDS
+        return len(self.nodes[0])
 
     def __iter__(self) -> Iterator[tuple[int, Any, int, str, Any, list[Any], Any]]:
         """Of each node its time, stack, number, name, parents, what it saved, and its output if that is known."""
-        fields, saved, end = iter(self.nodes), self.saved, 0
-        for time, stack, number, name, parents, count in zip(*[fields] * self.FIELDS):  # noqa: B905 (Python 3.9)
+        saved, end = list(zip(*self.saved)), 0  # noqa: B905 (Python 3.9)
+        for time, stack, number, name, parents, count in zip(*self.nodes):  # noqa: B905 (Python 3.9)
             start, end = end, end + count
-            saves = [saved[i : i + self.SAVED] for i in range(start, end, self.SAVED)]
             made = self.outputs.get(number)
-            output = None if made is None else saved[made : made + self.SAVED]
-            yield time, stack, number, name, parents, saves, output
+            output = None if made is None else saved[made]
+            yield time, stack, number, name, parents, saved[start:end], output
 
 
 class Refs:

@@ -190,7 +190,8 @@ class Optimizers:
             clones: dict[Any, Any] = {}
             for entries in step.entries:
                 for entry in entries:
-                    r.keep(entry, clones, early)
+                    if early or entry.freed is None:
+                        r.keep(entry, clones, early)
         else:
             guard.__exit__(None, None, None)
         self._running.append(step)
@@ -263,7 +264,7 @@ class Optimizers:
             for entry in entries:
                 if entry.tensor is GONE:
                     continue
-                fate = fate_of(entry)
+                fate = entry.fate or fate_of(entry)
                 if fate.time is None:
                     fate.time, fate.place, fate.counted = time, stack, entry.moved()
                 threatens = threatens or entry.freed is None

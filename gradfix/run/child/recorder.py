@@ -228,7 +228,8 @@ class Recorder:
         tensors = [entry.tensor for entry in saved]
         versions, makers = [entry.version for entry in saved], [entry.maker for entry in saved]
         addresses = [entry.address for entry in saved]
-        if [tensor._version for tensor in tensors] != versions:  # another node may have made what is there now
+        if versions != [tensor._version for tensor in tensors]:
+            # another node may have made what is there now, and elsewhere
             addresses = addresses_of(tensors)
             makers = [entry.maker if entry.output else number_of_maker(entry.tensor) for entry in saved]
         records.outputs = dict(zip(makers, range(len(makers))))  # noqa: B905 (Python 3.9)

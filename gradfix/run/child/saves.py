@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .storages import address_of
+from .storages import NO_STORAGE, address_of, storage_address
 
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _modes: Callable[[], int] = torch._C._len_torch_function_stack
@@ -175,7 +175,10 @@ class Saves:
             entry = reference()
             if entry is None:
                 continue
-            entry.address = address = address_of(entry.tensor)
+            try:
+                entry.address = address = storage_address(entry.tensor)
+            except NO_STORAGE:
+                entry.address = address = 0
             if address:
                 held = by_address.get(address)
                 if held is None:

@@ -66,6 +66,7 @@ class Sites:
         self._kinds: dict[int, str] = {}
         self._passed: set[int] = set()  # code that is foreign
         self._keys: dict[Key, Key] = {}
+        # what every call of a module passes: not marked, for it is left with the call
         self._brief = {id(f.__code__) for f in (Module._wrapped_call_impl, Module._call_impl)}
         self._codes: dict[int, CodeType] = {}  # every code ever asked about stays alive: its id is its key
         self._positions: dict[int, list[Any]] = {}
@@ -75,12 +76,16 @@ class Sites:
 
     def stack(self, frame: FrameType | None) -> Key:
         """The user's frames from `frame` outwards, innermost first."""
-        passed = self._passed
+        passed, brief = self._passed, self._brief
         found: list[int] = []
         unmarked: list[tuple[FrameType, int]] = []
         near = _NEAR
         while frame is not None:
             code = id(frame.f_code)
+            if code in brief:
+                near -= 1
+                frame = frame.f_back
+                continue
             if code not in passed:
                 kind = self._kinds.get(code) or self._classify(frame.f_code)
                 if kind is _USER:
@@ -92,9 +97,9 @@ class Sites:
                     return mark.key
                 found += mark.key
                 break
-            if near:
+            if near > 0:
                 near -= 1
-            elif code not in self._brief:
+            else:
                 unmarked.append((frame, len(found)))
             frame = frame.f_back
         key = self._one(tuple(found))

@@ -10,8 +10,8 @@ import torch
 
 _FEW = 128
 
-# of the StorageImpl: one for all views
-_address: Callable[[Any], int] = torch._C._storage_address  # type: ignore[attr-defined]
+# of the StorageImpl: one for all views. Raises one of NO_STORAGE for a tensor without
+storage_address: Callable[[Any], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
 
 _free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
@@ -48,23 +48,23 @@ def _weak_reference(tensor: Any) -> int:
     return int(tensor.untyped_storage()._weak_ref())
 
 
-_NO_STORAGE = (RuntimeError, NotImplementedError, TypeError)
+NO_STORAGE = (RuntimeError, NotImplementedError, TypeError)
 
 
 def address_of(tensor: Any) -> int:
     """The address of the tensor's storage, 0 for one without (sparse, a wrapper). Only good while somebody
     holds it."""
     try:
-        return _address(tensor)
-    except _NO_STORAGE:
+        return storage_address(tensor)
+    except NO_STORAGE:
         return 0
 
 
 def addresses_of(tensors: list[Any]) -> list[int]:
     """That of each."""
     try:
-        return list(map(_address, tensors))
-    except _NO_STORAGE:
+        return list(map(storage_address, tensors))
+    except NO_STORAGE:
         return list(map(address_of, tensors))
 
 
@@ -124,8 +124,8 @@ class Storages:
     def of(self, tensor: Any) -> Storage:
         """The storage of `tensor`, numbered now if it is new."""
         try:
-            address = _address(tensor)
-        except _NO_STORAGE:
+            address = storage_address(tensor)
+        except NO_STORAGE:
             return self._new(tensor, 0)
         return self._table.get(address) or self._new(tensor, address)
 
@@ -159,7 +159,7 @@ class Storages:
     def _new(self, tensor: Any, address: int) -> Storage:
         if len(self._table) > self._sweep_at:
             self._sweep()
-        storage = Storage(self._next, _weak_reference(tensor) if address else 0)
+        storage = Storage(self._next, tensor.untyped_storage()._weak_ref() if address else 0)
         self._next += 1
         if address:
             self._table[address] = storage

@@ -85,12 +85,11 @@ def _straight(plain: Any) -> Any:
 class Watch(TorchFunctionMode):
     """The mode. `r` is the recorder, whose files and tape it fills; `idle` where another thread is recorded."""
 
-    idle = False
-    hooked = False  # this thread's saved tensors pass the recorder's hooks
-
     def __init__(self, recorder: Any) -> None:
         super().__init__()
         self.r = recorder
+        self.idle = False
+        self.hooked = False  # this thread's saved tensors pass the recorder's hooks
         self._exposed = recorder.saves.exposed
         self._constants = recorder.constants.living
         self._numbers = recorder.numbers.living
@@ -100,7 +99,8 @@ class Watch(TorchFunctionMode):
         self._aliases: dict[int, Any] = {}  # id of a tensor -> (weak reference, "data" or "detach")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.r.quiet or (self.idle and not self.r.threads.take(self, args)):
+        r = self.r
+        if r.quiet or (self.idle and not r.threads.take(self, args)):
             return func(*args, **kwargs) if kwargs else func(*args)
         found: Any = self._known.get(func)
         if found is None:
@@ -115,14 +115,14 @@ class Watch(TorchFunctionMode):
             result = func(*args, **kwargs) if kwargs else func(*args)
             after = _sequence()
             if after != before:
-                stack = self.r.sites.stack(_getframe(1))
-                self.r.calls.add(before, after, stack)
+                stack = r.sites.stack(_getframe(1))
+                r.calls.add(before, after, stack)
                 if found[1] and kind == "op":
                     self._arithmetic(found[1], args, result, stack, _getframe(1))
             elif self._no_grad_left and not _grad_enabled():
                 self._no_grad(args, result)
             if self._constants:
-                self.r.constants.met(func, args, kwargs or {}, result, _getframe(1))
+                r.constants.met(func, args, kwargs or {}, result, _getframe(1))
             return result
         if kind == "run":
             return func(*args, **(kwargs or {}))

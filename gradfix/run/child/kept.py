@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import deque
 from typing import Any
 
 from .sites import Key
@@ -15,6 +16,7 @@ from .sites import Key
 _DEEP = 2  # nodes behind the addition: ``ema = 0.9 * ema + 0.1 * loss`` scales what it had
 _LOSSES = 4  # of the newest passes; a loop may well hold the one before
 _FEWEST = 3
+_WINDOW = 256  # of the newest losses that a deque may hold without being taken for a leak
 
 
 class Kept:
@@ -66,7 +68,7 @@ class Kept:
                 gc.collect()
         r = self.r
         for stack, losses in self._losses.items():
-            if _alive(losses):
+            if _alive(losses) and not _passing(losses):
                 r.tape.event("Kept", r.clock.tick(), stack, nodes=[number for _, number, _ in losses])
 
 
@@ -74,3 +76,13 @@ def _alive(losses: list[Any]) -> bool:
     """Whether there are enough, with a step between any two."""
     steps = {step for _, _, step in losses}
     return len(steps) == len(losses) >= _FEWEST and all(loss() is not None for loss, _, _ in losses)
+
+
+def _passing(losses: list[Any]) -> bool:
+    """Whether what holds one of them lets go of it again: a deque that keeps so many of the newest."""
+    held = [loss for ref, _, _ in losses if (loss := ref()) is not None]
+    holders = gc.get_referrers(*held)
+    # (an entry may be a tuple or a dictionary of several losses)
+    inside = [h for h in holders if isinstance(h, (tuple, dict))]
+    holders += gc.get_referrers(*inside) if inside else []
+    return any(isinstance(h, deque) and h.maxlen is not None and h.maxlen <= _WINDOW for h in holders)

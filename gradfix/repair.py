@@ -214,13 +214,16 @@ def _result(
     (first, files), (last, final) = states[0], kept.state
     changed = {path: (files[path], text) for path, text in final.items() if text != files[path]}
     withdrawn = [r for r in rounds if _comes_to_nothing(r)]
+    now = Project(last.tape, final)
+    still = {choose.identity(c, now) for c in last.conflicts}
+    # (what had no cure of its own may have gone with another's)
+    gone = [r for r in rounds if not r.applied and r.identity not in still]
     diagnoses = [
         replace(_diagnosis(r, n < kept.rounds, files), along=tuple(_along(states[n : n + 2], r, settings)))
         for n, r in enumerate(rounds)
-        if r not in withdrawn
+        if r not in withdrawn and r not in gone
     ]
     tried = {r.identity for r in rounds}
-    now = Project(last.tape, final)
     for conflict in last.conflicts:
         asked_for = asked(conflict, settings, {**files, **final})
         if asked_for and choose.identity(conflict, now) not in tried:

@@ -150,3 +150,29 @@ def test_what_nothing_proves_while_nothing_trains_is_tried_again(tmp_path: Path,
     (_, text) = result.files[str(script)]
     assert "with torch.no_grad():" in text
     assert text.index("optimizer.step()") < text.index("optimizer.zero_grad()")
+
+
+ONE_BOOTSTRAP = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+value = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(value.parameters(), lr=0.05)
+for _ in range(4):
+    seen, rewards = torch.randn(4, 4), torch.randn(3)
+    goal, loss = value(seen[-1]), 0
+    for t in reversed(range(3)):
+        goal = rewards[t] + 0.9 * goal
+        loss = loss + (value(seen[t]) - goal).pow(2).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_what_goes_with_the_cure_of_another_is_not_told_as_left(tmp_path: Path, zygote: Zygote) -> None:
+    """The goals of the later steps are detached with the first, of which they are made."""
+    result, new = cured(ONE_BOOTSTRAP, tmp_path, zygote)
+    assert [d.status for d in result.diagnoses if d.conflict.severity != "note"] == ["cured"]
+    assert "goal, loss = value(seen[-1]).detach(), 0" in new

@@ -12,19 +12,11 @@ from collections.abc import Iterable, Iterator
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
-from gradfix.graph import VIEWS, Graph, plain_op
+from gradfix.detect.returns import SHAPES, is_return
+from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Cut, Record, Stack, Step
 
 REGRESSIONS = {"mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss", "pow", "square", "abs"}
-# ops that keep a value the same value: shapes, signs, types
-SHAPES = VIEWS | {"neg", "clone"}
-# how a return is put together of rewards and values
-ADDING, SCALING, PARTS = (
-    {"add", "sub", "rsub"},
-    {"mul", "div"},
-    {"stack", "cat", "select", "slice", "unbind", "flip"},
-)
-FOLDED = 4000  # nodes of a target that are looked at
 LOG_SOFTMAX = {"log_softmax", "logsumexp"}
 
 
@@ -156,40 +148,9 @@ def _return(graph: Graph, record: Record, owned: int) -> Record | None:
             return None
     for prediction, target in _sides(graph, record):
         mine = graph.reach_mask(prediction) & owned
-        if not mine or target not in graph.records:
-            continue
-        folded = [n for n, steps in _folded(graph, target).items() if steps > 1]
-        # (two outputs of one leaky memory are alike, and neither is a target)
-        alike = max(_folded(graph, prediction).values(), default=0) > 0
-        if not alike and any(not mine & ~graph.reach_mask(node) for node in folded):
+        if mine and target in graph.records and is_return(graph, target, prediction, mine):
             return graph.records[target]
     return None
-
-
-def _folded(graph: Graph, target: int) -> dict[int, int]:
-    """What a target sums up, shares and parts of it, and how many steps of ``r + gamma * ...`` it lies behind at most:
-    something is added to a share of it."""
-    found: dict[int, int] = {}
-    seen: set[tuple[int, int, bool]] = set()
-    pending = [
-        (target, 0, False)
-    ]  # (node, steps above it, whether something was added since the last of them)
-    while pending:
-        node, steps, added = state = pending.pop()
-        if state in seen or len(seen) > FOLDED:
-            continue
-        seen.add(state)
-        record = graph.records.get(node)
-        op, parents = (plain_op(record), record.parents) if record is not None else ("", ())
-        if op in ADDING:
-            pending += [(p, steps, True) for p in parents]
-        elif op in SCALING and len(parents) == 1 and (added or steps):
-            pending.append((parents[0], steps + added, False))
-        elif op in SHAPES | PARTS:
-            pending += [(p, steps, added) for p in parents]
-        elif node >= 0 and steps > found.get(node, 0):
-            found[node] = steps
-    return found
 
 
 def _shares(graph: Graph, a: int, b: int) -> bool:

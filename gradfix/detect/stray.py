@@ -82,8 +82,10 @@ def replaced_later(graph: Graph) -> Found:
         # where it is made a model may have another name than its steps know it by
         called = {r.storage: r.name for s in graph.steps_of(number) for r in (*s.refs, *s.without) if r.name}
         for old in optimizer.refs:
-            place = next(iter(read.last(old.storage)), None)
-            found = by_name.get(called.get(old.storage, old.name)) or (by_place.get(place) if place else None)
+            places = [by_place[place] for place in read.last(old.storage) if place in by_place]
+            found = by_name.get(called.get(old.storage, old.name)) or next(
+                (f for f in places if f[0].shape[1:] == old.shape[1:]), None
+            )  # (a layer with other outputs takes the same inputs)
             last = _last_use(graph, old.storage) if found is not None else None
             if found is not None and last is not None and last < found[1].time and found not in new:
                 new.append(found)

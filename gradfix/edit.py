@@ -36,7 +36,8 @@ class Replace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Insert:
-    """Statements put before and after `node`, a statement (or a small statement among semicolons)."""
+    """Statements put before and after `node`, a statement or a small statement among semicolons. There small ones join
+    the line, and lines split it."""
 
     node: cst.CSTNode
     before: tuple[cst.CSTNode, ...] = ()
@@ -207,6 +208,9 @@ class _Apply(cst.CSTTransformer):
         self.insert: dict[int, list[Insert]] = {}
         self.wrap: dict[int, Wrap] = {}
         self.held: dict[int, list[cst.BaseStatement]] = {}  # a Wrap's statements until its last one is met
+        self.beside: dict[
+            int, tuple[list[Any], list[Any]]
+        ] = {}  # lines before and after a small statement, as it is
         for edit in edits:
             if isinstance(edit, Replace):
                 self.replace.setdefault(id(edit.node), []).append(edit)
@@ -219,9 +223,11 @@ class _Apply(cst.CSTTransformer):
         result: Any = super().on_leave(original_node, updated_node)
         for r in self.replace.get(id(original_node), ()):
             result = r.build(result)
+        if isinstance(result, cst.SimpleStatementLine) and self.beside:
+            result = self._parted(result)
         around = self.insert.get(id(original_node))
         if around:
-            result = self._with_neighbours(result, around)
+            result = self._with_neighbours(original_node, result, around)
         wrap = self.wrap.get(id(original_node))
         if wrap:
             held = self.held.setdefault(id(wrap), [])
@@ -231,15 +237,59 @@ class _Apply(cst.CSTTransformer):
             return wrap.build(held)
         return result
 
-    def _with_neighbours(self, result: Any, around: Sequence[Insert]) -> Any:
+    def _with_neighbours(self, node: cst.CSTNode, result: Any, around: Sequence[Insert]) -> Any:
         before = [x for i in around for x in i.before]
         after = [x for i in around for x in i.after]
         middle = _nodes(result)
+        if isinstance(result, cst.BaseSmallStatement) and _lines(before) and _lines(after):
+            self.beside[id(result)] = before, after
+            return result
+        if isinstance(node, cst.BaseSmallStatement):
+            before, after = _smalls(before), _smalls(after)
         if before and middle and _leading(middle[0]) and not _leading(before[0]):
             # blank lines and comments stand above what is put first
             before[0] = before[0].with_changes(leading_lines=middle[0].leading_lines)
             middle[0] = middle[0].with_changes(leading_lines=())
         return cst.FlattenSentinel([*before, *middle, *after])
+
+    def _parted(self, line: cst.SimpleStatementLine) -> cst.SimpleStatementLine | cst.FlattenSentinel[Any]:
+        """A line as the lines that it becomes where others stand beside its small statements."""
+        out: list[Any] = []
+        together: list[cst.BaseSmallStatement] = []
+        last = 0  # where the comment of the line belongs
+
+        def end() -> None:
+            nonlocal last
+            if together:
+                final = together.pop().with_changes(semicolon=cst.MaybeSentinel.DEFAULT)
+                last = len(out)
+                out.append(cst.SimpleStatementLine([*together, final]))
+                together.clear()
+
+        for small in line.body:
+            before, after = self.beside.pop(id(small), ((), ()))
+            if before:
+                end()
+                out += before
+            together.append(small)
+            if after:
+                end()
+                out += after
+        end()
+        if out[1:]:
+            out[0] = out[0].with_changes(leading_lines=[*line.leading_lines, *_leading(out[0])])
+            out[last] = out[last].with_changes(trailing_whitespace=line.trailing_whitespace)
+            return cst.FlattenSentinel(out)
+        return line
+
+
+def _lines(nodes: Sequence[Any]) -> bool:
+    return not any(isinstance(x, cst.BaseSmallStatement) for x in nodes)
+
+
+def _smalls(nodes: Sequence[Any]) -> list[Any]:
+    """The small statements of lines."""
+    return [x for node in nodes for x in (node.body if isinstance(node, cst.SimpleStatementLine) else [node])]
 
 
 def _nodes(result: Any) -> list[Any]:

@@ -250,7 +250,7 @@ def test_take_away_keeps_comments_of_what_is_not_put_elsewhere():
     ("source", "after", "expected"),
     [
         ("a = 1  # one\nb = 2\n", 0, "a = 1  # one\nx = 0\nb = 2\n"),
-        ("a = 1; b = 2\n", 0, "a = 1; x = 0; b = 2\n"),
+        ("a = 1; b = 2\n", 0, "a = 1\nx = 0\nb = 2\n"),
         ("a = 1; b = 2\n", 1, "a = 1; b = 2\nx = 0\n"),
         ("if a:\n    pass\nb = 2\n", 0, "if a:\n    pass\nx = 0\nb = 2\n"),
     ],

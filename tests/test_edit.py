@@ -137,3 +137,19 @@ def test_torch_under_its_name() -> None:
     ]:
         named = of_torch(View(PATH, source), "no_grad")
         assert (cst.Module([]).code_for_node(named.expression), named.edits) == (name, ())
+
+
+def test_lines_split_a_line_of_several_statements() -> None:
+    """Each keeps its comment, and that of the line stays with what is left of the line."""
+    view = View("a.py", "if x:\n    # above\n    a(); b(); c()  # behind\n")
+    _, second, third = view.module.body[0].body.body[0].body
+    new = cst.parse_statement("d()  # of d\n")
+    edits = [Insert(second, before=(new,)), Insert(second, after=(cst.parse_statement("if y: e()\n"),))]
+    assert view.apply(edits) == (
+        "if x:\n    # above\n    a()\n    d()  # of d\n    b()\n    if y: e()\n    c()  # behind\n"
+    )
+    gone = Replace(third, lambda _: cst.RemoveFromParent())
+    kept = "if x:\n    # above\n    a(); b()  # behind\n    d()  # of d\n"
+    assert view.apply([gone, Insert(second, after=(new.deep_clone(),))]) == kept
+    there = [Replace(second, lambda _: cst.RemoveFromParent()), Insert(second, after=(new.deep_clone(),))]
+    assert view.apply(there) == "if x:\n    # above\n    a(); d(); c()  # behind\n"

@@ -387,11 +387,8 @@ def put_before(unit: Unit, *lines: cst.BaseStatement) -> Edit:
 def _put(unit: Unit, lines: Sequence[cst.BaseStatement], last: bool) -> Edit:
     body = unit.line.body if isinstance(unit.line, cst.SimpleStatementLine) else ()
     alone = len(body) < 2 or unit.node is body[-1 if last else 0]
-    smalls = [s for line in lines if isinstance(line, cst.SimpleStatementLine) for s in line.body]
-    if not alone and all(isinstance(line, cst.SimpleStatementLine) for line in lines):
-        some = tuple(smalls)
-        return Insert(unit.node, after=some) if last else Insert(unit.node, before=some)
-    return Insert(unit.line, after=tuple(lines)) if last else Insert(unit.line, before=tuple(lines))
+    node = unit.line if alone else unit.node  # the line is split there
+    return Insert(node, after=tuple(lines)) if last else Insert(node, before=tuple(lines))
 
 
 def take_away(unit: Unit, view: View, comments: bool = False) -> tuple[Edit, ...]:

@@ -9,6 +9,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from difflib import SequenceMatcher
+from itertools import pairwise
 
 import hypothesis.strategies as st
 from hypothesis.strategies import DrawFn
@@ -82,8 +83,11 @@ def comments(text: str) -> Counter[str]:
 
 
 def disturbed(before: str, after: str) -> list[str]:
-    """Lines of `before` that `after` lacks although every statement on them is still there as it was."""
-    gone = Counter(_statements(before)) - Counter(_statements(after))
+    """Lines of `before` that `after` lacks although every statement on them is still there as it was; a line of several
+    may be split where others come between them."""
+    now = [*_statements(after)]
+    follows = {*pairwise(now)}
+    gone = Counter(_statements(before)) - Counter(now)
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     removed, added = [], Counter[str]()
     for tag, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -95,7 +99,9 @@ def disturbed(before: str, after: str) -> list[str]:
         moved = line.lstrip(" \t")
         if added[moved]:
             added[moved] -= 1
-        elif not any(s in gone for s in _statements(moved)) and not _header(moved):
+        elif any(s in gone for s in _statements(moved)) or _header(moved):
+            continue
+        elif follows.issuperset(pairwise(_statements(moved))):
             found.append(line)
     return found
 

@@ -21,8 +21,10 @@ from gradfix.batch.repository import migrate_one
 from gradfix.batch.state import State, StateError, locked
 from gradfix.batch.values import Options, RepoResult, Spec, dumps, loads
 from gradfix.batch.written import pull_request
+from gradfix.patches import make
 from gradfix.patches.file import load
 from gradfix.prove import Prover
+from gradfix.verdict import Verdict
 
 NOTHING = Wish()
 UNTRIED = Options(accept=("proved", "preserved", "intended", "untried"))
@@ -419,11 +421,17 @@ def test_who_holds_a_workspace_is_said(tmp_path):
 # ---- values
 
 
-def test_values_survive_json():
+def test_values_survive_json(tmp_path):
     spec = Spec("x", "/tmp/\udcff")
     assert loads(Spec, dumps(spec)) == spec
     options = Options(prove=True, accept=("proved",), only=("0" * 12,))
     assert loads(Options, dumps(options)) == options
+    lib = "def f(x):\n    x += 1\n    return x\n", "def f(x):\n    x = x + 1\n    return x\n"
+    (tmp_path / "train.py").write_text("from lib import f\nf(1)\n")
+    fix = make.fix("train.py", Verdict("proved", "equal", {"n": 1}), [], {"lib.py": lib}, tmp_path)
+    assert fix.callers
+    result = RepoResult("x", "done", fixes=(fix,), originals={"lib.py": lib[0]})
+    assert loads(RepoResult, dumps(result)) == result
     with pytest.raises(ValueError, match="unknown more"):
         loads(Spec, '{"name": "a", "place": "b", "more": 1}')
 

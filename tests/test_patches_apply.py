@@ -195,6 +195,21 @@ def test_all_files_of_a_fix_or_none(apply, tmp_path):
     assert (tmp_path / "lib.py").read_text() == "import torch\n\n\n" + texts["lib.py"][1]
 
 
+def test_a_caller_that_came_to_another_file(apply, tmp_path):
+    """The file of the fix is as it was; the script takes its function's work another way."""
+    lib = "def f(x):\n    x += 1\n    return x\n", "def f(x):\n    x = x + 1\n    return x\n"
+    script = "from lib import f\nx = f(make())\nx.sum().backward()\n"
+    (tmp_path / "train.py").write_text(script)
+    patch(tmp_path, fix(tmp_path, {"lib.py": lib}))
+    (tmp_path / "train.py").write_text(script.replace("x.sum", "y = g(x)\nx.sum"))
+    assert apply()[1].endswith("1 fix: 1 placed. Write with --write.\n")
+    (tmp_path / "train.py").write_text(script.replace("x.sum", "f(table)\nx.sum"))
+    code, out, _ = apply("--write")
+    assert code == 1
+    assert "train.py: line 3 (`f(table)`) takes what the fix changes (`f`)" in out
+    assert (tmp_path / "lib.py").read_text() == lib[0]
+
+
 def test_one_file_that_can_not_be_written_keeps_the_others(apply, tmp_path):
     texts = {"train.py": (OLD, NEW), "lib.py": ("x = 1\ny = 2\n", "x = 1\ny = 3\n")}
     patch(tmp_path, fix(tmp_path, texts))

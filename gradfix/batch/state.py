@@ -21,7 +21,7 @@ from pathlib import Path
 from gradfix.batch.values import Ended, Options, RepoResult, Spec, Written, dumps, loads
 from gradfix.verdict import HELD
 
-FORMAT = "1"
+FORMAT = "2"
 HINTS = 1000  # at most: they travel with every repository
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);

@@ -222,6 +222,8 @@ def _value(hint: Any, given: Any) -> Any:
         inner = get_args(hint)
         same = len(inner) == 2 and inner[1] is ...
         return tuple(_value(inner[0] if same else inner[i], item) for i, item in enumerate(given))
-    if origin in (Union, types.UnionType):
-        return given
+    if origin in (Union, types.UnionType):  # X | None
+        return None if given is None else _value(get_args(hint)[0], given)
+    if origin is Mapping:
+        return {name: _value(get_args(hint)[1], item) for name, item in given.items()}
     return given

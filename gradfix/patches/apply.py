@@ -11,7 +11,8 @@ from typing import Literal
 
 from gradfix.discover import Search, is_script
 from gradfix.patches.file import SUFFIXES, PatchError
-from gradfix.patches.make import BACKWARD, shown
+from gradfix.patches.flow import new_caller
+from gradfix.patches.make import BACKWARD, handed_on, shown
 from gradfix.patches.place import Placed, Refused, place
 from gradfix.patches.values import FilePatch, Fix, Patch
 from gradfix.source import Source, SourceError
@@ -101,7 +102,9 @@ def _applied(fix: Fix, tree: Tree, known: dict[str, Source], texts: Mapping[str,
     before = {path: texts.get(path, known[path].text) for path in placed}
     after = {path: each.text for path, each in placed.items()}
     changed = {path: (before[path], after[path]) for path in placed if before[path] != after[path]}
-    doubt = next((p.doubt for p in placed.values() if p.doubt), "")
+    doubt = next((p.doubt for p in placed.values() if p.doubt), "") or _calls(
+        fix, tree.root, {**texts, **before}
+    )
     if doubt and tree.prove is None:
         raise Refused(f"{doubt} (--reprove runs it)")
     seen = _seen(fix, tree, {**texts, **before}, {**texts, **after})
@@ -116,6 +119,22 @@ def _applied(fix: Fix, tree: Tree, known: dict[str, Source], texts: Mapping[str,
     return replace(
         done, status="refused", why=_ended(f"here it is {verdict.status}: {verdict.reason}"), files={}
     )
+
+
+def _calls(fix: Fix, root: Path, texts: Mapping[str, str]) -> str:
+    """Who calls for what the fix changes from another file, and did not; the entry's text may be no file's of it."""
+    for path in dict.fromkeys([fix.entry, *(file.path for file in fix.files)]):
+        names = handed_on(fix.files, path)
+        if not names:
+            continue
+        try:
+            text = texts[str(root / path)] if str(root / path) in texts else Source.read(root / path).text
+        except SourceError:
+            continue
+        said = new_caller(fix.callers.get(path, ()), text, names)
+        if said:
+            return f"{path}: {said}"
+    return ""
 
 
 def _read(file: FilePatch, root: Path) -> Source:

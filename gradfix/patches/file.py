@@ -127,6 +127,8 @@ def _umask() -> int:
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(v) for v in value] if isinstance(value, tuple) else plain(value)
 
 
@@ -181,6 +183,8 @@ def _dataclass(kind: Any, given: Any, where: str) -> Any:
 def _allowed(patch: Patch) -> None:
     """Raises PatchError where a patch names files that are nobody's source, or lines that are none."""
     for fix in patch.fixes:
+        if any(len(some) > TABLE for some in fix.callers.values()):
+            raise PatchError("one of its fixes has more callers than gradfix writes")
         for path in (fix.entry, *(c.path for c in fix.cures), *(f.path for f in fix.files)):
             inside(path)
         if len({f.path for f in fix.files}) != len(fix.files):

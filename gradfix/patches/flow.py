@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -38,7 +38,24 @@ def sides(old: str, new: str, before: Ranges, after: Ranges) -> Sides | None:
     if a is None or b is None:
         return None
     names = {*a.used(), *b.used()}
-    return Sides(tuple(sorted(names)), a.fill(names).flow(), b.fill(names).flow())
+    flows = a.fill(names).flow(), b.fill(names).flow()
+    return Sides(tuple(sorted(names)), *flows, tuple(sorted(a.escapes | b.escapes)))
+
+
+def callers(text: str, names: Iterable[str]) -> tuple[Reader, ...]:
+    """Who in `text` calls, or takes, the functions `names` of another file."""
+    tables = _Tables.of(text, (), {})
+    return tables.calling(names).flow().readers if tables is not None else ()
+
+
+def new_caller(was: Sequence[Reader], text: str, names: Iterable[str]) -> str:
+    """One in `text` that is not among `was`, as a sentence; "" where there is none."""
+    tables = _Tables.of(text, (), {})
+    if tables is None:
+        return "it can't be parsed"
+    for reader, statement in _unknown(was, tables.calling(names).readers):
+        return f"{_said(tables, statement)} takes what the fix changes (`{reader.name}`), and did not when it was made"
+    return ""
 
 
 def differs(was: Sides, old: str, new: str, before: Ranges, after: Ranges, called: Names) -> str:
@@ -124,6 +141,7 @@ class _Tables:
     order: list[tuple[str, Statement]] = field(default_factory=list)
     origins: list[tuple[str, Statement, str]] = field(default_factory=list)
     readers: list[tuple[Reader, Statement]] = field(default_factory=list)
+    escapes: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, text: str, ranges: Ranges, called: Names) -> _Tables | None:
@@ -265,6 +283,7 @@ class _Tables:
         self._writers(function, changed)
         called = "" if isinstance(function.scope, ast.Module) else function.scope.name
         if escapes and called and called not in TORCH_CALLS:
+            self.escapes.add(called)
             self._anywhere(called, function, own)
             self._anywhere(f".{called}", function, own)
 
@@ -280,7 +299,14 @@ class _Tables:
                 if written and s.number not in own:
                     self._add(name, s, OVER)
 
-    def _anywhere(self, name: str, function: Function, own: Set[int]) -> None:
+    def calling(self, functions: Iterable[str]) -> _Tables:
+        """The readers of functions that are another file's."""
+        for name in sorted(functions):
+            self._anywhere(name, None, set())
+            self._anywhere(f".{name}", None, set())
+        return self
+
+    def _anywhere(self, name: str, function: Function | None, own: Set[int]) -> None:
         for f in self.functions:
             if name in f.local and not isinstance(f.scope, ast.Module):
                 continue

@@ -7,6 +7,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -18,7 +19,7 @@ from gradfix.examine import findings, read_text
 from gradfix.notebook import locate
 from gradfix.patches.file import TABLE, inside
 from gradfix.patches.fit import Place, Text, Touched, places, rival
-from gradfix.patches.flow import sides
+from gradfix.patches.flow import callers, sides
 from gradfix.patches.lines import lexed
 from gradfix.patches.names import Bindings
 from gradfix.patches.values import Bound, Cured, FilePatch, Fix, Hunk, Meant, Patch
@@ -97,6 +98,10 @@ def fix(entry: str, verdict: Verdict, cures: Sequence[Cured], texts: Texts, root
     before = {str(root / path): old for path, (old, _) in texts.items()}
     after = {str(root / path): new for path, (_, new) in texts.items()}
     seen = shown(root / entry, before, after)
+    files = tuple(file_patch(path, old, new) for path, (old, new) in sorted(texts.items()))
+    known = {path: old for path, (old, _) in texts.items()}
+    with suppress(SourceError):
+        known = {entry: Source.read(root / entry).text, **known}
     return Fix(
         entry,
         verdict.status,
@@ -105,9 +110,15 @@ def fix(entry: str, verdict: Verdict, cures: Sequence[Cured], texts: Texts, root
         tuple(cures),
         seen.faults,
         seen.reading,
-        tuple(file_patch(path, old, new) for path, (old, new) in sorted(texts.items())),
+        {path: callers(text, names) for path, text in known.items() if (names := handed_on(files, path))},
+        files,
         "".join(f"{line}\n" for line in unified(texts, Paths(root))),
     )
+
+
+def handed_on(files: Iterable[FilePatch], path: str) -> set[str]:
+    """The functions of other files than `path` that hand on what a fix changes."""
+    return {name for f in files if f.path != path and f.flow is not None for name in f.flow.escapes}
 
 
 def digest(text: str) -> str:

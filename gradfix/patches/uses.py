@@ -12,6 +12,7 @@ Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Places = dict[str, frozenset[int]]  # by name, the statements that may have bound it last; -1 a parameter
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
 TOLD = {
     "print",
     "float",
@@ -199,7 +200,7 @@ class _Reaching:
             return self._loop(node, places, statement)
         if isinstance(node, ast.With | ast.AsyncWith):
             return self._run(node.body, after)
-        if isinstance(node, ast.Try):
+        if isinstance(node, TRIES):
             done = self._run(node.body, after)
             failed = _joined(after, done)
             ends = [self._run(h.body, _bound(failed, h.name, statement.number)) for h in node.handlers]

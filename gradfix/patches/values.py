@@ -53,11 +53,13 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The flow of `names` in a text before a fix, and after it."""
+    """The flow of `names` in a text before a fix, and after it. `escapes` are the functions whose callers get what it
+    changes: by what they return, or in what they were given."""
 
     names: tuple[str, ...]
     before: Flow
     after: Flow
+    escapes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ class Fix:
 
     `entry` is the script that ran, or was read. `faults` counts the faults that show in the text alone, by kind,
     before and after: what a reader can see of the fix; `reading` how far it came, where that is not the same after:
-    ``backward`` passes, paths that ``failed``, and what it did ``not know``, by its words. `diff` is for people.
+    ``backward`` passes, paths that ``failed``, and what it did ``not know``, by its words. `callers` are those, in the
+    entry and in each of the files, of functions of other files that hand on what it changes. `diff` is for people.
     """
 
     entry: str
@@ -113,6 +116,7 @@ class Fix:
     cures: tuple[Cured, ...]
     faults: Mapping[str, tuple[int, int]]
     reading: Mapping[str, tuple[int, int]]
+    callers: Mapping[str, tuple[Reader, ...]]
     files: tuple[FilePatch, ...]
     diff: str = ""
 

@@ -135,11 +135,12 @@ def inserted(document: Document, random: Random) -> Document | None:
 def rebound(document: Document, random: Random) -> Document | None:
     """A name of the fix's lines is bound again, to something made of it, in one of the lines around them."""
     changes = [n for n, node in enumerate(document.nodes) if node.changes]
-    bound = {
-        n.id
-        for n in ast.walk(ast.parse(document.old))
-        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    }
+    tree = ast.parse(document.old)
+    bound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    inner = [n.target for n in ast.walk(tree) if isinstance(n, ast.comprehension)]
+    bound -= {
+        n.id for target in inner for n in ast.walk(target) if isinstance(n, ast.Name)
+    }  # names of their own
     used = {n: bound & {w for x in (*node.old, *node.new) for w in re.findall(r"\w+", x.partition("#")[0])}
             for n, node in enumerate(document.nodes) if node.changes}  # fmt: skip
     names = sorted(set().union(*used.values()))

@@ -539,5 +539,8 @@ def test_the_engine_leaves_nothing_behind(tmp_path):
 def test_git_errors_are_sentences(tmp_path):
     from gradfix.batch.git import Repository
 
-    with pytest.raises(GitError, match=r"^nothing is committed in it"):
+    with pytest.raises(GitError, match=r"^git: not a git repository"):
         Repository(tmp_path, None).head()
+    git(tmp_path, "init")
+    with pytest.raises(GitError, match=r"^nothing is committed in it"):
+        Repository(tmp_path / ".git", tmp_path).head()

@@ -467,3 +467,17 @@ def test_windows_of_a_sequence_within_epochs(
 ) -> None:
     """Two windows are gone through, since the second meets what the first has freed."""
     assert found(tmp_path, WINDOWS.format(cut=cut)) == expected
+
+
+def test_a_program_ends_where_it_asks_something_of_a_gradient_that_was_not_kept(tmp_path):
+    attack = """\
+    net = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    move = torch.zeros_like(x).requires_grad_()
+    for _ in range(3):
+        F.cross_entropy(net(x + move), torch.zeros(4).long()).backward()
+        move = (move + 0.1 * move.grad.sign()).clamp(-1, 1)
+    """
+    assert found(tmp_path, attack) == {("certain", "missing-grad")}
+    guarded = attack.replace("move.grad.sign()", "(x if move.grad is None else move.grad)")
+    assert ("certain", "freed-graph") in found(tmp_path, guarded)

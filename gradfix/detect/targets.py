@@ -17,7 +17,7 @@ from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Cut, Record, Stack, Step
 
 REGRESSIONS = {"mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss", "pow", "square", "abs"}
-LOG_SOFTMAX = {"log_softmax", "logsumexp"}
+LOG_SOFTMAX = {"log_softmax", "logsumexp", "log"}  # "log" of what a softmax gave
 
 
 def attached_targets(graph: Graph) -> Iterable[tuple[int, Conflict]]:

@@ -56,10 +56,15 @@ def _attribute(m: Machine, node: ast.Attribute) -> Value:
 
 
 def _missing(m: Machine, node: ast.Attribute) -> None:
-    """An attribute of None: of a gradient that was a tensor of zeros before PyTorch 2.0."""
+    """An attribute of None: of a gradient that was a tensor of zeros before PyTorch 2.0, or that was never kept."""
     where, leaf = m.gone
-    if node.value is where and m.trace.cleared(leaf):
-        m.outdated("AttributeError", f"'NoneType' object has no attribute {node.attr!r}")
+    if node.value is not where:
+        return
+    said = f"'NoneType' object has no attribute {node.attr!r}"
+    if leaf is None and m.sure():
+        m.fail("AttributeError", said)
+    elif leaf is not None and m.trace.cleared(leaf):
+        m.outdated("AttributeError", said)
 
 
 def _call(m: Machine, node: ast.Call) -> Value:

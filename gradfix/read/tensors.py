@@ -136,6 +136,7 @@ def _grad(m: Machine, tensor: Tensor) -> Value:
 
         names.local(m, tensor)
         m.trace.grad_read(tensor, node)
+        m.gone = m.frame.node, None
         return None
     if tensor.grad is None and (tensor.requires is None or m.blurs):
         return m.unknown("grad")

@@ -17,6 +17,7 @@ import torch
 from .freed import Freed
 from .pause import Pause
 from .saves import EVERYWHERE, GONE, Entry, Saves
+from .transforms import transformed
 from .walk import Walk, walk_from
 
 _UNSEEN = 8
@@ -60,7 +61,7 @@ class Engine:
         self._plain = plain
 
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._recorded() or _transformed(outputs):
+            if not self._recorded() or transformed(outputs):
                 return plain(outputs, *args, **kwargs)
             return self.run(outputs, *args, **kwargs)
 
@@ -315,14 +316,6 @@ class Engine:
             r.tape.common("Backward", time, stack, True, **fields)
         else:
             r.tape.event("Backward", time, stack, **fields)
-
-
-def _transformed(outputs: Any) -> bool:
-    """Whether a torch.func transform is at work, or has been on these outputs."""
-    if torch._C._are_functorch_transforms_active():
-        return True
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return any(isinstance(x, torch.Tensor) and wrapped(x) for x in outputs)
 
 
 def _flags(retain: Any, create: Any, inputs: Any) -> dict[str, Any]:

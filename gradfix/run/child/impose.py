@@ -56,6 +56,7 @@ from .pretend import (
     see_through,
     take_apart,
 )
+from .transforms import transformed
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -125,7 +126,7 @@ class Imposer:
         def run(
             roots: Any, grads: Any, retain: Any, create: Any, inputs: Any, *args: Any, **kwargs: Any
         ) -> Any:
-            if self.depth:
+            if self.depth or transformed(roots):
                 return engine(roots, grads, retain, create, inputs, *args, **kwargs)
             accumulates = bool(kwargs.get("accumulate_grad", False))
             summands = self.request.get("summands", {}).get(str(self.backwards))

@@ -29,6 +29,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .transforms import transformed
+
 FULL = 65536
 BUCKETS = 4096
 LEAVES = 256  # leaves without an optimizer that are followed
@@ -133,7 +135,7 @@ class Measurer:
         engine = torch.autograd._engine_run_backward  # type: ignore
 
         def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.depth:  # a checkpoint's backward inside ours
+            if self.depth or transformed(roots):  # a checkpoint's backward inside ours
                 return engine(roots, *args, **kwargs)
             accumulates = bool(kwargs.get("accumulate_grad", False))
             with quiet():

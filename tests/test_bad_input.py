@@ -51,7 +51,7 @@ def gradfix(folder: Path) -> Iterator[Callable[..., Done]]:
     def call(*words: str, **options: object) -> Done:
         seen.append(state(folder))
         with start(words, folder, mark, **options) as process:
-            out, err = process.communicate(timeout=90, check=False)
+            out, err = process.communicate(timeout=90)
         return Done(process.returncode, out, err)
 
     yield call

@@ -324,3 +324,44 @@ for _ in range(40):
 @pytest.mark.parametrize(("what", "expected"), [("net", []), ("[net]", []), ("0", ["freed-graph"])])
 def test_a_library_that_gets_the_network_may_clear_its_state(what, expected, tmp_path):
     assert [kind for _, kind in kinds(tmp_path, KEPT.format(what=what))] == expected
+
+
+TOGGLED = """
+net, judge = nn.Linear(4, 2), nn.Linear(2, 1)
+mine = torch.optim.SGD(net.parameters(), 0.1)
+theirs = torch.optim.SGD(judge.parameters(), 0.1)
+for step in range(6):
+    mine.zero_grad()
+    theirs.zero_grad()
+    loss = judge(net(torch.randn(8, 4)).detach()).mean()
+    loss.backward()
+    theirs.step()
+    made = net(torch.randn(8, 4))
+    loss = judge({made}).mean()
+    {frozen}
+    loss.backward()
+    mine.step()
+"""
+
+
+def test_a_cut_that_another_loss_was_made_for_is_not_to_blame(tmp_path):
+    frozen = "for p in net.parameters(): p.requires_grad = False"
+    assert kinds(tmp_path, TOGGLED.format(made="made", frozen=frozen)) == []
+    (found,) = conflicts(tmp_path, TOGGLED.format(made="made.detach()", frozen="pass"))
+    assert (found[1].kind, found[1].at.line) == ("cut-graph", 15)
+
+
+REPLACED = """
+net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for epoch in range(4):
+    if epoch == 2:
+        net[2] = nn.Linear(4, 2)
+    optimizer.zero_grad()
+    net(torch.randn(8, 4)).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_layer_of_no_name_that_was_replaced(tmp_path):
+    assert [kind for _, kind in kinds(tmp_path, REPLACED)] == ["stray-optimizer"]

@@ -54,12 +54,15 @@ def dead_parameters(graph: Graph) -> Found:
             continue
         mine = graph.owned_mask([number])
         first = steps[0]
-        before = max((b.time for b in graph.backwards if b.time < first.time), default=first.time)
+        earlier = [b for b in graph.backwards if b.time < first.time]
+        before = max((b.time for b in earlier), default=first.time)
+        if any(graph.reach_mask(root) & mine for b in earlier for root in b.roots):
+            continue  # its graph does lead to them, and they take no gradient: they were frozen since
         cut = next(
             (
                 c
                 for c in reversed(cuts_of(graph))
-                if c.time < before and c.stack and _reached(graph, c) & mine
+                if c.time < before and c.stack and _reached(graph, c) & mine and _leads_to(graph, c, earlier)
             ),
             None,
         )
@@ -89,6 +92,17 @@ def dead_parameters(graph: Graph) -> Found:
                 event=cut,
             ),
         )
+
+
+def _leads_to(graph: Graph, cut: Cut, backwards: list[Backward]) -> bool:
+    """Whether the last of `backwards` may be of what was made of the cut value: another one in between is the loss that
+    it was cut for, unless this one's graph holds it, too."""
+    if not any(cut.time < b.time < backwards[-1].time for b in backwards):
+        return True
+    nodes = (graph.records.get(n) for n in graph.walk(backwards[-1]))
+    return any(
+        ref.storage == cut.ref.storage for record in nodes if record is not None for ref in record.saves
+    )
 
 
 def by_hand(write: Mutate | Step) -> bool:

@@ -93,7 +93,8 @@ def replaced_later(graph: Graph) -> Found:
         if not steps:
             continue
         first = new[0][1]
-        names = wording.listed([f"`{ref.name}`" for ref, _ in new if ref.name]) or "parameters"
+        named = [f"`{ref.name}`" for ref, _ in new if ref.name]
+        names = wording.listed(named) if named else "parameters"
         were, they = (
             ("was", "it gets gradients and is") if len(new) == 1 else ("were", "they get gradients and are")
         )

@@ -31,6 +31,7 @@ from gradfix.run.scratch import Copy
 from gradfix.run.walls import BUBBLEWRAP, NONE, Terms, Wall
 
 CHILD = Path(__file__).with_name("child")
+DYING = 0.5  # seconds for a process that is gone to be over
 START = 120.0  # seconds for an interpreter to import torch
 SETTLE = 10.0  # seconds for runs that are stopped to end
 _PYTHONS_OWN = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b|.*[Pp]ython")
@@ -346,6 +347,8 @@ class Zygote:
     def _restart(self) -> None:
         """A zygote that somebody killed is replaced once; a second death is the interpreter's fault."""
         with self._lock:
+            with suppress(subprocess.TimeoutExpired):  # its sockets go before it does
+                self._process.wait(DYING)
             if self._process.poll() is None and self._hello is not None:
                 return
             self._replace_process()

@@ -77,7 +77,7 @@ def remarks(
         at = f" in line {failure.at.line}" if failure.at is not None else ""
         yield f"the script also {_not_autograds(failure, at)}"
     if first.outcome.ended == "timeout":
-        yield from _late(first.tape, settings, sources)
+        yield from unstepped(first.tape, settings, sources)
     if faults or first.outcome.ended in ("finished", "steps"):
         yield from first.outcome.missed
     yield from (n.text for n in _notes(first.tape) if _matters(n, first))
@@ -127,7 +127,7 @@ def _unexplained(entry: Path, failure: Failure) -> Problem:
     return Problem(sentence, failure.traceback)
 
 
-def _late(tape: Tape, settings: Settings, sources: Mapping[str, str]) -> Iterator[str]:
+def unstepped(tape: Tape, settings: Settings, sources: Mapping[str, str]) -> Iterator[str]:
     """Which optimizers had not made their steps when the time was over, and what to do. One that is made anew in
     every pass counts as one."""
     steps: dict[object, int] = {}

@@ -51,27 +51,38 @@ def repair(
     root = project_root(entry)
     with ExitStack() as open_:
 
-        def recorded(how: Settings) -> _Recorded:
+        def recorded(how: Settings, calls: int | None = None) -> _Recorded:
             """The script as it is, recorded as `how` says, and the texts of it that ran."""
-            runner = open_.enter_context(
-                closing(Runner(zygote, how.template(entry, root, overlay), how.until))
-            )
+            template = replace(how.template(entry, root, overlay), calls=calls)
+            runner = open_.enter_context(closing(Runner(zygote, template, how.until)))
             baseline = (prover := Prover(runner)).baseline(overlay)
             ran = {path: text for path, text in siblings.items() if path in baseline.tape.sources}
             return prover, baseline, readable(baseline.tape.sources, root, {**ran, str(entry): script})
 
         say("recording a run")
         prover, baseline, texts = recorded(settings)
-        came_late: tuple[str, ...] = ()
+        remarks: tuple[str, ...] = ()
+        in_time = settings
+        settings = late.hurried(settings, baseline)
         further = late.longer(baseline, entry, script, texts, settings)
         if further is not None:
             say("the text shows a fault that the first steps did not come to: recording more of them")
             _, again, seen = recorded(further)
+            settings = late.hurried(settings, again)
             enough = late.enough(again, seen, settings)
             if enough is not None:
-                came_late = (late.said(settings, enough),)
+                remarks = (late.said(settings, enough),)
                 settings = enough
                 prover, baseline, texts = recorded(settings)
+        prover.runner.until = settings.until
+        ended = baseline.outcome.ended
+        calls = late.calls_enough(baseline, texts, settings) if settings.repair else None
+        if calls is not None:
+            say("every fault shows early: recording no more than that")
+            short = recorded(settings, calls)
+            if late.shows(short[1], baseline, texts, settings):
+                remarks = (*ending.unstepped(baseline.tape, settings, texts), *remarks)
+                prover, baseline, texts = short
         files = {path: text for path, text in texts.items() if settings.edits(path)}
         if not settings.repair:
             return _result(entry, settings, [(baseline, texts)], (), _Kept((baseline, texts)), started)
@@ -92,7 +103,9 @@ def repair(
         )
         done, states, kept = _cured(prover, project, baseline, wanted, say)
         result = _result(entry, settings, [(baseline, texts), *states[1:]], done, kept, started)
-        result = replace(result, lines=(*result.lines, *came_late))
+        if settings.until < in_time.until and time.monotonic() > settings.until:
+            remarks = (*remarks, *((late.out_of_time(settings),) if _left(result) else ()))
+        result = replace(result, ended=ended, lines=(*result.lines, *remarks))
     if result.problem is None or result.diagnoses:
         return result
     return _read_instead(result, settings, script)
@@ -113,6 +126,11 @@ def _read_instead(ran: Result, settings: Settings, script: str) -> Result:
         minor=ran.minor,
         output=ran.output,
     )
+
+
+def _left(result: Result) -> bool:
+    """Whether a fault of `result` has no cure yet."""
+    return any(d.status == "left" for d in result.diagnoses)
 
 
 def raised(first: Baseline) -> bool:

@@ -78,3 +78,42 @@ def test_what_the_text_does_not_show_is_not_waited_for(tmp_path, zygote):
     assert not [d for d in result.diagnoses if d.conflict.severity != "note"]
     assert not result.files
     assert not any("first 3 steps" in line for line in result.lines)
+
+
+ENDLESS = """\
+import time
+
+import torch
+
+G, D = torch.nn.Linear(4, 2), torch.nn.Linear(2, 1)
+optG = torch.optim.SGD(G.parameters(), lr=0.01)
+optD = torch.optim.SGD(D.parameters(), lr=0.01)
+{spare}
+while True:
+    fake = G(torch.randn(8, 4))
+    score = D(fake)
+    optD.zero_grad()
+    score.mean().backward(retain_graph=True)
+    optD.step()
+    optG.zero_grad()
+    (-score.mean()).backward()
+    optG.step()
+    time.sleep({seconds})
+"""
+SPARE = "spare = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.01)"
+
+
+def test_a_run_that_ends_with_its_time_has_its_cures_proved_on_a_short_one(tmp_path, zygote):
+    _, result = one(ENDLESS.format(spare=SPARE, seconds=0.01), tmp_path, zygote, Settings(timeout=3))
+    (diagnosis,) = result.diagnoses
+    assert (diagnosis.conflict.kind, diagnosis.status) == ("stale-saved-tensor", "cured")
+    assert (result.ended, result.seconds < 9) == ("timeout", True)  # a dozen candidates, 3 s for each run
+    assert any("`spare` (made in line 8) had not stepped yet" in line for line in result.lines)
+
+
+def test_proofs_of_a_script_that_took_all_of_its_time_get_as_much_together(tmp_path, zygote):
+    _, result = one(ENDLESS.format(spare="", seconds=0.7), tmp_path, zygote, Settings(timeout=2))
+    diagnosis = result.diagnoses[0]
+    assert (diagnosis.conflict.kind, result.ended) == ("stale-saved-tensor", "timeout")
+    assert result.seconds < 9
+    assert diagnosis.status == "cured" or any("not every cure was tried" in line for line in result.lines)

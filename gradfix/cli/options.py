@@ -56,7 +56,11 @@ Steps = Annotated[
 Timeout = Annotated[
     float | None,
     Option(
-        "--timeout", metavar="SECONDS", min=0.1, help="Stop after so many seconds [dim](default: 120)[/dim]."
+        "--timeout",
+        metavar="SECONDS",
+        min=0.1,
+        help="Stop a run after so many seconds; where one took all of them, those after it get as much, together "
+        "[dim](default: 120)[/dim].",
     ),
 ]
 Seed = Annotated[int, Option("--seed", metavar="N", help="Seed of random, numpy and torch.")]

@@ -22,7 +22,8 @@ class Run:
     disk. `root` is the project that the scratch view covers: the nearest ancestor of the script with a
     pyproject.toml, setup.py, setup.cfg or .git, else the script's folder; `cwd` the directory the run starts
     in. `record` asks for a tape, `measure` for a Measurement. `impose` is the effect imposed on the run (see
-    gradfix.prove), a JSON object, or None. `steps` bounds the run (each optimizer), `timeout` in seconds.
+    gradfix.prove), a JSON object, or None. `steps` bounds the run (each optimizer), and `calls` does (the steps of
+    all of them together, whether each has stepped or not); `timeout` in seconds.
     `memory` bytes of address space above what the child has at the fork; None: most of what is free.
     `resident` bytes that all of its processes together may hold; None: most of what is free.
     `file_size` bytes that a file may grow to.
@@ -39,6 +40,7 @@ class Run:
     measure: bool = False
     impose: Mapping[str, Any] | None = None
     steps: int = 3
+    calls: int | None = None
     timeout: float = 120.0
     seed: int = 0
     memory: int | None = None

@@ -60,6 +60,7 @@ class Conversation:
             "measure": run.measure,
             "impose": run.impose,
             "steps": run.steps,
+            "calls": run.calls,
             "timeout": run.timeout,
             "seed": run.seed,
             "memory": run.memory,

@@ -24,7 +24,7 @@ Line = tuple[str, int]  # file and line of the user's where optimizers are made
 
 
 class Bound:
-    """Calls `done` when every optimizer that exists has stepped `steps` times.
+    """Calls `done` when every optimizer that exists has stepped `steps` times, or all together `calls` times.
 
     An optimizer that has not stepped yet keeps the run going: one real script fails at its 101st step, after
     a hundred of pre-training with another optimizer. One that is made anew in every iteration inherits the
@@ -34,8 +34,9 @@ class Bound:
     class of what it follows: it never steps, and nobody waits for it.
     """
 
-    def __init__(self, steps: int, done: Callable[[], None]) -> None:
-        self.steps, self.done = steps, done
+    def __init__(self, steps: int, done: Callable[[], None], calls: int | None = None) -> None:
+        self.steps, self.done, self.calls = steps, done, calls
+        self.called = 0
         # by optimizer, those that have not stepped since the first of all did
         self.idle: dict[int, _Idle] = {}
         self.pid = os.getpid()
@@ -87,6 +88,7 @@ class Bound:
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.born(optimizer, None)  # one that was copied or unpickled was never made
         self.counts[id(optimizer)] += 1
+        self.called += 1
         if id(optimizer) in self.places:
             steps, number = self.places[id(optimizer)]
             steps[number] += 1
@@ -94,7 +96,7 @@ class Bound:
         self._watch_idle()
         counted = all(c >= self.steps or self._follows(k) for k, c in self.counts.items())
         enough = counted and all(map(self._went_round, self.rounds.values()))
-        if enough and os.getpid() == self.pid:
+        if (enough or self.called == self.calls) and os.getpid() == self.pid:
             self.done()
 
     def _went_round(self, steps: list[int]) -> bool:

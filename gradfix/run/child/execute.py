@@ -103,7 +103,7 @@ class _Execution:
         self._instrument()
         if request.get("steps"):
             bound = importlib.import_module(PACKAGE + ".bound").Bound
-            bound(request["steps"], self._steps_are_done).install()
+            bound(request["steps"], self._steps_are_done, request.get("calls")).install()
 
     def _instrument(self) -> None:
         """Only what was asked for is even imported. Each has install() and finish(how, exc)."""

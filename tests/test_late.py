@@ -112,7 +112,7 @@ def test_a_run_that_ends_with_its_time_has_its_cures_proved_on_a_short_one(tmp_p
 
 
 def test_proofs_of_a_script_that_took_all_of_its_time_get_as_much_together(tmp_path, zygote):
-    _, result = one(ENDLESS.format(spare="", seconds=0.7), tmp_path, zygote, Settings(timeout=2))
+    _, result = one(ENDLESS.format(spare="", seconds=1.2), tmp_path, zygote, Settings(timeout=2))
     diagnosis = result.diagnoses[0]
     assert (diagnosis.conflict.kind, result.ended) == ("stale-saved-tensor", "timeout")
     assert result.seconds < 9

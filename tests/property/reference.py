@@ -38,15 +38,23 @@ class Meaning:
     values: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def meaning(program: lang.Program, *, still: bool = False, cut: str = "", through: bool = False) -> Meaning:
+def meaning(
+    program: lang.Program,
+    *,
+    still: bool = False,
+    cut: str = "",
+    names: frozenset[str] = frozenset(),
+    through: bool = False,
+) -> Meaning:
     """What `program` computes. Raises NoOracle.
 
     `still`: its optimizers move nothing. `cut`: no graph is taken over from pass to pass of the ``loop``, or past a
-    ``step``. `through`: a write through ``.data`` or ``.detach()`` is one like any other.
+    ``step``: by none of the variables, or by those called `names` alone. `through`: a write through ``.data`` or
+    ``.detach()`` is one like any other.
     """
     torch.manual_seed(0)
     try:
-        return _Evaluation(program, still, cut, through).run()
+        return _Evaluation(program, still, cut, names, through).run()
     except RuntimeError as problem:  # sizes that do not fit
         raise NoOracle(str(problem)) from problem
 
@@ -210,8 +218,10 @@ def fresh(value: torch.Tensor) -> _Tensor:
 
 
 class _Evaluation:
-    def __init__(self, program: lang.Program, still: bool, cut: str, through: bool) -> None:
-        self.program, self.still, self.cut, self.through = program, still, cut, through
+    def __init__(
+        self, program: lang.Program, still: bool, cut: str, names: frozenset[str], through: bool
+    ) -> None:
+        self.program, self.still, self.cut, self.names, self.through = program, still, cut, names, through
         self.functions = {f.name: f for f in program.functions}
         self.models = {m.name: m for m in program.models}
         self.parameters: dict[str, _Parameter] = {}
@@ -333,7 +343,7 @@ class _Evaluation:
         for i in range(s.times):
             env[s.counter] = i
             if self.cut == "loop" and self.depth == 1:
-                _cut(env)
+                self._cut(env)
             self._block(s.body, env)
         self.depth -= 1
 
@@ -371,7 +381,19 @@ class _Evaluation:
                     tensor.put(self.shadows[name].detach().clone())
 
         if self.cut == "step":
-            _cut(env)
+            self._cut(env)
+
+    def _cut(self, env: dict[str, Any]) -> None:
+        """One name that is detached leaves its other names their graph; where nothing is taken over, none has one."""
+        for name in self.names & env.keys():
+            held = env[name]
+            if isinstance(held, _Tensor):
+                env[name] = held.detached()
+            elif isinstance(held, list):
+                env[name] = [t.detached() for t in held]
+        for tensor in [] if self.names else _tensors(env):
+            if tensor.graph.parameter is None:
+                tensor.graph.value = tensor.graph.value.detach()
 
     def _Zero(self, s: lang.Zero, env: dict[str, Any]) -> None:
         for name in self.optimizers[s.optimizer][1]:
@@ -440,12 +462,6 @@ class _Evaluation:
 
 def _plain(value: Any) -> Any:
     return value.get() if isinstance(value, _Tensor) else value
-
-
-def _cut(env: dict[str, Any]) -> None:
-    for tensor in _tensors(env):
-        if tensor.graph.parameter is None:
-            tensor.graph.value = tensor.graph.value.detach()
 
 
 def _tensors(env: dict[str, Any]) -> list[_Tensor]:

@@ -5,6 +5,8 @@ The default tier is a derandomized sample; ``-m soak`` draws thousands anew.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable
 
 import judge
@@ -93,13 +95,20 @@ def _explained(program: Program, text: str, ran: plain.Ran, effects: set[str]) -
         if not effects:
             return any(judge.alike(ran, reference.meaning(program, through=x)) for x in (False, True))
         if effects == {"cut-round"}:
-            return any(judge.alike(ran, reference.meaning(program, cut=x)) for x in ("loop", "step"))
+            cuts = itertools.product(("loop", "step"), {frozenset[str](), _detached(text, program.text())})
+            return any(judge.alike(ran, reference.meaning(program, cut=x, names=n)) for x, n in cuts)
         if effects == {"later-parameters"}:
             frozen = plain.run(text.replace("lr=0.1", "lr=0.0"), program.parameters)
             return judge.alike(frozen, reference.meaning(program, still=True))
     except reference.NoOracle:
         return True
     return True  # what these effects impose is not said here
+
+
+def _detached(text: str, written: str) -> frozenset[str]:
+    """The variables that are bound to themselves detached in `text`, and were not in what was written."""
+    new = [line.strip() for line in text.splitlines() if line not in written.splitlines()]
+    return frozenset(m[1] for m in (re.match(r"(\w+) = .*\b\w+\.detach\(\)", line) for line in new) if m)
 
 
 @settings(sample, max_examples=5)

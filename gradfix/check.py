@@ -18,7 +18,7 @@ from gradfix.detect import Conflict
 from gradfix.discover import Search
 from gradfix.examine import Examined, Place, examine, matters, own_fault
 from gradfix.result import Diagnosis, Problem, Result, Settings
-from gradfix.source import Source, SourceError
+from gradfix.source import Source, SourceError, check_syntax
 from gradfix.tape import Site
 
 if TYPE_CHECKING:
@@ -145,12 +145,14 @@ def _sources_of(files: set[str], texts: dict[str, str]) -> dict[str, str]:
 def _find(paths: Sequence[Path], how: Checking) -> tuple[list[Wanted], list[Result]]:
     """The files to read, each once, and what can't be."""
     wanted: dict[Path, Settings] = {}
-    problems: list[Result] = []
+    problems: dict[Path, Result] = {}
+
+    def told(path: Path, problem: Problem) -> None:
+        problems.setdefault(path, Result(path, problem=problem, ended="read"))
 
     def blocked(problem: OSError) -> None:
         reason = (problem.strerror or str(problem)).lower()
-        sentence = f"{problem.filename}: can't be read ({reason})"
-        problems.append(Result(Path(str(problem.filename)), problem=Problem(sentence), ended="read"))
+        told(Path(str(problem.filename)), Problem(f"{problem.filename}: can't be read ({reason})"))
 
     for given in paths:
         path = Path(os.path.abspath(given))
@@ -160,13 +162,30 @@ def _find(paths: Sequence[Path], how: Checking) -> tuple[list[Wanted], list[Resu
             blocked(problem)
             continue
         if not folder:
-            wanted.setdefault(path, how.settings(path))
+            if (wrong := _no_python(path)) is not None:
+                told(path, wrong)
+            else:
+                wanted.setdefault(path, how.settings(path))
             continue
         search = replace(how.search(path), suffixes=SUFFIXES, blocked=blocked)
         for file in search.below(path):
             if not how.search(file.parent).excludes(file):  # a configuration further down has its own
                 wanted.setdefault(file, how.settings(file))
-    return list(wanted.items()), problems
+    return list(wanted.items()), list(problems.values())
+
+
+def _no_python(path: Path) -> Problem | None:
+    """What is wrong with a file that was asked for by its name and is no Python, where nothing in it matters. Of those
+    of a folder it is not asked: they are seldom wrong, and to parse them all would take the most time."""
+    if path.suffix == ".ipynb" or not path.is_file():
+        return None
+    try:
+        source = Source.read(path)
+        if not matters(source.raw):
+            check_syntax(source.text, str(path))
+    except SourceError as problem:
+        return Problem(problem.sentence, problem.detail)
+    return None
 
 
 def _all(wanted: list[Wanted], how: Checking) -> Iterator[tuple[Wanted, Examined]]:

@@ -219,6 +219,18 @@ def test_one_bad_file_is_one_problem_and_the_others_are_checked(folder, check):
     assert check("--exit-zero", "gone.py")[0] == 2
 
 
+@pytest.mark.parametrize(
+    "raw", [b"def f(:\n", b"x = 1\0\n", b"x = '\xff'\n", b"# coding: none-such\n", b"# A title\n\nIt is.\n"]
+)
+def test_what_is_no_python_is_told_where_it_was_asked_for_by_name(folder, check, raw):
+    """In a folder, a file without a word of ours is passed over as it is."""
+    write(folder, a=FAULT)
+    (folder / "b.py").write_bytes(raw)
+    code, out, err = check("-q", "b.py", "a.py", "b.py")
+    assert (code, len(out), err.count("gradfix: b.py")) == (2, 1, 1)
+    assert check("-q")[::2] == (1, "")
+
+
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"a text\n", b"\x89PNG\r\n\x00\xff"])
 def test_a_notebook_that_is_none_is_told_once(folder, check, raw):
     write(folder, a=FAULT)

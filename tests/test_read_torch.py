@@ -176,3 +176,83 @@ def test_what_is_drawn_of_what_has_a_graph_likely_has_been_drawn_before(tmp_path
     assert bool(found(tmp_path, text)) == ("choice(" not in drawn)  # one item may be the new one every time
     without = DRAWN.format(kept="torch.randn(4)", encoded="encode(x)", drawn=drawn)
     assert found(tmp_path, without) == []
+
+
+RESET = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
+
+    def reset(self):
+        for layer in self.modules():
+            if hasattr(layer, "reset_parameters"):
+                layer.reset_parameters()
+
+    def forward(self, x):
+        return self.last(torch.relu(self.norm(self.first(x))))
+
+def init(layer):
+    if isinstance(layer, nn.Linear):
+        nn.init.kaiming_normal_(layer.weight)
+
+net = Net()
+{before}
+loss = net(torch.randn(5, 3)).sum()
+{between}
+loss.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("between", "line"),
+    [
+        ("net.last.reset_parameters()", 21),
+        ("net.norm.reset_parameters()", 21),
+        ("net.reset()", 9),
+        ("net.apply(init)", 16),
+        ("nn.init.orthogonal_(net.last.weight)", 21),
+        ("torch.nn.init.constant_(tensor=net.last.weight, val=0.5)", 21),
+        ("nn.init.zeros_(net.last.weight[0])", 21),
+        ("nn.init.zeros_(net.last.bias)", 0),  # an addition keeps nothing
+        ("gain = nn.init.calculate_gain('relu')", 0),
+        ("hasattr(torch.relu, 'reset_parameters')", 0),
+    ],
+)
+def test_numbers_drawn_anew_overwrite_the_old_ones(
+    tmp_path: Path, zygote: Zygote, between: str, line: int
+) -> None:
+    text = RESET.format(before="", between=between)
+    expected = [("stale-saved-tensor", line, "certain")] if line else []
+    assert [(k, at, e) for k, _, at, e in found(tmp_path, text, zygote)] == expected
+    assert found(tmp_path, RESET.format(before=between, between="pass"), zygote) == []
+
+
+def test_writes_that_are_chained_are_one_fault(tmp_path: Path, zygote: Zygote) -> None:
+    text = "x = torch.ones(3, requires_grad=True)\nx.mul_(2).add_(1)\nx.div_(2); x.exp_()\n"
+    assert [at for _, _, at, _ in found(tmp_path, text, zygote)] == [2, 3, 3]
+
+
+PASSING = """\
+nets = dict(g=nn.Linear(3, 3), d=nn.Linear(3, 1))
+out = torch.ones(2, 3)
+for key, each in nets.items():
+    out = each(out)
+{scaled}
+out.sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        "for _, m in nets.items():\n    m.weight.data.mul_(2)",
+        "[m.weight.data.mul_(2) for m in nets.values()]",
+    ],
+)
+def test_a_loops_variable_is_no_name_that_stays(tmp_path: Path, zygote: Zygote, scaled: str) -> None:
+    program = tmp_path / "train.py"
+    text = HEAD + PASSING.format(scaled=scaled)
+    program.write_text(text)
+    for tape in (read(program, text)[0].tape, zygote.run(Run(program, tmp_path, tmp_path)).tape):
+        assert [c.message for c in detect(tape) if "nets['d'].weight" in c.message and c.severity == "error"]

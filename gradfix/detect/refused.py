@@ -38,8 +38,10 @@ def refused_writes(graph: Graph) -> Findings:
 
 
 def refusal_key(write: Mutate) -> Hashable:
-    """The fault a refused write belongs to: its statement."""
-    return "refused", write.stack[-1] if write.stack else None
+    """The fault a refused write belongs to: where its call begins. Those chained to it (``p.mul_(a).add_(b)``) begin
+    there, too."""
+    site = write.stack[-1] if write.stack else None
+    return "refused", site and (site.file, site.line, site.column)
 
 
 def _refused_write(write: Mutate) -> Conflict | None:

@@ -175,15 +175,20 @@ def first(statement: ast.stmt) -> int:
     return min((d.lineno for d in decorators), default=statement.lineno)
 
 
-def _names(statement: ast.stmt) -> list[str]:
-    """What a statement binds, where it only binds."""
+def bound(statement: ast.stmt) -> list[str]:
+    """The names that a definition or an assignment binds, where it binds names and no more."""
     if isinstance(statement, _DEFINES):
         return [statement.name]
     if isinstance(statement, ast.Assign):
         named = [t.id for t in statement.targets if isinstance(t, ast.Name)]
         return named if len(named) == len(statement.targets) else []
-    if isinstance(statement, ast.AnnAssign):
-        return [statement.target.id] if isinstance(statement.target, ast.Name) and statement.value else []
+    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        return [statement.target.id] if statement.value is not None else []
+    return []
+
+
+def _names(statement: ast.stmt) -> list[str]:
+    """What a statement binds, where it only binds."""
     if isinstance(statement, _IMPORTS):
         return [(a.asname or a.name).split(".")[0] for a in statement.names]
     if isinstance(statement, ast.If):
@@ -196,7 +201,7 @@ def _names(statement: ast.stmt) -> list[str]:
             statement.finalbody,
         )
         return [name for body in several for s in body for name in _names(s)]
-    return []
+    return bound(statement)
 
 
 def _inert(statement: ast.stmt) -> bool:

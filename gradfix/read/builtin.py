@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, files, iteration, layers, objects, python, strings, tensors
+from gradfix.read import calls, files, iteration, layers, libraries, objects, python, strings, tensors
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.truth import truth
 from gradfix.read.values import (
@@ -267,7 +267,9 @@ def _hasattr(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if not value.kind:
             return False
         if value.kind.startswith("torch.nn."):
-            return name in ("weight", "bias") and False if value.cls is None else m.unknown("hasattr")
+            if name == "reset_parameters" or (value.cls is None and name in layers.METHODS):
+                return libraries.instance_attribute(m, value, name) is not objects.MISSING
+            return m.unknown("hasattr") if value.cls is not None else False
     return m.unknown("hasattr")
 
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, containers, indexing, iteration, objects, ops, python, strings, tensors
+from gradfix.read import calls, containers, indexing, iteration, names, objects, ops, python, strings, tensors
 from gradfix.read.frames import Frame, Machine
 from gradfix.read.operators import binary, compared, in_place
 from gradfix.read.truth import truth
@@ -243,6 +243,7 @@ def _comprehension(m: Machine, node: ast.ListComp | ast.SetComp | ast.DictComp |
     name = kind if outer.qualname == "<module>" else f"{outer.qualname}.<locals>.{kind}"
     frame = Frame(outer.unit, name, outer.stack(), {}, None if outer.names is outer.unit.names else outer)
     frame.cls, frame.here = outer.cls, outer.here
+    frame.passing.update(name for each in node.generators for name in names.bound(each.target))
     found: list[Value] = []
     with m.inside(frame):
         _generate(m, node, 0, first, found)

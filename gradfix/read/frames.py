@@ -32,9 +32,8 @@ class Frame:
     """A running function (or module or class body) of the program's."""
 
     __slots__ = (
-        "cls", "declared", "doubts", "function", "here", "names", "node", "parent", "passed_over", "prefix", "qualname",
-        "result", "stacks", "unit",
-        "yielding",
+        "cls", "declared", "doubts", "function", "here", "names", "node", "parent", "passed_over", "passing", "prefix",
+        "qualname", "result", "stacks", "unit", "yielding",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +49,7 @@ class Frame:
         self.stacks: dict[int, Stack] = {}
         self.yielding: Callable[[Value], None] | None = None
         self.doubts = 0  # of the machine, when it was entered
+        self.passing: set[str] = set()  # variables of its loops
         self.passed_over = False  # a value that would have been returned, had a test come out otherwise
 
     def stack(self) -> Stack:

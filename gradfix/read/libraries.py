@@ -11,6 +11,7 @@ from gradfix.read import (
     containers,
     distributions,
     forwards,
+    initial,
     layers,
     networks,
     ops,
@@ -184,6 +185,8 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
         table = layers.METHODS
         if name == "_modules":
             return dict(layers.children(value))
+        if name == "reset_parameters":
+            return initial.resetting(m, value) or MISSING
         if name == "_parameters":
             return {k: v for k, v in value.attrs.items() if isinstance(v, Tensor) and v.parameter}
     elif kind.startswith("torch.optim.") and "lr_scheduler" not in kind:

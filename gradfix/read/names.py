@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from gradfix.read.frames import Frame, Machine
@@ -10,6 +11,7 @@ from gradfix.read.values import Class, Function, Instance, Later, Lib, ModuleVal
 _MOST_ITEMS = 64
 _DEEPEST = 3
 _LOOKS = 4
+Place = tuple[bool, int]  # whether a loop binds the variable; how many functions further out it is
 _DULL = (ModuleValue, Class, Lib, Function, Later, Unknown, int, str)
 
 
@@ -27,7 +29,7 @@ def look(m: Machine, again: bool = False) -> None:
         seen_frames.add(id(frame.names))
         seen: set[int] = set()
         for name, value in _variables(frame):
-            _visit(m, name, value, depth, 0, seen)
+            _visit(m, name, value, (name in frame.passing, depth), 0, seen)
         depth += 1
 
 
@@ -46,6 +48,13 @@ def local(m: Machine, tensor: Tensor) -> None:
     tensor.storage.name = near
 
 
+def bound(target: ast.expr) -> Iterator[str]:
+    """The variables that a loop binds."""
+    return (
+        each.id for each in ast.walk(target) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    )
+
+
 def owner(m: Machine, thing: Instance) -> str:
     """What the person calls a module or an optimizer."""
     return str(thing.extra.get("name", ""))
@@ -57,12 +66,12 @@ def _variables(frame: Frame) -> Iterator[tuple[str, Value]]:
             yield name, value
 
 
-def _visit(m: Machine, name: str, value: Value, frame: int, depth: int, seen: set[int]) -> None:
+def _visit(m: Machine, name: str, value: Value, place: Place, depth: int, seen: set[int]) -> None:
     if isinstance(value, Tensor):
-        _offer(name, value, frame)
+        _offer(name, value, place)
         return
     if isinstance(value, Instance) and value.kind.startswith("torch.optim."):
-        _own(name, value, frame)
+        _own(name, value, place)
         return
     module = isinstance(value, Instance) and value.kind.startswith("torch.nn.")
     if id(value) in seen and not module:
@@ -70,48 +79,50 @@ def _visit(m: Machine, name: str, value: Value, frame: int, depth: int, seen: se
     seen.add(id(value))
     if isinstance(value, Instance):
         if module:
-            _module(m, name, value, frame)
+            _module(m, name, value, place)
         elif depth < _DEEPEST and (value.cls is not None or value.kind == "types.SimpleNamespace"):
             for key, item in list(value.attrs.items()):
-                _visit(m, f"{name}.{key}", item, frame, depth + 1, seen)
+                _visit(m, f"{name}.{key}", item, place, depth + 1, seen)
     elif depth >= _DEEPEST:
         return
     elif isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
         for i, item in enumerate(value):
-            _visit(m, f"{name}[{i}]", item, frame, depth + 1, seen)
+            _visit(m, f"{name}[{i}]", item, place, depth + 1, seen)
     elif isinstance(value, dict) and len(value) <= _MOST_ITEMS:
         for key, item in list(value.items()):
             if isinstance(key, str | int):
-                _visit(m, f"{name}[{key!r}]", item, frame, depth + 1, seen)
+                _visit(m, f"{name}[{key!r}]", item, place, depth + 1, seen)
 
 
-def _module(m: Machine, name: str, module: Instance, frame: int) -> None:
+def _module(m: Machine, name: str, module: Instance, place: Place) -> None:
     from gradfix.read import layers
 
     for inner, child in layers.modules(module):
-        _own(f"{name}.{inner}" if inner else name, child, frame)
+        _own(f"{name}.{inner}" if inner else name, child, place)
         prefix = f"{name}.{inner}" if inner else name
         for key, item in layers._own(child):
-            _offer(f"{prefix}.{key}", item, frame)
+            _offer(f"{prefix}.{key}", item, place)
 
 
-def _offer(name: str, tensor: Tensor, frame: int) -> None:
+def _offer(name: str, tensor: Tensor, place: Place) -> None:
     storage = tensor.storage
     if not storage.known:
         return
-    rank = _rank(name, frame)
+    rank = _rank(name, place)
     if not storage.name or rank < storage.rank:
         storage.name, storage.rank = name, rank
 
 
-def _own(name: str, thing: Instance, frame: int) -> None:
-    rank = _rank(name, frame)
+def _own(name: str, thing: Instance, place: Place) -> None:
+    rank = _rank(name, place)
     known = thing.extra.get("rank")
     if known is None or rank < known:
         thing.extra["rank"], thing.extra["name"] = rank, name
 
 
-def _rank(name: str, frame: int) -> tuple[int, int, int]:
-    """Outer names before ``self.x`` of a method, names before items, short before long, near frames first."""
-    inner = 1 if name.startswith(("self.", "self[", "_")) else 0
-    return (inner, name.count("["), len(name) * 8 + frame)
+def _rank(name: str, place: Place) -> tuple[int, int, int]:
+    """Outer names before ``self.x`` of a method and those before a loop's variable, names before items, short before
+    long, near frames first."""
+    passing, depth = place
+    inner = 2 if passing else 1 if name.startswith(("self.", "self[", "_")) else 0
+    return (inner, name.count("["), len(name) * 8 + depth)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from gradfix.read import calls, iteration, libraries, modules, objects
+from gradfix.read import calls, iteration, libraries, modules, names, objects
 from gradfix.read.expressions import assign, augmented, delete, evaluate
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.truth import truth
@@ -170,6 +170,7 @@ def _for(m: Machine, node: ast.For | ast.AsyncFor) -> Left:
     m.frame.node = node.iter
     source = evaluate(m, node.iter)
     m.frame.node = node.iter
+    m.frame.passing.update(names.bound(node.target))
     left: list[Left] = [None]
 
     def one(item: Value) -> bool:

@@ -11,6 +11,7 @@ from gradfix.read import (
     constants,
     effects,
     forwards,
+    initial,
     iteration,
     layers,
     ops,
@@ -105,7 +106,7 @@ def _of_nn(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -
     if path.startswith("torch.nn.functional."):
         return functional(m, path[20:], args, kwargs)
     if path.startswith("torch.nn.init."):
-        return args[0] if args else kwargs.get("tensor")
+        return initial.call(m, path[14:], args, kwargs)
     if path.startswith("torch.nn.utils."):
         return forwards.utility(m, path[15:], args, kwargs)
     if path.startswith("torch.nn.parallel."):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gradfix import wording
+from gradfix.detect import detect
 from gradfix.messages import recognise
 from gradfix.prove import Baseline
 from gradfix.result import Problem, Settings
@@ -22,13 +23,14 @@ UNWATCHED = (
 ELSEWHERE = ("the others train", "in processes")  # of those, on training that is not this run's
 PERHAPS = "might train"  # ... on what is known of only where a run came to no backward
 LESS = "less work (the script's own arguments go after --)"
+BROKEN_OFF = ("tampered", "killed", "memory")
 QUOTED = 300  # characters of an error's message inside a sentence
 
 
 def problem(entry: Path, first: Baseline, faults: bool) -> Problem | None:
     """Why there is nothing to say of the script at `entry`, or None. `faults`: some were found and asked for."""
     outcome, failure = first.outcome, first.failure
-    if outcome.ended in ("tampered", "killed", "memory"):
+    if outcome.ended in BROKEN_OFF:
         said = f"{entry}: {outcome.detail.rstrip('.')}{_smaller(outcome)}"
         return Problem(_with(said, outcome.missed), _last(outcome.stderr))
     if faults:
@@ -49,6 +51,26 @@ def problem(entry: Path, first: Baseline, faults: bool) -> Problem | None:
         sentence = f"{entry}: {why}, and no backward() was reached before that{more}."
         return Problem(_with(sentence, outcome.missed), _last(outcome.stderr))
     return None
+
+
+def nothing_recorded(entry: Path, outcome: Outcome) -> Problem | None:
+    """Why a tape of this run of `entry` would have nothing to say, or None."""
+    run = Baseline({}, outcome, outcome, detect(outcome.tape) if outcome.tape else ())
+    if outcome.tape is None:
+        said = f"{entry}: nothing was recorded ({(outcome.detail or outcome.ended).rstrip('.')})"
+        return Problem(said, _last(outcome.stderr))
+    why = None if run.conflicts or reached_backward(outcome.tape) else problem(entry, run, False)
+    return why and Problem(f"{why.message.rstrip('.')}. Nothing was recorded", why.detail)
+
+
+def died(entry: Path, outcome: Outcome) -> str:
+    """How a run ended that broke off; nothing where it did not."""
+    failure = outcome.failure
+    if failure is not None:
+        at = f" in line {failure.at.line}" if failure.at is not None else ""
+        said = f"{failure.type}: {_short(failure.message)}".removesuffix(": ")
+        return f"{entry} ended{at} with {said}"
+    return f"{entry}: {outcome.detail.rstrip('.')}" if outcome.ended in BROKEN_OFF else ""
 
 
 def _smaller(outcome: Outcome) -> str:

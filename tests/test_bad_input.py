@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from gradfix.run.zygote import CHILD
+
 FAULT = """\
 x = torch.randn(4, 3)
 model = torch.nn.Linear(3, 3)
@@ -330,3 +332,40 @@ def test_a_name_for_standard_input_without_it(gradfix, folder):
     for command in ("fix", "check"):
         done = gradfix(command, "s.py", "--stdin-filename", "x.py")
         refused(done, "--stdin-filename names what comes with -")
+
+
+DIES = "net(torch.randn(3, 2)).sum().backward()\n{}['x']\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said", "written"),
+    [
+        ("import torch\nprint(x\n", 2, "was never closed", False),
+        ("import broken\n", 2, "Nothing was recorded", False),
+        ("import sys; sys.exit(3)\n", 2, "the script called sys.exit(3)", False),
+        (DIES, 1, "s.py ended in line 4 with KeyError: 'x'", True),
+        (DIES.replace("{}['x']", "print()"), 0, "(The run: finished.)", True),
+    ],
+    ids=["syntax", "syntax_of_a_module", "exits_at_once", "dies_halfway", "comes_to_its_end"],
+)
+def test_a_tape_is_written_where_there_is_something_on_it(
+    gradfix, folder, tmp_path_factory, text, code, said, written
+):
+    tape = tmp_path_factory.mktemp("tapes") / "run.tape"
+    (folder / "broken.py").write_text("def f(:\n    pass\n")
+    head = "import torch\nnet = torch.nn.Linear(2, 2)\n" if "net" in text else ""
+    (folder / "s.py").write_text(head + text)
+    done = gradfix("record", "s.py", "-o", str(tape))
+    assert (done.code, tape.exists()) == (code, written)
+    assert said in done.err
+
+
+def test_the_recorder_alone_says_that_python_cant_read_the_script(folder):
+    (folder / "s.py").write_text("import torch\nprint(x\n")
+    words = [sys.executable, str(CHILD), "record", "s.py", "-o", "run.tape"]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=folder)
+    assert (done.returncode, (folder / "run.tape").exists()) == (2, False)
+    assert 's.py", line 2' in done.stderr
+    (folder / "s.py").write_text("import torch\nnet = torch.nn.Linear(2, 2)\n" + DIES)
+    done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=folder)
+    assert (done.returncode, (folder / "run.tape").exists()) == (1, True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from gradfix.cli.declared import Argument, Option
 from gradfix.cli.options import (
+    FAULTS,
     NOTHING,
     ConfigOption,
     Isolated,
@@ -24,7 +25,11 @@ from gradfix.cli.options import (
 if TYPE_CHECKING:
     import typer
 
-RECORD = "[bold]Example[/bold]\n\n  gradfix record train.py -o run.tape -- --data /data/full"
+RECORD = (
+    "Exit codes: 0 the tape is written; 1 it is, and ends where the script died; 2 there is none: nothing came "
+    "to a backward().\n\n"
+    "[bold]Example[/bold]\n\n  gradfix record train.py -o run.tape -- --data /data/full"
+)
 
 
 def record(
@@ -41,11 +46,13 @@ def record(
     quiet: Quiet = False,
 ) -> int:
     """Record one run into a file, to be read elsewhere with [bold]fix --tape[/bold]."""
+    from gradfix import ending
     from gradfix.discover import project_root
     from gradfix.report.terminal import Terminal
     from gradfix.run import InterpreterError
     from gradfix.run.zygote import Zygote
     from gradfix.source import Source, SourceError
+    from gradfix.tape import Tape
     from gradfix.tapefile import write_tape
 
     found = configuration([script], config, isolated, python=python, steps=steps, timeout=timeout)
@@ -59,19 +66,18 @@ def record(
             say("recording a run")
             asked = replace(settings, arguments=tuple(context.obj), seed=seed)
             outcome = zygote.run(asked.template(entry, project_root(entry), {}))
-        if outcome.tape is None:
-            return failed(
-                terminal,
-                f"{script}: nothing was recorded ({outcome.detail or outcome.ended})",
-                outcome.stderr,
-            )
-        write_tape(outcome.tape, output)
+        nothing = ending.nothing_recorded(Path(script), outcome)
+        if nothing is not None:
+            return failed(terminal, nothing.message, nothing.detail)
+        tape = outcome.tape or Tape(())
+        write_tape(tape, output)
     except (SourceError, InterpreterError) as problem:
         return failed(terminal, str(problem), getattr(problem, "detail", ""))
     except OSError as problem:
         return failed(terminal, f"{output}: can't be written ({(problem.strerror or str(problem)).lower()})")
+    died = ending.died(Path(script), outcome)
     if not quiet:
-        terminal.err.print(
-            f"{len(outcome.tape.events)} events of {script} in {output} (the run: {outcome.ended})."
-        )
-    return NOTHING
+        rest = f"{died}; the tape has what came before." if died else f"(The run: {outcome.ended}.)"
+        said = f"{len(tape.events)} events of {script} in {output}. {rest}"
+        terminal.err.print(said, soft_wrap=True, markup=False, highlight=False)
+    return FAULTS if died else NOTHING

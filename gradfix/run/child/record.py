@@ -13,10 +13,11 @@ from typing import Any, TextIO
 
 from . import execute
 
+UNREAD = ("SyntaxError", "IndentationError", "TabError")
 EPILOG = """\
 The script runs for real, in its own folder and with its own threads: files that it writes are written. It is
-ended after every optimizer has stepped --steps times. Exit status: 0 the tape is written (whatever became of
-the script, whose failure the tape holds), 2 it could not be.
+ended after every optimizer has stepped --steps times. Exit status: 0 the tape is written; 1 it is, and ends with
+the exception that the script died of; 2 there is none: it could not be written, or Python can't read the script.
 
   python gradfix/run/child record train.py -o run.tape --steps 2 -- --data /mnt/data --gpu 0
 """
@@ -91,6 +92,7 @@ class _TapeFile:
         self.pid = os.getpid()
         self.events = 0
         self.busy = False
+        self.died_of, self.trained = "", False
 
     def __call__(self, obj: dict[str, Any]) -> None:
         if os.getpid() != self.pid or "m" in obj:
@@ -98,11 +100,14 @@ class _TapeFile:
         if "x" in obj:
             if obj["x"] == "end":
                 self.leave(str(obj["how"]))
+            elif obj["x"] == "failure":
+                self.died_of = str(obj["type"])
             elif obj["x"] == "trouble":
                 sys.stderr.write(f"gradfix failed in the run:\n{obj['text']}")
             return
         self.busy = True
         self.events += "e" in obj
+        self.trained = self.trained or obj.get("e") == "Backward"
         self.out.write(json.dumps(obj, ensure_ascii=False, separators=(",", ":"), default=str) + "\n")
         self.busy = False
 
@@ -112,6 +117,10 @@ class _TapeFile:
 
     def leave(self, how: str) -> None:
         self.flush()
-        sys.stderr.write(f"{self.name}: {self.events} events; the run ended: {how}.\n")
+        unread = how == "failed" and self.died_of in UNREAD and not self.trained
+        if unread:
+            os.unlink(self.name)
+        said = "nothing was recorded" if unread else f"{self.events} events; the run ended: {how}"
+        sys.stderr.write(f"{self.name}: {said}.\n")
         sys.stderr.flush()
-        execute.EXIT(0)
+        execute.EXIT(2 if unread else 1 if how == "failed" else 0)

@@ -40,12 +40,12 @@ from gradfix.codemod import Codemod, Example, codemods
 from gradfix.detect import KINDS, Conflict
 from gradfix.packages import GROUP
 from gradfix.pipeline import fix
-from gradfix.report.places import origins
+from gradfix.report.places import place
 from gradfix.result import Diagnosis, Result, Settings
 from gradfix.rewrite.calls import explains_retain
 from gradfix.run.zygote import Zygote
 from gradfix.source import split_lines
-from gradfix.tape import Event, Ref, Stack
+from gradfix.tape import Event, Ref, Site, Stack
 
 MARK = re.compile(r"#\s*conflict:\s*([\w-]+(?:\s*,\s*[\w-]+)*)")
 
@@ -248,11 +248,7 @@ def cured(diagnosis: Diagnosis, result: Result) -> set[tuple[str, int]]:
 
 def _first_line(path: str, line: int, diagnosis: Diagnosis, result: Result) -> int:
     """The line of the program as it was that came to be `line` in the round of `diagnosis`."""
-    old, new = result.sources.get(path), diagnosis.sources.get(path)
-    if old is None or new is None or old == new:
-        return line
-    came = origins(old, new)
-    return came[min(line, len(came)) - 1][0]
+    return place(Site(path, line), diagnosis, result).line
 
 
 def comments(text: str) -> Iterator[str]:

@@ -15,10 +15,10 @@ from gradfix import wording
 from gradfix.detect import Conflict, Label
 from gradfix.report import View, full
 from gradfix.report.layout import ASCII, BOXES, fold, row, safe
-from gradfix.report.places import Paths, callers, describe, origins, place
+from gradfix.report.origins import Origins
+from gradfix.report.places import Paths, callers, describe, place
 from gradfix.report.snippet import Span, draw
 from gradfix.result import Diagnosis
-from gradfix.source import split_lines
 from gradfix.tape import Ref, Site
 
 calm = settings(deadline=None, max_examples=60)
@@ -292,11 +292,11 @@ def test_lines_of_a_later_round_are_led_back(tmp_path):
 def test_origins_of_an_insertion(lines, where):
     where = min(where, len(lines))
     new = [*lines[:where], "NEW", *lines[where:]]
-    came = origins("\n".join(lines), "\n".join(new))
-    old = split_lines("\n".join(lines))
-    for text, (line, same) in zip(split_lines("\n".join(new)), came, strict=True):
-        assert 1 <= line <= len(old)
-        assert not same or old[line - 1] == text
+    came = Origins("\n".join(lines), "\n".join(new))
+    for number, text in enumerate(new, 1):
+        found = came.of(number, 0, number, len(text))
+        assert (found is None) == (not lines)
+        assert found is None or found.put == text or lines[found.line - 1] == text
 
 
 def test_the_calls_that_led_into_functions():

@@ -11,7 +11,7 @@ from gradfix.batch.values import Entry, Fault, Mark, Tried
 from gradfix.fingerprint import fingerprint
 from gradfix.report import View, full
 from gradfix.report.diff import unified
-from gradfix.report.places import Paths, led_back, message, place
+from gradfix.report.places import Paths, labelled, message, place
 from gradfix.wording import quote
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _marks(diagnosis: Diagnosis, result: Result, paths: Paths) -> list[Mark]:
     out = []
     for label in diagnosis.conflict.labels:
         at = place(label.at, diagnosis, result)
-        said = led_back(label.text, diagnosis, result)
+        said = labelled(label, diagnosis, result)
         version = _VERSION.search(said)
         code = quote(label.at, {**result.sources, **diagnosis.sources})
         number = int(version[1]) if version else None

@@ -18,7 +18,7 @@ from gradfix.notebook import locate
 from gradfix.report import Line, Raw, View, faults, shown
 from gradfix.report.diff import patch, unified
 from gradfix.report.layout import fold, safe, wording
-from gradfix.report.places import Place, callers, led_back, message, place
+from gradfix.report.places import Place, callers, labelled, message, place
 from gradfix.report.places import shown as written
 from gradfix.report.snippet import GUTTER, Span, draw
 from gradfix.run import walls
@@ -208,7 +208,7 @@ def _spans(diagnosis: Diagnosis, result: Result, view: View) -> Iterator[tuple[P
     for i, (label, caller) in enumerate(zip(conflict.labels, callers(conflict.labels), strict=True)):
         primary = i == conflict.primary
         style = SEVERITY[conflict.severity] if primary else SECONDARY
-        at, words = place(label.at, diagnosis, result), led_back(label.text, diagnosis, result)
+        at, words = place(label.at, diagnosis, result), labelled(label, diagnosis, result)
         if primary or (at, words) not in said:
             yield _span(at, words, style, primary)
         said.add((at, words))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gradfix.report import Line, View, shown
 from gradfix.report.layout import safe
-from gradfix.report.places import cell, led_back, message, place
+from gradfix.report.places import cell, labelled, message, place
 from gradfix.report.places import shown as written
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _said(diagnosis: Diagnosis, result: Result, view: View) -> Iterator[str]:
     yield f"{likely}{message(diagnosis, result)}"
     for label in diagnosis.conflict.labels:
         where = written(place(label.at, diagnosis, result), result, view.paths)
-        yield f"{where}: {led_back(label.text, diagnosis, result)}"
+        yield f"{where}: {labelled(label, diagnosis, result)}"
 
 
 def _escaped(text: str, more: str = "") -> str:

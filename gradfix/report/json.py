@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gradfix.notebook import locate
 from gradfix.report import View
 from gradfix.report.diff import unified
-from gradfix.report.places import Place, callers, cell, led_back, message, place
+from gradfix.report.places import Place, callers, cell, labelled, message, place
 from gradfix.source import split_lines
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def diagnostic(diagnosis: Diagnosis, result: Result, view: View) -> dict[str, An
         related.append(
             _related(
                 label.role,
-                led_back(label.text, diagnosis, result),
+                labelled(label, diagnosis, result),
                 place(label.at, diagnosis, result),
                 result,
                 view,

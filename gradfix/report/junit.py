@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from gradfix.report import View, faults, shown
 from gradfix.report.layout import safe
-from gradfix.report.places import led_back, message, place
+from gradfix.report.places import labelled, message, place
 from gradfix.report.places import shown as written
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _case(suite: ElementTree.Element, diagnosis: Diagnosis, result: Result, view
     lines = [f"{where}: {conflict.severity}: {said}"]
     for label in conflict.labels:
         spot = written(place(label.at, diagnosis, result), result, view.paths)
-        lines.append(safe(f"{spot}: {led_back(label.text, diagnosis, result)}"))
+        lines.append(safe(f"{spot}: {labelled(label, diagnosis, result)}"))
     if diagnosis in faults(result):
         failure = ElementTree.SubElement(case, "failure", message=said, type=conflict.kind)
         failure.text = "\n".join(lines)

@@ -10,12 +10,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradfix.dataclass import dataclass
 from gradfix.notebook import locate
+from gradfix.report.origins import Origin, origins
 from gradfix.source import split_lines
 from gradfix.tape import Site
 from gradfix.wording import at, quote
@@ -75,13 +75,13 @@ def shown(p: Place, result: Result, paths: Paths) -> str:
 def place(site: Site, diagnosis: Diagnosis, result: Result) -> Place:
     """`site` of one of the diagnosis's labels, in the file as the person has it."""
     old = result.sources.get(site.file)
-    new = diagnosis.sources.get(site.file, old)
     line, end_line = site.line, max(site.end_line, site.line)
     whole = not site.end_line or (not site.column and not site.end_column)
-    if old is not None and new is not None and old != new:
-        came = origins(old, new)
-        (line, same), (end_line, same_end) = _origin(came, line), _origin(came, end_line)
-        whole = whole or not (same and same_end)
+    came = _origin(site, diagnosis, result)
+    if came is not None:
+        if not whole:
+            return Place(site.file, came.line, came.column, came.end_line, came.end_column)
+        line = end_line = came.line
     if whole:
         lines = split_lines(old) if old is not None else []
         end = len(lines[line - 1].rstrip()) if 0 < line <= len(lines) else 0
@@ -90,13 +90,41 @@ def place(site: Site, diagnosis: Diagnosis, result: Result) -> Place:
     return Place(site.file, line, site.column, end_line, site.end_column)
 
 
+def _origin(site: Site, diagnosis: Diagnosis, result: Result) -> Origin | None:
+    """Where `site` was before any cure; None where no cure has changed the file."""
+    old = result.sources.get(site.file)
+    new = diagnosis.sources.get(site.file, old)
+    if old is None or new is None or old == new:
+        return None
+    end_line = max(site.end_line, site.line)
+    end = site.end_column if site.end_line else len(split_lines(new)[site.line - 1 : site.line] or "")
+    return origins(old, new).of(site.line, site.column, end_line, end)
+
+
 def led_back(text: str, diagnosis: Diagnosis, result: Result) -> str:
     """`text` of the diagnosis with the lines it names ("in line 16") as they are on disk."""
     moved: dict[str, str] = {}
     for label in diagnosis.conflict.labels:
         for site in label.stack:
             moved.setdefault(str(site.line), str(place(site, diagnosis, result).line))
-    return re.sub(r"`[^`]*`|(?<=\bline )\d+", lambda m: moved.get(m[0], m[0]), text)
+    file = diagnosis.conflict.at.file
+    lines = len(split_lines(diagnosis.sources.get(file, "")))
+
+    def now(found: re.Match[str]) -> str:
+        if found[0].startswith("`"):
+            return found[0]
+        if found[0] not in moved and int(found[0]) <= lines:  # of a place without a label
+            moved[found[0]] = str(place(Site(file, int(found[0])), diagnosis, result).line)
+        return moved.get(found[0], found[0])
+
+    return re.sub(r"`[^`]*`|(?<=\bline )\d+", now, text)
+
+
+def labelled(label: Label, diagnosis: Diagnosis, result: Result) -> str:
+    """What is said at the place of `label`, and of which statement where an earlier cure has put that there."""
+    said = led_back(label.text, diagnosis, result)
+    came = _origin(label.at, diagnosis, result)
+    return f"{said}, in what a cure puts behind this: `{came.put}`" if came is not None and came.put else said
 
 
 def describe(conflict: Conflict, sources: Mapping[str, str]) -> str:
@@ -119,24 +147,6 @@ def message(diagnosis: Diagnosis, result: Result) -> str:
     """The conflict's one sentence in the words of the source."""
     said = describe(diagnosis.conflict, {**result.sources, **diagnosis.sources})
     return led_back(said, diagnosis, result)
-
-
-@lru_cache(maxsize=64)
-def origins(old: str, new: str) -> tuple[tuple[int, bool], ...]:
-    """For every line of `new`, the line of `old` (from 1) it comes from, and whether it is the same text."""
-    from difflib import SequenceMatcher
-
-    a, b = split_lines(old), split_lines(new)
-    out: list[tuple[int, bool]] = []
-    for tag, i, end, j, stop in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
-        for k in range(stop - j):
-            nearest = min(i + k, end - 1) if end > i else max(i - 1, 0)
-            out.append((nearest + 1, tag == "equal"))
-    return tuple(out)
-
-
-def _origin(came: tuple[tuple[int, bool], ...], line: int) -> tuple[int, bool]:
-    return came[min(max(line, 1), len(came)) - 1] if came else (line, False)
 
 
 def callers(labels: Sequence[Label]) -> list[Site | None]:

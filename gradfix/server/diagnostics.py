@@ -9,7 +9,7 @@ from lsprotocol import types
 
 from gradfix.explain import page, why
 from gradfix.report import shown
-from gradfix.report.places import callers, led_back, message, place
+from gradfix.report.places import callers, labelled, message, place
 from gradfix.result import Diagnosis, Result
 from gradfix.server.documents import Buffer, on_disk
 from gradfix.tape import Site
@@ -78,7 +78,7 @@ def _related(
 ) -> Iterator[types.DiagnosticRelatedInformation]:
     labels = diagnosis.conflict.labels
     for label, caller in zip(labels, callers(labels), strict=True):
-        words = led_back(label.text, diagnosis, result)
+        words = labelled(label, diagnosis, result)
         for site, said in ((label.at, words), (caller, f"called here: {words}")):
             if site is not None:
                 at = place(site, diagnosis, result)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Set
 from functools import cached_property
 
 from gradfix.read.gate import LIBRARIES
-from gradfix.read.modules import registers
+from gradfix.read.modules import bound, registers
 from gradfix.read.project import Unit
 
 _WORD = re.compile(r"\w+")
@@ -173,18 +173,6 @@ def first(statement: ast.stmt) -> int:
     """The line in which a statement begins, with its decorators."""
     decorators = getattr(statement, "decorator_list", ())
     return min((d.lineno for d in decorators), default=statement.lineno)
-
-
-def bound(statement: ast.stmt) -> list[str]:
-    """The names that a definition or an assignment binds, where it binds names and no more."""
-    if isinstance(statement, _DEFINES):
-        return [statement.name]
-    if isinstance(statement, ast.Assign):
-        named = [t.id for t in statement.targets if isinstance(t, ast.Name)]
-        return named if len(named) == len(statement.targets) else []
-    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-        return [statement.target.id] if statement.value is not None else []
-    return []
 
 
 def _names(statement: ast.stmt) -> list[str]:

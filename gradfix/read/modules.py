@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from gradfix.read import apart, calls, objects
+from gradfix.read import calls, objects
 from gradfix.read.expressions import settled
 from gradfix.read.frames import Machine
 from gradfix.read.values import Later, ModuleValue, Value
@@ -87,18 +87,30 @@ def registers(decorator: ast.expr) -> bool:
 def later(m: Machine, frame: calls.Frame, kinds: tuple[type[ast.stmt], ...] = _BINDS) -> list[ast.stmt]:
     """What has to be run of a module's body now: statements of `kinds` wait until somebody asks for what they bind."""
     unit = frame.unit
-    bound = [apart.bound(statement) for statement in unit.tree.body]
+    found = [bound(statement) for statement in unit.tree.body]
     counts: dict[str, int] = {}
-    for name in (name for several in bound for name in several):
+    for name in (name for several in found for name in several):
         counts[name] = counts.get(name, 0) + 1
     now = []
-    for statement, names_ in zip(unit.tree.body, bound, strict=True):
+    for statement, names_ in zip(unit.tree.body, found, strict=True):
         if not isinstance(statement, kinds) or not names_ or any(counts[name] > 1 for name in names_):
             now.append(statement)
             continue
         for name in names_:
             unit.names[name] = _waiting(m, frame, statement, name)
     return now
+
+
+def bound(statement: ast.stmt) -> list[str]:
+    """The names that a definition or an assignment binds, where it binds names and no more."""
+    if isinstance(statement, _DEFINES):
+        return [statement.name]
+    if isinstance(statement, ast.Assign):
+        named = [t.id for t in statement.targets if isinstance(t, ast.Name)]
+        return named if len(named) == len(statement.targets) else []
+    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        return [statement.target.id] if statement.value is not None else []
+    return []
 
 
 def _waiting(m: Machine, frame: calls.Frame, statement: ast.stmt, name: str) -> Later:

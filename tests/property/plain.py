@@ -33,6 +33,7 @@ class Ran:
     grads: Grads = field(default_factory=dict)  # at the end
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     error: Exception | None = None
+    random: torch.Tensor = field(default_factory=torch.get_rng_state)  # the generator's state at the end
 
     @property
     def kind(self) -> str:
@@ -67,6 +68,7 @@ def run(text: str, parameters: Sequence[str]) -> Ran:
     if ran.error is None:
         ran.grads = grads()
         ran.values = {name: _find(space, name).detach().clone() for name in parameters}
+        ran.random = torch.get_rng_state()
     return ran
 
 

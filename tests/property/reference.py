@@ -30,12 +30,13 @@ Grads = dict[str, torch.Tensor | None]
 @dataclass
 class Meaning:
     """The gradients of every parameter after each backward, those of its own at each optimizer's step, and the
-    gradients and parameters at the end."""
+    gradients, parameters and the random generator's state at the end."""
 
     after_backward: list[Grads] = field(default_factory=list)
     at_step: list[Grads] = field(default_factory=list)
     grads: Grads = field(default_factory=dict)
     values: dict[str, torch.Tensor] = field(default_factory=dict)
+    random: torch.Tensor = field(default_factory=torch.get_rng_state)  # the generator's state at the end
 
 
 def meaning(
@@ -243,6 +244,7 @@ class _Evaluation:
         self._block(self.program.body, self.globals)
         self.meaning.grads = self._grads()
         self.meaning.values = {n: p.numbers.clone() for n, p in self.parameters.items()}
+        self.meaning.random = torch.get_rng_state()
         return self.meaning
 
     def _declare(self, name: str, value: torch.Tensor) -> None:

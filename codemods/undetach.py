@@ -129,7 +129,8 @@ def _cuts(conflict: Conflict, project: Project) -> list[Cut]:
     backward = conflict.backward
     end = backward.time if backward is not None else first.time if first is not None else 0
     begin = max((s.time for s in project.graph.steps if s.time < end), default=-1)
-    others = [e for e in project.graph.tape.events if isinstance(e, Cut) and e.stack and begin < e.time < end]
+    cuts = (e for e in project.graph.tape.events if isinstance(e, Cut) and e.how != "discrete")
+    others = [e for e in cuts if e.stack and begin < e.time < end]
     found: dict[object, Cut] = {}
     for cut in (*((first,) if first is not None else ()), *reversed(others)):
         found.setdefault(cut.stack[-1], cut)

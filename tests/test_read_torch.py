@@ -256,3 +256,38 @@ def test_a_loops_variable_is_no_name_that_stays(tmp_path: Path, zygote: Zygote, 
     program.write_text(text)
     for tape in (read(program, text)[0].tape, zygote.run(Run(program, tmp_path, tmp_path)).tape):
         assert [c.message for c in detect(tape) if "nets['d'].weight" in c.message and c.severity == "error"]
+
+
+CODES = """\
+import torch.nn.functional as F
+encoder, decoder, codes = nn.Linear(4, 3), nn.Linear(3, 4), nn.Embedding(8, 3)
+parameters = [*encoder.parameters(), *decoder.parameters(), *codes.parameters()]
+optimizer = torch.optim.SGD(parameters, lr=0.1)
+for step in range(3):
+    x = torch.randn(5, 4)
+    z = encoder(x)
+    index = torch.cdist(z, codes.weight).argmin(1)
+    {used}
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("used", "expected"),
+    [
+        ("loss = F.mse_loss(decoder(codes(index)), x)", [("cut-graph", "partly", 8, "certain")]),
+        ("loss = F.mse_loss(decoder(codes(index)), x) + F.mse_loss(codes(index), z.detach())",
+         [("cut-graph", "partly", 8, "certain")]),
+        ("loss = index.float().mean()", [("cut-graph", "no-graph", 8, "certain")]),
+        ("loss = (z > 0).float().mean()", [("cut-graph", "no-graph", 9, "certain")]),
+        ("loss = F.mse_loss(decoder(z + (codes(index) - z).detach()), x) + F.mse_loss(codes(index), z.detach())", []),
+        ("loss = F.mse_loss(decoder(codes(index)), x) + F.mse_loss(codes(index), z)", []),
+        ("loss = (decoder(z) * (z.sum() > 0)).sum() + codes(index).sum()", []),
+    ],
+)  # fmt: skip
+def test_indices_and_truth_values_end_the_graph(
+    tmp_path: Path, zygote: Zygote, used: str, expected: list[tuple[str, str, int, str]]
+) -> None:
+    assert found(tmp_path, CODES.format(used=used), zygote) == expected

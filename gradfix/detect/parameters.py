@@ -40,8 +40,8 @@ def filled_ever(graph: Graph) -> set[int]:
 
 
 def cuts_of(graph: Graph) -> list[Cut]:
-    """Where the graph is left."""
-    return [e for e in graph.tape.events if isinstance(e, Cut)]
+    """Where the graph is left by what could have kept it. (Masks and indices are made in every program.)"""
+    return [e for e in graph.tape.events if isinstance(e, Cut) and e.how != "discrete"]
 
 
 def dead_parameters(graph: Graph) -> Found:

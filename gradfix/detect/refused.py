@@ -155,13 +155,14 @@ CUT_WORDS = {
     "numpy": "a NumPy array from here on",
     "data": ".data leaves the graph here",
     "detach": "detached from the graph here",
+    "discrete": "indices, whole numbers and truth values have no gradient: the graph ends here",
 }
 
 
 def _likeliest(cuts: list[Cut]) -> Cut | None:
     """The cut that fed a loss without a graph, as far as a tape can tell: the last that took a tensor with a
     graph out of it for good; a number read for a log comes before nothing else."""
-    for hows in (("tensor", "no_grad"), ("detach", "data", "numpy"), ("item",)):
+    for hows in (("tensor", "no_grad"), ("detach", "data", "numpy"), ("discrete",), ("item",)):
         chosen = [c for c in cuts if c.how in hows]
         if chosen:
             return chosen[-1]

@@ -29,9 +29,10 @@ def starved(graph: Graph) -> Found:
         dead = {r.storage for r in optimizer.refs} - filled - stepped
         first = steps[0].time if steps else 0
         dead = {s for s in dead if not any(_given(w, first) for w in graph.writes.get(s, ()))}
-        if len(steps) > 1 and stepped and dead and cuts:
+        if len(steps) > 1 and stepped and dead:
             told: set[object] = set()
-            yield from _taken_by_layers(graph, number, dead, stepped, cuts, told)
+            if cuts:
+                yield from _taken_by_layers(graph, number, dead, stepped, cuts, told)
             yield from _ending(graph, number, dead, cuts.values(), told)
 
 
@@ -148,16 +149,26 @@ def _asleep(graph: Graph, dead: set[int], stepped: set[int], time: int) -> bool:
 
 
 def _ending(graph: Graph, number: int, dead: set[int], cuts: Collection[Cut], told: set[object]) -> Found:
-    """All that is made of them ends in a cut, wherever that leads."""
-    consumed = {p for r in graph.records.values() for p in r.parents}
+    """All that is made of them ends in a cut, wherever that leads; in indices first, which nobody makes to freeze."""
+    indices = [e for e in graph.tape.events if isinstance(e, Cut) and e.how == "discrete" and e.stack]
+    ended = _ended(graph, [c.node for c in indices if c.node is not None])
+    going_on = [r for n, r in graph.records.items() if n not in ended]
+    consumed = {p for r in going_on for p in r.parents}
+    alive = frozenset().union(*(graph.reaches(p) for p in consumed)) if indices else frozenset[int]()
     again = {key for key, _, _ in rewrapped(graph)}
     steps = graph.steps_of(number)
-    for cut in cuts:
+    said = frozenset[int]()
+    for cut in (*indices, *cuts):
         whole = cut.node is not None and cut.node not in consumed
         lost = graph.reaches(cut.node) if cut.node is not None and whole else frozenset[int]()
+        if cut.how == "discrete":
+            lost = lost & dead - alive
         backward = next((b for b in graph.backwards if b.time > cut.time), None)
         if backward is None or not lost or not lost <= dead or cut.time > steps[0].time:
             continue
+        if lost <= said:
+            continue
+        said |= lost if cut.how == "discrete" else frozenset()
         if cut.stack[-1] in told or ("rewrapped", cut.stack[-1]) in again:
             continue
         where = wording.at("cut", cut.stack)
@@ -175,10 +186,26 @@ def _ending(graph: Graph, number: int, dead: set[int], cuts: Collection[Cut], to
                     ("step", steps[0].stack, "steps the others alone"),
                 ],
                 "cut",
-                severity="warning" if cut.how == "tensor" else "note",
+                severity="warning" if cut.how in ("tensor", "discrete") else "note",
                 ref=cut.ref,
                 record=graph.records.get(cut.node) if cut.node is not None else None,
                 backward=backward,
                 event=cut,
             ),
         )
+
+
+def _ended(graph: Graph, nodes: list[int]) -> set[int]:
+    """The nodes of which nothing is made but what ends in `nodes`, and these where nothing else is made of them."""
+    consumers: dict[int, set[int]] = {}
+    for node, record in graph.records.items():
+        for parent in record.parents:
+            consumers.setdefault(parent, set()).add(node)
+    walked = {node for b in graph.backwards for node in graph.walk(b)} if nodes else set()
+    ended, pending = set[int](), nodes
+    while pending:
+        node = pending.pop()
+        if node in graph.records and node not in ended | walked and consumers.get(node, set()) <= ended:
+            ended.add(node)
+            pending += graph.records[node].parents
+    return ended

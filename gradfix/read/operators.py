@@ -102,6 +102,7 @@ def compared(m: Machine, op: ast.cmpop, left: Value, right: Value) -> Value:
     name, concrete = COMPARE[type(op)]
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         tensor = left if isinstance(left, Tensor) else right
+        ops.discrete(m, (left, right))
         return tensors.fresh(m, tensor.shape, "bool")
     if isinstance(left, Unknown) or isinstance(right, Unknown):
         m.open.met(left, right)

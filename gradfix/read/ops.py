@@ -254,6 +254,17 @@ def no_grad(m: Machine, tensor: Tensor) -> None:
         m.constants = True
 
 
+def discrete(m: Machine, inputs: Iterable[Value]) -> None:
+    """Indices, other whole numbers or truth values are made of these: they have no gradient."""
+    from gradfix.read import names
+
+    cut = next((t for t in inputs if isinstance(t, Tensor) and t.requires and t.node is not None), None)
+    m.asked["discrete"] = m.asked.get("discrete", 0) + 1
+    if cut is not None and m.grad and m.asked["discrete"] <= 64:
+        names.local(m, cut)
+        m.trace.cut("discrete", cut, cut.node)
+
+
 def keep(
     m: Machine, node: Node, overload: Overload, bound: dict[str, Value], needing: list[Tensor]
 ) -> list[str]:
@@ -303,6 +314,7 @@ def _compute(m: Machine, name: str, overload: Overload, bound: dict[str, Value])
         later = keep(m, node, overload, bound, needing)
     kind = shapes.dtype_of(plain, bound)
     if kind in INTEGERS:
+        discrete(m, bound.values())
         known, node = False, None
     if overload.results == "l":
         made = [new(m, None, kind, known, node) for _ in range(2)]

@@ -93,6 +93,7 @@ def _cast(m: Machine, tensor: Tensor, dtype: str) -> Tensor:
         return tensor
     known, node, _ = ops.graph(m, "aten._to_copy", "ToCopyBackward0", [tensor])
     if dtype in ops.INTEGERS:
+        ops.discrete(m, [tensor])
         known, node = False, None
     made = ops.new(m, tensor.shape, dtype, known, node)
     if node is not None:

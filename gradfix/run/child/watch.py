@@ -25,6 +25,7 @@ _grad_enabled = torch.is_grad_enabled
 _getframe = sys._getframe
 _MOST_NO_GRAD = 64  # ops on parameters without a graph that are told, of one pass
 _PASSES = 8  # that are looked at
+_MOST_DISCRETE = 64
 _LIBRARY = "library"  # .data read by torch's own code
 _DATA = ("data", _LIBRARY)
 _CHECKPOINT: Any = CheckpointFunction.forward.__code__
@@ -95,6 +96,7 @@ class Watch(TorchFunctionMode):
         self._numbers = recorder.numbers.living
         self._known: dict[Any, tuple[Any, Any]] = {}
         self._no_grad_left, self._passes_left = _MOST_NO_GRAD, _PASSES
+        self._discrete_left = _MOST_DISCRETE
         self.views = MultiViews()
         self._aliases: dict[int, Any] = {}  # id of a tensor -> (weak reference, "data" or "detach")
 
@@ -119,8 +121,15 @@ class Watch(TorchFunctionMode):
                 r.calls.add(before, after, stack)
                 if found[1] and kind == "op":
                     self._arithmetic(found[1], args, result, stack, _getframe(1))
-            elif self._no_grad_left and not _grad_enabled():
-                self._no_grad(args, result)
+            elif not _grad_enabled():
+                if self._no_grad_left:
+                    self._no_grad(args, result)
+            elif (
+                self._discrete_left
+                and isinstance(result, torch.Tensor)
+                and not result.dtype.is_floating_point
+            ):
+                self._discrete(args, _getframe(1))
             if self._constants:
                 r.constants.met(func, args, kwargs or {}, result, _getframe(1))
             return result
@@ -408,6 +417,14 @@ class Watch(TorchFunctionMode):
                 how, frame = _within_checkpoint(_getframe(2))
                 if how:
                     self.r.constants.left(result, self.r.cut(how, a, frame))
+                return
+
+    def _discrete(self, args: Any, frame: Any) -> None:
+        """A function of a tensor with a graph gives indices, other whole numbers or truth values: they have none."""
+        for a in args:
+            if isinstance(a, torch.Tensor) and a.requires_grad and a.grad_fn is not None:
+                self._discrete_left -= 1
+                self.r.cut("discrete", a, frame)
                 return
 
     def _get_data(self, func: Any, args: Any) -> Any:

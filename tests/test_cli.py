@@ -367,7 +367,20 @@ def test_a_closed_pipe_is_silent(tmp_path):
     process.stdout.readline()
     process.stdout.close()
     assert process.stderr.read() == ""
-    process.wait(timeout=20)
+    assert process.wait(timeout=20) == 141
+
+
+def test_a_closed_pipe_does_not_cost_the_patch(tmp_path):
+    tool = script(tmp_path, "yield from [made.left(entry.resolve())] * 500")
+    command = [*tool, "fix", "gan.py", "--output-patch", "fix.json"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV
+    )
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == "There was no fix to write: fix.json is a patch without any.\n"
+    assert process.wait(timeout=20) == 141
+    assert json.loads((tmp_path / "fix.json").read_text())["fixes"] == []
 
 
 def test_an_output_that_has_no_box_characters(tmp_path):

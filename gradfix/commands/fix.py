@@ -100,6 +100,7 @@ class Work:
     def go(self, asked: Entries) -> int:
         """Every entry through the pipeline, its report as soon as it is there; the exit code."""
         results: list[Result] = []
+        unheard: BrokenPipeError | None = None
         try:
             entries, stdin = asked.find(self.settings.tape)
             settings = asked.bounded(self.settings, entries, stdin)
@@ -113,7 +114,13 @@ class Work:
                 if self.baseline is not None:
                     result = self.baseline.new(result)
                 results.append(_written(result) if self.action == "write" and stdin is None else result)
-                self._report(results[-1], view, stdin)
+                try:
+                    if unheard is None:
+                        self._report(results[-1], view, stdin)
+                except BrokenPipeError as closed:
+                    if self.output_patch is None:
+                        raise
+                    unheard = closed  # nobody listens any more, but the patch is waited for
         except KNOWN as problem:
             if isinstance(problem, BrokenPipeError):
                 raise
@@ -128,8 +135,11 @@ class Work:
             if not self.terminal.quiet:
                 self.terminal.write(f"{self.baseline.file} knows {counted(kept, 'fault')} now.")
             return FAILED if any(r.problem for r in results) else NOTHING
+        saved = self._saved(results)  # first: nobody may listen to what is said
+        if unheard is not None:
+            raise unheard
         self._close(results, view, stdin)
-        return self._code(results) if self._saved(results) else FAILED
+        return self._code(results) if saved else FAILED
 
     def _results(self, entries: Sequence[Path], settings: Settings, stdin: Source | None) -> Iterator[Result]:
         text = None if stdin is None else stdin.text

@@ -37,7 +37,7 @@ def written() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise
+        raise BrokenPipeError from None  # without its number: click would end the program with 1
     except OSError as problem:
         raise Unwritten((problem.strerror or str(problem)).lower()) from problem
 
@@ -140,7 +140,12 @@ def _lenient(stream: TextIO) -> None:
 def _console(stream: TextIO) -> Console:
     from rich.console import Console
 
+    class Told(Console):
+        def on_broken_pipe(self) -> None:
+            """Rich would end the program here, whatever it has still to do."""
+            raise BrokenPipeError
+
     _lenient(stream)
     width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else PIPED
     # force_jupyter: in a notebook's kernel rich would make an output of its own of every line
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False, force_jupyter=False)
+    return Told(file=stream, width=width, highlight=False, markup=False, emoji=False, force_jupyter=False)

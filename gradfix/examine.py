@@ -26,6 +26,7 @@ from gradfix.verdict import Verdict
 
 if TYPE_CHECKING:
     from gradfix.read.kept import Kept, Moves
+    from gradfix.read.watched import Watch
 
 HELP = 4  # cures that are worked out for a report, not tried
 LONG = (
@@ -148,11 +149,15 @@ def matters(raw: bytes) -> bool:
 
 
 def read_text(
-    path: Path, text: str, files: Mapping[str, str] | None = None, kept: Kept | None = None
+    path: Path,
+    text: str,
+    files: Mapping[str, str] | None = None,
+    kept: Kept | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Reading, ...]:
     """The readings of `text` as the file at `path`, among `files` over the disk's. Raises SourceError where nothing
     could be made of it."""
-    readings = read(path, text, root=project_root(path), idle=False, files=files, kept=kept)
+    readings = read(path, text, root=project_root(path), idle=False, files=files, kept=kept, watch=watch)
     problem = next((p for r in readings for p in r.problems), None)
     if problem is not None and not any(reading.tape.events or reading.said for reading in readings):
         if len(text) <= LONGEST:  # else the reason is known, and a tree of it would take a gigabyte

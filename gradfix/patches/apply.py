@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
 from gradfix.discover import Search, is_script
 from gradfix.patches.file import SUFFIXES, PatchError
 from gradfix.patches.flow import new_caller
-from gradfix.patches.make import BACKWARD, handed_on, shown
+from gradfix.patches.make import handed_on
 from gradfix.patches.place import Placed, Refused, place
+from gradfix.patches.shown import BACKWARD, Kinds, Shown, shown
 from gradfix.patches.values import FilePatch, Fix, Patch
 from gradfix.source import Source, SourceError
 from gradfix.suppress import REPORTED
@@ -188,6 +189,8 @@ def _seen(fix: Fix, tree: Tree, before: Mapping[str, str], after: Mapping[str, s
     elif worse := [k for k, (old, then) in here.reading.items() if _worse(k, old, then)
                    and not _worse(k, *fix.reading.get(k, (0, 0)))]:  # fmt: skip
         said = _less(worse[0])
+    else:
+        said = _unlike(fix, here, tree.root)
     if said and tree.prove is None:
         raise Refused(f"{fix.entry}: {said} (--reprove runs it)")
     if said:
@@ -199,6 +202,36 @@ def _seen(fix: Fix, tree: Tree, before: Mapping[str, str], after: Mapping[str, s
             "--reprove runs the script."
         )
     return f"The text alone shows {listed(sorted(visible))} before the fix, and not after it."
+
+
+def _unlike(fix: Fix, here: Shown, root: Path) -> str:
+    """What the fix does to the training here and did not in its source, as a sentence; "" where that is nothing."""
+    for what, places in here.gradients.items():
+        if len(places) > fix.gradients.get(what, 0):
+            return f"with the fix, {what} ({listed(list(places))}), which is not so in the source of the fix"
+    for path, kinds in fix.kinds.items():
+        full = str(root / path)
+        for said, then, now in _others(kinds, here.kinds.get(full, ()), here.names.get(full, ())):
+            return f"`{said}`, which the fix uses, is {now} here, and {then} in the source of the fix"
+    for path in fix.used:
+        if str(root / path) not in here.used:
+            return f"it does not come to {path}, which the fix changes, as it does in the source of the fix"
+    return ""
+
+
+def _others(then: Kinds, now: Kinds, names: Kinds) -> Iterator[tuple[str, str, str]]:
+    """The values that are of another kind than they were: their name, and both kinds."""
+    if [len(some) for some in then] != [len(some) for some in now]:
+        return  # some of the lines were not come to: nobody knows
+    for old, new, said in zip(chain(*then), chain(*now), chain(*names), strict=True):
+        known = set(old.split(", "))
+        more = sorted(set(new.split(", ")) - known - {""})
+        if old and more:
+            yield said, listed(sorted(map(_one, known))), listed(list(map(_one, more)))
+
+
+def _one(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else kind if kind == "None" else f"a {kind}"
 
 
 def _worse(what: str, before: int, after: int) -> bool:

@@ -18,7 +18,7 @@ from gradfix.patches.values import FilePatch, Flow, Patch
 from gradfix.report.json import plain
 from gradfix.source import NEWLINE
 
-FORMAT, VERSION = "gradfix-patch", 2
+FORMAT, VERSION = "gradfix-patch", 3
 LARGEST = 32 << 20  # bytes of a file that is read
 AROUND = 2_000  # lines around a change
 TABLE = 5_000  # entries of a table of values

@@ -5,35 +5,32 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradfix import __version__
 from gradfix.detect import Conflict
-from gradfix.examine import findings, read_text
 from gradfix.notebook import locate
 from gradfix.patches.file import TABLE, inside
 from gradfix.patches.fit import Place, Text, Touched, places, rival
 from gradfix.patches.flow import callers, sides
 from gradfix.patches.lines import lexed
 from gradfix.patches.names import Bindings
+from gradfix.patches.shown import shown
 from gradfix.patches.values import Bound, Cured, FilePatch, Fix, Hunk, Meant, Patch
 from gradfix.report.diff import unified
 from gradfix.report.places import Paths
 from gradfix.source import Source, SourceError
-from gradfix.tape import Backward, End, Site
 from gradfix.verdict import Verdict
 
 if TYPE_CHECKING:
     from gradfix.result import Cure, Result
 
 LEAST, MOST = 4, 40  # lines of code that are kept on either side of a change
-BACKWARD = "backward"
 ALIKE = 0.5  # another place that fits better than this asks for more of them
 
 Texts = Mapping[str, tuple[str, str]]  # by path from the root, with slashes: a file before and after
@@ -110,6 +107,9 @@ def fix(entry: str, verdict: Verdict, cures: Sequence[Cured], texts: Texts, root
         tuple(cures),
         seen.faults,
         seen.reading,
+        {what: len(places) for what, places in seen.gradients.items()},
+        {path: seen.kinds[str(root / path)] for path in sorted(texts)},
+        tuple(path for path in sorted(texts) if str(root / path) in seen.used),
         {path: callers(text, names) for path, text in known.items() if (names := handed_on(files, path))},
         files,
         "".join(f"{line}\n" for line in unified(texts, Paths(root))),
@@ -186,40 +186,3 @@ def _placed(text: Text, start: int, end: int, new: tuple[str, ...], cell: int | 
         if alike <= ALIKE or size >= MOST or len(above) + len(below) < size:
             return replace(hunk, alike=round(alike, 3))
         size += LEAST
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What the text alone shows of a change: how many `faults` by kind, and how far the reader came (`reading`, as a
-    Fix has it), before and after."""
-
-    faults: Mapping[str, tuple[int, int]]
-    reading: Mapping[str, tuple[int, int]]
-
-
-def shown(entry: Path, before: Mapping[str, str], after: Mapping[str, str]) -> Shown:
-    """What shows in the text of the program `entry`, and of the files that change. A text is what is on the disk where
-    it is not given."""
-    (old, far), (new, further) = _shown(entry, before), _shown(entry, after)
-    return Shown(
-        {kind: (old[kind], new[kind]) for kind in sorted(old | new)},
-        {what: (far[what], further[what]) for what in sorted(far | further) if far[what] != further[what]},
-    )
-
-
-def _shown(entry: Path, texts: Mapping[str, str]) -> tuple[Counter[str], Counter[str]]:
-    seen: set[tuple[str, Site]] = set()
-    reading: Counter[str] = Counter()
-    for path in dict.fromkeys([str(entry), *texts]):
-        try:
-            text = texts[path] if path in texts else Source.read(path).text
-            readings = read_text(Path(path), text, texts)
-            found = findings(Path(path), text, readings)
-        except SourceError:
-            continue
-        seen |= {(f.conflict.kind, f.conflict.at) for f in found}
-        for each in readings:
-            reading[BACKWARD] += sum(isinstance(e, Backward) for e in each.tape.events)
-            reading["failed"] += sum(isinstance(e, End) and e.how == "failed" for e in each.tape.events)
-            reading.update({f"not know: {origin}": count for origin, count in each.unknowns})
-    return Counter(kind for kind, _ in seen), reading

@@ -105,7 +105,10 @@ class Fix:
 
     `entry` is the script that ran, or was read. `faults` counts the faults that show in the text alone, by kind,
     before and after: what a reader can see of the fix; `reading` how far it came, where that is not the same after:
-    ``backward`` passes, paths that ``failed``, and what it did ``not know``, by its words. `callers` are those, in the
+    ``backward`` passes, paths that ``failed``, and what it did ``not know``, by its words. `gradients` says what
+    becomes of the gradients that training uses, each with the number of places that show it. `kinds` are those of the
+    values that its lines use: by path, for each statement before and after, for each of its names, in their order (""
+    where that is not known). `used` are the files of it that the entry came to. `callers` are those, in the
     entry and in each of the files, of functions of other files that hand on what it changes. `diff` is for people.
     """
 
@@ -116,6 +119,9 @@ class Fix:
     cures: tuple[Cured, ...]
     faults: Mapping[str, tuple[int, int]]
     reading: Mapping[str, tuple[int, int]]
+    gradients: Mapping[str, int]
+    kinds: Mapping[str, tuple[tuple[str, ...], ...]]
+    used: tuple[str, ...]
     callers: Mapping[str, tuple[Reader, ...]]
     files: tuple[FilePatch, ...]
     diff: str = ""

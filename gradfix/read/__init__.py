@@ -25,6 +25,7 @@ from gradfix.tape import Event, Site, Tape
 
 if TYPE_CHECKING:
     from gradfix.read.kept import Kept
+    from gradfix.read.watched import Watch
 
 __all__ = ["Budget", "Problem", "Reading", "might_matter", "origins", "read"]
 
@@ -106,6 +107,7 @@ def read(
     idle: bool = True,
     files: Mapping[str, str] | None = None,
     kept: Kept | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Reading, ...]:
     """Every entry of the program `text`, which lies (or would lie) at `path`.
 
@@ -114,7 +116,7 @@ def read(
     `root` is the outermost folder in which imported modules are looked for (default: the folder of `path`); their
     text is read from the disk, unless `files` has it by its absolute path. What could not come to a fault, by its words
     alone, is not gone into unless `idle`. What was read of the file before is in `kept`, and comes from there as from
-    a reading now.
+    a reading now. What else is asked of the readings is in `watch`.
 
     Never raises for what `text` is: where it cannot be read there is one Reading with an empty tape and a Problem.
     """
@@ -134,7 +136,7 @@ def read(
     total = entries.backward_sites(unit)
     found = []
     looked = project.looked
-    for walk in entries.walk(path, unit, project, wanted, budget or Budget(), kept):
+    for walk in entries.walk(path, unit, project, wanted, budget or Budget(), kept, watch):
         found.append(
             Reading(
                 walk.entry, walk.tape, walk.likely, walk.reached, total, (), walk.unknowns, looked, walk.said

@@ -31,6 +31,7 @@ from gradfix.tape import End, Site, Tape
 if TYPE_CHECKING:
     from gradfix.read import Budget
     from gradfix.read.kept import Kept
+    from gradfix.read.watched import Watch
 
 __all__ = ["Unreadable", "Walk", "backward_sites", "parsed", "walk"]
 
@@ -72,8 +73,9 @@ def deep() -> Iterator[None]:
 
 
 def walk(
-    path: Path, unit: Unit, project: Project, wanted: Wanted, budget: Budget, kept: Kept | None = None
-) -> Iterator[Walk]:
+    path: Path, unit: Unit, project: Project, wanted: Wanted, budget: Budget, kept: Kept | None = None,
+    watch: Watch | None = None,
+) -> Iterator[Walk]:  # fmt: skip
     """Every entry of `unit` that is wanted: its main part, then what that did not reach."""
     with deep():
         margin = Margin(unit)
@@ -84,7 +86,7 @@ def walk(
             apart = [margin.alone(way.root) for way in ways]
     joined = [way for way, needed in zip(ways, apart, strict=True) if needed is None]
     separate = margin.calls
-    program = _Program(path, unit, project, budget, frozenset(id(way.node) for way in ways))
+    program = _Program(path, unit, project, budget, frozenset(id(way.node) for way in ways), watch)
     keeper = _Keeper(unit, kept)
 
     key = (wanted.main, tuple(way.key for way in joined), bool(separate))
@@ -139,6 +141,7 @@ class _Program:
     project: Project
     budget: Budget
     nodes: frozenset[int]  # of the functions that may be entered, by identity
+    watch: Watch | None = None
 
     def main(self, wanted: Wanted, joined: list[_Way], rest: bool) -> Iterator[Walk]:
         """The main part, and `joined`, the ways that are connected with it; only the `rest` of it where its calls are
@@ -209,7 +212,7 @@ class _Program:
 
     def _machine(self, unit: Unit, project: Project) -> tuple[Machine, Frame]:
         project.units[str(self.path)] = unit
-        m = Machine(project, self.budget)
+        m = Machine(project, self.budget, self.watch)
         unit.entered = True
         unit.names["__name__"] = "__main__"
         unit.names["__file__"] = unit.path
@@ -217,6 +220,8 @@ class _Program:
 
     def _walked(self, m: Machine, name: str, frame: Frame, run: Callable[[], object], before: int) -> Walk:
         how = _guarded(m, frame, run)
+        if self.watch is not None:
+            self.watch.hooked |= m.hooked
         events = m.trace.finished()
         last = max((e.time for e in events), default=0) + 1
         sources = {u.path: u.digest() for u in m.project.units.values() if u.entered}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gradfix.read import calls, constants, hooks, names, ops, recurrent, tensors
+from gradfix.read import calls, constants, hooks, iteration, names, ops, recurrent, tensors
 from gradfix.read.frames import Machine
 from gradfix.read.layers import number, parameters
 from gradfix.read.values import Bound, Function, Instance, Native, Tensor, Unknown, Value
@@ -372,6 +372,12 @@ FUNCTIONAL: dict[str, Callable[..., Value]] = {
 
 def utility(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """torch.nn.utils: what changes gradients only, and the parametrisations."""
+    if name.startswith("clip_grad") and m.closely:
+        given = args[0] if args else kwargs.get("parameters")
+        found = [given] if isinstance(given, Tensor) else iteration.listed(m, given) or []
+        for each in found:
+            if isinstance(each, Tensor) and isinstance(each.grad, Tensor):
+                m.trace.grad_write(each)
     if name.startswith("clip_grad") or name == "parameters_to_vector":
         return m.unknown(name)
     if name in (

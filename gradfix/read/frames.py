@@ -15,6 +15,7 @@ from gradfix.tape import Failure, Site, Stack
 
 if TYPE_CHECKING:
     from gradfix.read import Budget
+    from gradfix.read.watched import Watch
 
 __all__ = ["Frame", "Machine", "Raised", "Unit"]
 
@@ -65,8 +66,8 @@ class Frame:
 class Machine:
     """What the parts of the interpreter share."""
 
-    def __init__(self, project: Project, budget: Budget) -> None:
-        self.project, self.budget = project, budget
+    def __init__(self, project: Project, budget: Budget, watch: Watch | None = None) -> None:
+        self.project, self.budget, self.watch = project, budget, watch
         self.frame: Frame = None  # type: ignore[assignment]
         self.frames: list[Frame] = []
         self.steps = 0  # of all entries together
@@ -77,6 +78,7 @@ class Machine:
         self.autocast = False
         self.late = 0  # steps that went into the rest of long lists
         self.loops = 0  # that stand around what runs
+        self.turned = False  # unknown tests come out the other way in this pass of the loop
         self.backwards = 0  # that were evaluated
         self.escaped = False  # code that isn't known got a model or an optimizer
         self.numbers: set[int] = set()  # nodes off which a value was cut that is used as a number on purpose
@@ -187,6 +189,17 @@ class Machine:
             key = self.tests[id(plain)] = ast.unparse(plain)
         answer = self.decisions.setdefault(key, not negated and not _missing(plain))
         return not answer if negated else answer
+
+    @property
+    def closely(self) -> bool:
+        """Whether this reading is for what becomes of gradients (`gradfix.read.watched`)."""
+        return self.watch is not None and self.watch.closely
+
+    def turns(self, test: ast.expr) -> bool:
+        """Whether an unknown test comes out the other way in this pass of a loop than it does otherwise."""
+        return self.turned and not any(
+            isinstance(x, ast.Constant) and x.value is None for x in ast.walk(test)
+        )
 
 
 def _missing(test: ast.expr) -> bool:

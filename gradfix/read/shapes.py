@@ -43,6 +43,11 @@ _COMPARING = {
     "logical_or",
     "logical_not",
 }
+REAL = ("float", "bfloat", "complex")
+WIDER = [
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+    "complex64", "complex128",
+]  # fmt: skip
 _INDICES = {"argmax", "argmin", "argsort", "nonzero", "multinomial", "bincount", "searchsorted"}
 _BY_NUMBER = {
     "add", "sub", "mul", "div", "pow", "clamp", "clamp_min", "clamp_max", "softmax", "log_softmax", "cumsum",
@@ -72,19 +77,29 @@ def dtype_of(name: str, bound: dict[str, Value]) -> str:
         return "bool"
     if name in _INDICES:
         return "int64"
-    found = [v.dtype for v in _tensors(bound)]
+    tensors = _tensors(bound)
+    # one without dimensions is taken for a number
+    found = [v.dtype for v in tensors if v.shape != ()] or [v.dtype for v in tensors]
     if not found:
         return "float32"
-    real = [d for d in found if d.startswith(("float", "bfloat", "complex"))]
-    if real:
-        return real[0]
+    for some in (found, [v.dtype for v in tensors]):
+        real = [d for d in some if d.startswith(REAL)]
+        if real:
+            return _promoted(real)
     if name in ("div", "true_divide", "exp", "log", "sqrt", "sigmoid", "tanh", "sin", "cos", "embedding"):
         return "float32"
     if any(isinstance(v, float | Unknown) for v in bound.values()):
         return (
             "float32"  # indices and targets are integers: what is not known beside them may have a gradient
         )
-    return found[0]
+    return _promoted(found)
+
+
+def _promoted(dtypes: list[str]) -> str:
+    """The type of an op on tensors of these: https://pytorch.org/docs/stable/tensor_attributes.html"""
+    if {"float16", "bfloat16"} <= {*dtypes}:
+        dtypes = [*dtypes, "float32"]
+    return max(dtypes, key=lambda d: WIDER.index(d) if d in WIDER else -1)
 
 
 def _tensors(bound: dict[str, Value]) -> list[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 
 from gradfix.read import calls, iteration, libraries, modules, names, objects
 from gradfix.read.expressions import assign, augmented, delete, evaluate
@@ -30,7 +31,7 @@ def block(m: Machine, body: list[ast.stmt]) -> Left:
         m.spend()
         run = RUN.get(type(statement))
         if run is not None:
-            left = run(m, statement)
+            left = run(m, statement) if m.watch is None else m.watch.run(m, run, statement)
             if left is not None:
                 return left
     return None
@@ -116,6 +117,11 @@ def _refuses(node: ast.If) -> bool:
     )
 
 
+def _gives_up(node: ast.If) -> bool:
+    """Whether one of its blocks is where the program does not go on."""
+    return any(body and isinstance(body[-1], ast.Raise | ast.Break) for body in (node.body, node.orelse))
+
+
 def _if(m: Machine, node: ast.If) -> Left:
     known = truth(m, evaluate(m, node.test))
     if known and _refuses(node):
@@ -128,6 +134,8 @@ def _if(m: Machine, node: ast.If) -> Left:
         taken = True
     else:
         taken = m.decide(node.test)
+    if m.turns(node.test) and not _gives_up(node):
+        taken = not taken
     other = node.orelse if taken else node.body
     if other and isinstance(other[-1], ast.Return) and other[-1].value is not None:
         m.frame.passed_over = True
@@ -172,14 +180,19 @@ def _for(m: Machine, node: ast.For | ast.AsyncFor) -> Left:
     m.frame.node = node.iter
     m.frame.passing.update(names.bound(node.target))
     left: list[Left] = [None]
+    turned, passes = m.turned, count()
 
     def one(item: Value) -> bool:
         m.spend()
+        m.turned = m.closely and next(passes) % 2 == 1
         assign(m, node.target, item, node)
         left[0] = block(m, node.body)
         return left[0] in ("break", "return")
 
-    known = iteration.each(m, source, one, node)
+    try:
+        known = iteration.each(m, source, one, node)
+    finally:
+        m.turned = turned
     if left[0] == "return":
         return "return"
     if left[0] != "break" and known:
@@ -188,6 +201,14 @@ def _for(m: Machine, node: ast.For | ast.AsyncFor) -> Left:
 
 
 def _while(m: Machine, node: ast.While) -> Left:
+    turned = m.turned
+    try:
+        return _passes(m, node)
+    finally:
+        m.turned = turned
+
+
+def _passes(m: Machine, node: ast.While) -> Left:
     passes = 0
     while True:
         m.spend()
@@ -196,6 +217,7 @@ def _while(m: Machine, node: ast.While) -> Left:
             return block(m, node.orelse)
         if passes >= iteration.most(m, node, 1 << 30 if known else None):
             return None
+        m.turned = m.closely and passes % 2 == 1
         passes += 1
         m.doubts += known is None
         try:

@@ -12,8 +12,8 @@ import pytest
 from tapes import Script
 
 from gradfix.detect import detect
-from gradfix.prove import Baseline, Prover, Runner, Verdict
-from gradfix.prove.compare import difference, likeness
+from gradfix.prove import Baseline, Prover, Runner, Verdict, words
+from gradfix.prove.compare import difference, likeness, told_apart
 from gradfix.prove.cured import Lines, left
 from gradfix.prove.effects import own_loss_by_time, period
 from gradfix.prove.measured import Measured, read
@@ -775,3 +775,19 @@ def test_a_tensor_in_three_numbers(size: int) -> None:
     wide, weights = values.double(), torch.linspace(1.0, 2.0, size, dtype=torch.float64)
     expected = [wide.norm().item(), wide.sum().item(), wide.dot(weights).item()]
     assert number(values) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_small_difference_is_said_with_the_digits_that_show_it():
+    def run(small: float):
+        grads = [
+            [x, x, "f4", binascii.b2a_base64(array("f", [x]), newline=False).decode()] for x in (1.0, small)
+        ]
+        step = {"m": "s", "o": 0, "g": grads, "c": [], "rng": []}
+        return read([step, {"m": "u", "o": 0, "u": [[0.1], [0.1]], "b": [], "st": {}}])
+
+    assert told_apart(0.123456, 0.123471) == ("0.12346", "0.12347")
+    found = difference(run(1.4e-3), run(1e-3))
+    assert found is not None
+    assert words.differs(found, words.Names({})).endswith("at step 1 of optimizer 1, off by 0.4 of its norm")
+    near = words.alike(likeness(run(1.4e-3), run(1e-3)), words.Names({}))
+    assert near.endswith("norm ratio 1, one parameter's off by 0.4 of its norm")

@@ -123,7 +123,10 @@ def _step(s: Stepped, t: Stepped, terms: Terms) -> Difference | None:
     )
     if wrong:
         starved = tuple(j for j in wrong if s.grads[j].norm == 0)  # type: ignore[union-attr]
-        return Difference("lost" if starved else "gradient", t.number, k, starved or wrong)
+        if starved:
+            return Difference("lost", t.number, k, starved)
+        off = off_by((s.grads[j], t.grads[j]) for j in wrong)
+        return Difference("gradient", t.number, k, wrong, f"off by {off:.2g} of its norm")
     if s.changed != t.changed and not terms.still:
         return Difference("kept", t.number, k, tuple(sorted(set(s.changed) ^ set(t.changed))))
     floor = 1e3 * noise
@@ -160,7 +163,7 @@ def _leaves(after: Measured, before: Measured, terms: Terms) -> Difference | Non
         if h is not None and g is None and not (terms.cut and h.norm <= noise):
             return Difference("lost", detail=name)
         if not same(g, h, noise) and not (terms.gains and h is None) and not terms.cut:
-            return Difference("leaves", detail=f"{name}: {_said(g)}, {_said(h)} before")
+            return Difference("leaves", detail=f"{name}: {_said(g, h)}")
     if len(after.backwards) != len(before.backwards):
         if not shared:
             detail = f"{len(after.backwards)} backwards, {len(before.backwards)} before"
@@ -194,8 +197,10 @@ def _losses(after: Measured, before: Measured, more: bool) -> Difference | None:
         return None
     if more and all(any(_near(x, y, scale) for x in mine) for y in theirs):
         return None
-    shown = ", ".join(f"{x:.6g}" for x in mine[:4]), ", ".join(f"{x:.6g}" for x in theirs[:4])
-    return Difference("loss", detail=f"losses {shown[0]}; before {shown[1]}")
+    first = next((n for n, (x, y) in enumerate(zip(mine, theirs, strict=False)) if not _near(x, y, scale)), 0)
+    shown = [", ".join(f"{x:.8g}" for x in xs[first : first + 4]) for xs in (mine, theirs)]
+    begun = f" from backward {first + 1} on" if first else ""
+    return Difference("loss", detail=f"losses{begun} {shown[0]}; before {shown[1]}")
 
 
 def same(g: Grad, h: Grad, noise: float) -> bool:
@@ -231,9 +236,34 @@ def _near(x: float, y: float, scale: float) -> bool:
     return math.isfinite(x) and math.isfinite(y) and abs(x - y) <= 1e-5 * scale + 1e-12
 
 
-def _said(g: Grad) -> str:
-    """A gradient in words."""
-    return "no gradient" if g is None else f"norm {g.norm:.4g}"
+def told_apart(x: float, y: float) -> tuple[str, str]:
+    """Two numbers with as many digits as tell them apart."""
+    said = f"{x:.3g}", f"{y:.3g}"
+    for digits in range(4, 12):
+        if said[0] != said[1]:
+            break
+        said = f"{x:.{digits}g}", f"{y:.{digits}g}"
+    return said
+
+
+def off_by(pairs: Iterable[tuple[Grad, Grad]]) -> float:
+    """How far the first of each pair are from the second, beside the norm of those."""
+    apart = norm = 0.0
+    for g, h in pairs:
+        if g is not None and h is not None:
+            apart, norm = apart + g.distance(h) ** 2, norm + h.norm**2
+    return math.sqrt(apart / norm) if norm else math.inf
+
+
+def _said(g: Grad, h: Grad) -> str:
+    """A gradient and that of before in words."""
+    if g is None or h is None:
+        now, was = ("no gradient" if x is None else f"norm {x.norm:.4g}" for x in (g, h))
+    elif abs(g.norm - h.norm) > RTOL * h.norm:
+        now, was = (f"norm {x}" for x in told_apart(g.norm, h.norm))
+    else:
+        return f"the norm of before, {h.norm:.4g}, but off by {off_by([(g, h)]):.2g} of it"
+    return f"{now}, {was} before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +275,12 @@ class Likeness:
     lost: tuple[int, ...]  # parameters that had a gradient and have none
     gained: tuple[int, ...]  # parameters that had none and have one
     steps: int
-    close: bool = True  # each gradient agrees with its own, small ones beside large ones too
+    off: float = 0.0  # how far the worst of those that disagree is from its own, beside the norm of that
 
     @property
     def equal(self) -> bool:
         alike = self.cosine > 1 - 1e-7 and abs(self.ratio - 1) < RTOL
-        return alike and self.close and not self.lost and not self.gained
+        return alike and not self.off and not self.lost and not self.gained
 
 
 def likeness(after: Measured, before: Measured) -> dict[int, Likeness]:
@@ -261,14 +291,15 @@ def likeness(after: Measured, before: Measured) -> dict[int, Likeness]:
         dot = a = b = 0.0
         lost: set[int] = set()
         gained: set[int] = set()
-        close = True
+        off = 0.0
         for s, t in zip(mine, were, strict=False):
             noise = noise_of(t.grads)
             for j, (g, h) in enumerate(zip(s.grads, t.grads, strict=False)):
                 a += g.norm**2 if g else 0.0
                 b += h.norm**2 if h else 0.0
                 if g and h:
-                    close = close and same(g, h, noise)
+                    if not same(g, h, noise):
+                        off = max(off, off_by([(g, h)]))
                     dot += h.norm**2 if g.data == h.data else g.dot(h)
                 if h and h.norm > noise and not (g and g.norm > 0):
                     lost.add(j)
@@ -281,6 +312,6 @@ def likeness(after: Measured, before: Measured) -> dict[int, Likeness]:
             tuple(sorted(lost)),
             tuple(sorted(gained)),
             len(were),
-            close,
+            off,
         )
     return found

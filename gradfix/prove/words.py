@@ -56,7 +56,7 @@ def differs(found: Difference, names: Names) -> str:
     if found.what == "gained":
         return f"{which} {verb} a gradient{where} (had none before)"
     if found.what == "gradient":
-        return f"the gradient of {which} is another one{where} of {who}"
+        return f"the gradient of {which} is another one{where} of {who}, {found.detail}"
     if found.what == "kept":
         verb = "are" if len(found.parameters) > 1 else "is"
         return f"{which} {verb} written between steps of {who} otherwise than before"
@@ -109,7 +109,10 @@ def alike(found: Mapping[int, Likeness], names: Names, exact: str = "the exact o
         elif math.isnan(x.cosine):
             said.append(f"{who} has no gradient to compare")
         else:
-            said.append(f"{who} gradient cosine {_cosine(x.cosine)} to {exact}, norm ratio {x.ratio:.3g}")
+            cosine, ratio = _cosine(x.cosine), f"{x.ratio:.3g}"
+            said.append(f"{who} gradient cosine {cosine} to {exact}, norm ratio {ratio}")
+            if x.off and float(cosine) == float(ratio) == 1:
+                said[-1] += f", one parameter's off by {x.off:.2g} of its norm"
         if x.gained and math.isnan(x.cosine):
             said[-1] = f"{names.parameters(k, x.gained)} get a gradient now"
         elif x.gained:

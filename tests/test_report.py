@@ -16,10 +16,11 @@ from gradfix.detect import Conflict, Label
 from gradfix.report import View, full
 from gradfix.report.layout import ASCII, BOXES, fold, row, safe
 from gradfix.report.origins import Origins
-from gradfix.report.places import Paths, callers, describe, place
+from gradfix.report.places import Paths, callers, place
 from gradfix.report.snippet import Span, draw
 from gradfix.result import Diagnosis
 from gradfix.tape import Ref, Site
+from gradfix.wording import describe
 
 calm = settings(deadline=None, max_examples=60)
 SCHEMA = json.loads((Path(full.__file__).parent / "schema.json").read_text(encoding="utf-8"))

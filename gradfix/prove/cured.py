@@ -11,6 +11,7 @@ from gradfix.detect import Conflict
 from gradfix.graph import Graph
 from gradfix.prove.lines import Lines, on_disk
 from gradfix.tape import Cut, Record, Step, Tape
+from gradfix.wording import quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ def stale_for_ever(before: Tape, after: Tape, conflicts: Sequence[Conflict], lin
         ]
         if len(again) == 1 or (not again and _without_graph(after, made, lines)):
             name = (made.output.name if made.output else "") or (conflict.ref.name if conflict.ref else "")
-            return name or f"the value made in line {made.stack[-1].line}"
+            code = quote(made.stack[-1], lines.before) if made.stack else ""
+            return name or code or "a value made once"
     return ""
 
 

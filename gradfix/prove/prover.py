@@ -21,7 +21,7 @@ from gradfix.prove.runs import CLEAN, After, Baseline, Equal, joined, met
 from gradfix.run import Outcome
 from gradfix.tape import Tape
 from gradfix.verdict import Effect, Status, Verdict
-from gradfix.wording import shortened
+from gradfix.wording import describe, shortened
 
 HIDDEN = 4  # missing gradients that hide one behind the other
 
@@ -206,14 +206,12 @@ class Prover:
             more_left = tuple(c for c in rest.still if c.severity == "error")
             rest = replace(rest, still=(), others=(*more_left, *rest.others))
         if rest.still:
-            raise Refusal("rejected", f"the fault is still there: {rest.still[0].message}")
+            raise Refusal("rejected", f"the fault is still there: {describe(rest.still[0], files)}")
         mixed = next((c for c in found if _mixes(c, conflicts, lines)), None)
         worse = rest.new[0] if rest.new else mixed if baseline.plain.failure is not None else None
         if worse is not None:
             numbers = words.alike(likeness(read(recorded.measurement), baseline.oracle), baseline.names)
-            said = (
-                f"a new fault: {worse.message}" if rest.new else f"runs, and trains wrongly: {worse.message}"
-            )
+            said = f"{'a new fault' if rest.new else 'runs, and trains wrongly'}: {describe(worse, files)}"
             raise Refusal("rejected", f"{said}; {numbers}" if numbers else said)
         after = After(plain, recorded, rest, base)
         ended = rest.others and (after.broken_off or recorded.ended in ends)
@@ -258,7 +256,9 @@ class Prover:
     def _compare(self, trial: Trial) -> Verdict:
         names, after = trial.baseline.names, trial.after
         if after.broken_off and not after.measured.passes:
-            said = f"gets further, to no step yet; still to cure: {after.left.others[0].message}"
+            said = (
+                f"gets further, to no step yet; still to cure: {describe(after.left.others[0], trial.files)}"
+            )
             return Verdict("intended", said, trial.measured)
         first: Difference | None = None
         claimed: Attempt | None = None

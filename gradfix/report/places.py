@@ -18,10 +18,10 @@ from gradfix.notebook import locate
 from gradfix.report.origins import Origin, origins
 from gradfix.source import split_lines
 from gradfix.tape import Site
-from gradfix.wording import at, quote
+from gradfix.wording import describe
 
 if TYPE_CHECKING:
-    from gradfix.detect import Conflict, Label
+    from gradfix.detect import Label
     from gradfix.result import Diagnosis, Result
 
 
@@ -125,22 +125,6 @@ def labelled(label: Label, diagnosis: Diagnosis, result: Result) -> str:
     said = led_back(label.text, diagnosis, result)
     came = _origin(label.at, diagnosis, result)
     return f"{said}, in what a cure puts behind this: `{came.put}`" if came is not None and came.put else said
-
-
-def describe(conflict: Conflict, sources: Mapping[str, str]) -> str:
-    """`conflict`'s one sentence, with the source text of its places (``optimD.step()``) where `sources`, a
-    mapping of file to text, has them; without them, what the tape alone says."""
-    sentence = conflict.message
-    texts = [quote(label.at, sources) for label in conflict.labels]
-    for label, text in zip(conflict.labels, texts, strict=True):
-        if not text:
-            continue
-        words = f"the value of `{text}`" if label.role in ("made", "target") else f"`{text}`"
-        lines = {x.at.line for x, t in zip(conflict.labels, texts, strict=True) if t == text and x.stack}
-        if len(lines) > 1:  # two losses, both `loss.backward()`
-            words += f" in line {label.at.line}"
-        sentence = words.join(re.split(re.escape(at(label.role, label.stack)) + r"(?!\d)", sentence))
-    return sentence
 
 
 def message(diagnosis: Diagnosis, result: Result) -> str:

@@ -7,12 +7,8 @@ import re
 import tokenize
 from collections.abc import Iterable, Mapping
 from math import isinf
-from typing import TYPE_CHECKING
 
 from gradfix.tape import Ref, Site, Stack
-
-if TYPE_CHECKING:
-    from gradfix.detect import Conflict
 
 LONGEST = 60  # characters of source quoted inside a sentence
 
@@ -72,22 +68,6 @@ def briefly(code: str, most: int = LONGEST) -> str:
         return joined
     words = joined[: most - 2]
     return (words[: words.rfind(" ")] if " " in words else words) + " …"
-
-
-def describe(conflict: Conflict, sources: Mapping[str, str]) -> str:
-    """`conflict`'s one sentence, with the source text of its places (``optimD.step()``) where `sources`, a
-    mapping of file to text, has them; without them, what the tape alone says."""
-    sentence = conflict.message
-    texts = [quote(label.at, sources) for label in conflict.labels]
-    for label, text in zip(conflict.labels, texts, strict=True):
-        if not text:
-            continue
-        words = f"the value of `{text}`" if label.role in ("made", "target") else f"`{text}`"
-        lines = {x.at.line for x, t in zip(conflict.labels, texts, strict=True) if t == text and x.stack}
-        if len(lines) > 1:  # two losses, both `loss.backward()`
-            words += f" in line {label.at.line}"
-        sentence = words.join(re.split(re.escape(at(label.role, label.stack)) + r"(?!\d)", sentence))
-    return sentence
 
 
 def quoted(sentence: str) -> str:

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 from tapes import FILE, Optim, Script, Tensor
 
-from gradfix.detect import KINDS, PATTERNS, Conflict, detect
+from gradfix.detect import KINDS, PATTERNS, Conflict, describe, detect
 from gradfix.tape import Mutate, Tape
-from gradfix.wording import describe
 
 LEAF = "a leaf Variable that requires grad is being used in an in-place operation."
 VIEW = "a view of a leaf Variable that requires grad is being used in an in-place operation."

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gradfix import wording
-from gradfix.detect import Conflict, Label
+from gradfix.detect import Conflict, Label, describe
 from gradfix.report import View, full
 from gradfix.report.layout import ASCII, BOXES, fold, row, safe
 from gradfix.report.origins import Origins
@@ -20,7 +20,6 @@ from gradfix.report.places import Paths, callers, place
 from gradfix.report.snippet import Span, draw
 from gradfix.result import Diagnosis
 from gradfix.tape import Ref, Site
-from gradfix.wording import describe
 
 calm = settings(deadline=None, max_examples=60)
 SCHEMA = json.loads((Path(full.__file__).parent / "schema.json").read_text(encoding="utf-8"))

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradfix.detect import custom, freed, opposed, overwritten, refused, targets, training
-from gradfix.detect.conflict import KINDS, PATTERNS, Conflict, Label, Severity
+from gradfix.detect.conflict import KINDS, PATTERNS, Conflict, Label, Severity, describe
 from gradfix.graph import Graph
 from gradfix.tape import Tape
 
-__all__ = ["KINDS", "PATTERNS", "Conflict", "Label", "Severity", "detect"]
+__all__ = ["KINDS", "PATTERNS", "Conflict", "Label", "Severity", "describe", "detect"]
 
 
 def detect(tape: Tape) -> tuple[Conflict, ...]:

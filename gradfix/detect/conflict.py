@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Literal
 
+from gradfix import wording
 from gradfix.dataclass import dataclass
 from gradfix.tape import Backward, Event, Mutate, Record, Ref, Site, Stack
 
@@ -164,3 +167,19 @@ PATTERNS = {
         "deprecated": "PyTorch warns that a name has a successor",
     },
 }
+
+
+def describe(conflict: Conflict, sources: Mapping[str, str]) -> str:
+    """`conflict`'s one sentence, with the source text of its places (``optimD.step()``) where `sources`, a
+    mapping of file to text, has them; without them, what the tape alone says."""
+    sentence = conflict.message
+    texts = [wording.quote(label.at, sources) for label in conflict.labels]
+    for label, text in zip(conflict.labels, texts, strict=True):
+        if not text:
+            continue
+        words = f"the value of `{text}`" if label.role in ("made", "target") else f"`{text}`"
+        lines = {x.at.line for x, t in zip(conflict.labels, texts, strict=True) if t == text and x.stack}
+        if len(lines) > 1:  # two losses, both `loss.backward()`
+            words += f" in line {label.at.line}"
+        sentence = words.join(re.split(re.escape(wording.at(label.role, label.stack)) + r"(?!\d)", sentence))
+    return sentence

@@ -19,10 +19,7 @@ def stray_optimizers(graph: Graph) -> Found:
     """An optimizer holds a parameter that was replaced: the old one is dead, the new one gets gradients and
     is nobody's."""
     filled = filled_ever(graph)
-    homeless: dict[int, Ref] = {}
-    for backward in graph.backwards:
-        if not backward.inputs:
-            homeless |= {r.storage: r for r in backward.accumulates if r.storage not in graph.owners}
+    homeless = {storage: ref for storage, (ref, _) in _homeless(graph).items()}
     if not homeless:
         return
     for number, optimizer in graph.optimizers.items():
@@ -66,12 +63,7 @@ def replaced_later(graph: Graph) -> Found:
     """What an optimizer has stepped is used no more from some pass on: another parameter, of that name or read in its
     place, gets the gradients of the steps that follow, and is nobody's."""
     by_hand = {e.ref.storage for e in graph.tape.events if isinstance(e, Mutate) and e.optimizer is None}
-    homeless: dict[int, tuple[Ref, Backward]] = {}
-    for backward in graph.backwards:
-        for ref in () if backward.inputs else backward.accumulates:
-            if ref.storage not in graph.owners and ref.storage not in by_hand:
-                known = homeless.get(ref.storage, (ref, backward))
-                homeless[ref.storage] = (known[0] if known[0].name else ref, known[1])
+    homeless = {storage: found for storage, found in _homeless(graph).items() if storage not in by_hand}
     if not homeless:
         return
     read = _Reads(graph)
@@ -117,6 +109,17 @@ def replaced_later(graph: Graph) -> Found:
                 event=steps[0],
             ),
         )
+
+
+def _homeless(graph: Graph) -> dict[int, tuple[Ref, Backward]]:
+    """The leaves that get gradients and that no optimizer has, as they are called, with the first backward of each."""
+    found: dict[int, tuple[Ref, Backward]] = {}
+    for backward in graph.backwards:
+        for ref in () if backward.inputs else backward.accumulates:
+            if ref.storage not in graph.owners:
+                known = found.get(ref.storage, (ref, backward))
+                found[ref.storage] = (known[0] if known[0].name else ref, known[1])
+    return found
 
 
 _Place = tuple[Site, str, int]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gradfix.detect import Conflict, detect
+from gradfix.detect import Conflict, describe, detect
 from gradfix.prove import words
 from gradfix.prove.accept import Trial, accepted, doubted
 from gradfix.prove.alike import now_constant
@@ -21,7 +21,7 @@ from gradfix.prove.runs import CLEAN, After, Baseline, Equal, joined, met
 from gradfix.run import Outcome
 from gradfix.tape import Tape
 from gradfix.verdict import Effect, Status, Verdict
-from gradfix.wording import describe, shortened
+from gradfix.wording import shortened
 
 HIDDEN = 4  # missing gradients that hide one behind the other
 

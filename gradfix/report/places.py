@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradfix.dataclass import dataclass
+from gradfix.detect import describe
 from gradfix.notebook import locate
 from gradfix.report.origins import Origin, origins
 from gradfix.source import split_lines
 from gradfix.tape import Site
-from gradfix.wording import describe
 
 if TYPE_CHECKING:
     from gradfix.detect import Label

@@ -85,9 +85,8 @@ def comments(text: str) -> Counter[str]:
 def disturbed(before: str, after: str) -> list[str]:
     """Lines of `before` that `after` lacks although every statement on them is still there as it was; a line of several
     may be split where others come between them."""
-    now = [*_statements(after)]
-    follows = {*pairwise(now)}
-    gone = Counter(_statements(before)) - Counter(now)
+    follows = {*_neighbours(after)}
+    gone = Counter(_statements(before)) - Counter(_statements(after))
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     removed, added = [], Counter[str]()
     for tag, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -101,7 +100,7 @@ def disturbed(before: str, after: str) -> list[str]:
             added[moved] -= 1
         elif any(s in gone for s in _statements(moved)) or _header(moved):
             continue
-        elif follows.issuperset(pairwise(_statements(moved))):
+        elif follows.issuperset(_neighbours(moved)):
             found.append(line)
     return found
 
@@ -112,13 +111,29 @@ def _header(line: str) -> bool:
 
 def _statements(text: str) -> Iterator[str]:
     """Every simple statement as Python reads it."""
+    for node in _nodes(text):
+        if _simple(node):
+            yield ast.dump(node)
+
+
+def _neighbours(text: str) -> Iterator[tuple[str, str]]:
+    """Every two simple statements of which one comes right after the other in the same block."""
+    for node in _nodes(text):
+        for block in (value for _, value in ast.iter_fields(node) if isinstance(value, list)):
+            for one, other in pairwise(block):
+                if _simple(one) and _simple(other):
+                    yield ast.dump(one), ast.dump(other)
+
+
+def _nodes(text: str) -> Iterator[ast.AST]:
     try:
-        tree = ast.parse(text.removeprefix("\ufeff"))
+        yield from ast.walk(ast.parse(text.removeprefix("\ufeff")))
     except SyntaxError:
         return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
-            yield ast.dump(node)
+
+
+def _simple(node: ast.AST) -> bool:
+    return isinstance(node, ast.stmt) and not hasattr(node, "body")
 
 
 def one_ending(text: str) -> bool:

@@ -291,3 +291,30 @@ def test_indices_and_truth_values_end_the_graph(
     tmp_path: Path, zygote: Zygote, used: str, expected: list[tuple[str, str, int, str]]
 ) -> None:
     assert found(tmp_path, CODES.format(used=used), zygote) == expected
+
+
+def test_of_an_array_that_is_not_known_the_tensor_may_have_any_shape(tmp_path: Path) -> None:
+    text = """\
+    import numpy as np
+    mask = torch.FloatTensor(np.ones((2, 3)))
+    length = (mask > 0).sum(1).long()
+    print(length[0])
+    """
+    assert found(tmp_path, text) == []
+
+
+def test_what_a_dictionary_of_arguments_holds_is_no_leaf(tmp_path: Path) -> None:
+    text = """\
+    class Expert(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = nn.Linear(3, 4)
+
+        def forward(self, features, labels, names, records):
+            loss = nn.functional.cross_entropy(self.model(features), labels)
+            records["names"] += names
+            return loss
+    """
+    program = tmp_path / "expert.py"
+    program.write_text(HEAD + textwrap.dedent(text))
+    assert [c.kind for each in read(program, program.read_text()) for c in detect(each.tape)] == []

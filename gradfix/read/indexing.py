@@ -17,6 +17,8 @@ def _recorded(m: Machine, argument: Tensor, name: str) -> Value:
             return m.unknown("item of an argument")
         made = items[name] = ops.new(m, None, "float32", argument.requires)
         made.origin = argument.origin
+        if argument.node is not None:
+            made.node = m.trace.node("AliasBackward0", "aten.alias", [])
     return items[name]
 
 

@@ -231,6 +231,8 @@ def _as_tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value
 
 
 def _typed(m: Machine, dtype: str, args: list[Value]) -> Value:
+    if len(args) == 1 and isinstance(args[0], Unknown):
+        return tensors.fresh(m, None, dtype)  # a size, or an array
     if args and all(isinstance(a, int | Unknown) for a in args):
         return tensors.fresh(m, shapes.sizes(args), dtype)
     data = args[0] if args else []

@@ -35,13 +35,16 @@ class Document:
     """`doubts`: comments of lines that the fix rewrites were changed, and may stand on another of its lines. `copied`:
     what the fix changes is there twice (were the first taken away then, the copy would be where it moved). `destroyed`:
     what the fix changes is not there any more. `rebound`: between two of its lines that use one name, that name is
-    bound to something else, so that the fix would change what is computed."""
+    bound to something else, so that the fix would change what is computed. `trained`: it trains otherwise now, and what
+    is placed is judged by its numbers; `never`: the fix would do harm wherever it is placed."""
 
     nodes: tuple[Node, ...]
     doubts: bool = False
     copied: bool = False
     destroyed: bool = False
     rebound: bool = False
+    trained: bool = False
+    never: bool = False
     done: tuple[str, ...] = field(default=())
 
     @classmethod

@@ -68,12 +68,18 @@ def _of_passes(a: _Gradients, b: _Gradients) -> Iterator[tuple[str, Site]]:
     for key, passes in a.passes.items():
         if key not in b.passes:
             yield GONE, passes[0].place
-        for one, other in zip(passes, b.passes.get(key, ()), strict=False):
+        others = b.passes.get(key, [])
+        known = [use for each in (*passes, *others) for use in each.uses.items()]
+        # (what became of those at the end of a reading does not show)
+        unused = {leaf for leaf, use in known if use == "cleared"} - {
+            leaf for leaf, use in known if use == "used"
+        }
+        for one, other in zip(passes, others, strict=False):
             for leaf in sorted(one.own.keys() | other.own.keys()):
                 was, now = one.uses.get(leaf, ""), other.uses.get(leaf, "")
                 if (was, now) in (("used", "cleared"), ("cleared", "used")):
                     yield CLEARED if was == "used" else KEPT, one.place
-                idle = "" if "used" in (was, now) else " (no step uses it)"
+                idle = " (no step uses it)" if leaf in unused else ""
                 own = _differ(one.own.get(leaf, 0), other.own.get(leaf, 0))
                 older = _differ(one.older.get(leaf, 0), other.older.get(leaf, 0))
                 if own:

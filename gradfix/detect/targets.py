@@ -17,6 +17,7 @@ from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Cut, Record, Stack, Step
 
 REGRESSIONS = {"mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss", "pow", "square", "abs"}
+GAUSSIAN = ["sub", "div", "neg", "pow", "sub"]  # what a normal log-density is made by, the last op first
 LOG_SOFTMAX = {"log_softmax", "logsumexp", "log"}  # "log" of what a softmax gave
 
 
@@ -184,19 +185,49 @@ def _advantage(graph: Graph, record: Record, backward: Backward, owned: int) -> 
     """The factor of a log-probability that carries a value's graph and is regressed on too, or None."""
     a, b = record.parents
     for log_prob, weight in ((a, b), (b, a)):
-        gather = graph.records.get(_through(graph, log_prob, SHAPES | {"sum"}))
-        if gather is None or plain_op(gather) != "gather" or not graph.reach_mask(gather.node) & owned:
+        density = graph.records.get(_through(graph, log_prob, SHAPES | {"sum"}))
+        if density is None or not graph.reach_mask(density.node) & owned:
             continue
-        soft = {n for n in _below(graph, gather.node) if _is_log_softmax(graph, n)}
+        made_of = _log_density(graph, density)
         mine = _below(graph, weight)
-        if not soft or soft & mine or not graph.reach_mask(weight) & owned or weight not in graph.records:
+        if (
+            not made_of
+            or made_of & mine
+            or not graph.reach_mask(weight) & owned
+            or weight not in graph.records
+        ):
             continue
         near, regressed = _near(graph, weight), _regressed(graph, backward)
         # (a value made once more for its own loss is another node, made by the same parameters)
-        own = {m for n in regressed if (m := graph.reach_mask(n)) & ~graph.reach_mask(gather.node)}
+        own = {m for n in regressed if (m := graph.reach_mask(n)) & ~graph.reach_mask(density.node)}
         if near & regressed or any(graph.reach_mask(n) in own for n in near):
             return graph.records[weight]
     return None
+
+
+def _log_density(graph: Graph, record: Record) -> set[int]:
+    """The nodes that make a logarithm of a probability of `record`; none where it is not known to be one."""
+    if plain_op(record) == "gather":
+        return {n for n in _below(graph, record.node) if _is_log_softmax(graph, n)}
+    return _gaussian(graph, record)
+
+
+def _gaussian(graph: Graph, record: Record) -> set[int]:
+    """Those of a normal distribution's, ``-((x - mean) ** 2) / (2 * var) - log_std - …``, made by one call."""
+    ops, found = [*GAUSSIAN], set[int]()
+    while ops:
+        if plain_op(record) == ops[0]:
+            found.add(record.node)
+            # (what stands before the first `-` is a difference itself, of the logarithm of the deviation)
+            below = graph.records.get(record.parents[0]) if record.parents else None
+            if below is None or below.stack != record.stack:
+                return found if ops == GAUSSIAN[-1:] else set()
+            if not (ops[0] == "sub" and len(ops) > 1 and plain_op(below) == "sub"):
+                ops.pop(0)
+            record = below
+        else:
+            return set()
+    return found
 
 
 def _is_log_softmax(graph: Graph, node: int) -> bool:

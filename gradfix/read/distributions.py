@@ -48,7 +48,19 @@ def _log_prob(m: Machine, value: Instance, args: list[Value], kwargs: dict[str, 
     if value.kind.endswith(".Categorical") and value.extra["parameters_"]:
         gathered = ops.apply(m, "gather", [value.extra["parameters_"][0], -1, args[0] if args else None], {})
         return gathered if isinstance(gathered, Tensor) else _PLAIN(m, value, args, kwargs)
+    if value.kind.endswith(".Normal") and len(value.extra["parameters_"]) == 2 and args:
+        found = _normal(m, args[0], *value.extra["parameters_"])
+        return found if isinstance(found, Tensor) else _PLAIN(m, value, args, kwargs)
     return _PLAIN(m, value, args, kwargs)
+
+
+def _normal(m: Machine, value: Value, mean: Tensor, deviation: Tensor) -> Value:
+    """What Normal.log_prob does."""
+    variance = ops.apply(m, "mul", [ops.apply(m, "pow", [deviation, 2], {}), 2], {})
+    squared = ops.apply(m, "pow", [ops.apply(m, "sub", [value, mean], {}), 2], {})
+    share = ops.apply(m, "div", [ops.apply(m, "neg", [squared], {}), variance], {})
+    outer = ops.apply(m, "sub", [share, ops.apply(m, "log", [deviation], {})], {})
+    return ops.apply(m, "sub", [outer, 0.9], {})
 
 
 _PLAIN = _derived("aten.sub", "SubBackward0", True)

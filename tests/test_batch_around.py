@@ -76,13 +76,33 @@ def test_a_configuration_that_git_can_not_read_is_named(tmp_path):
     assert found.sentence.startswith("git: bad config line 1 in file")
 
 
-@pytest.mark.parametrize("name", ["HEAD", "@{-1}", "a..b", "-x", "x.lock"])
+@pytest.mark.parametrize("name", ["HEAD", "@{-1}", "a..b", "-x", "x.lock", "@", "refs/heads/x"])
 def test_what_git_would_not_call_a_branch(tmp_path, name):
     repo = repository(tmp_path / "repo", {"train.py": faulty()})
     git(repo, "checkout", "-q", "-b", "other")
     git(repo, "checkout", "-q", "main")
     done = call(str(repo), f"--branch={name}", "--accept", "untried", cwd=repo)
     assert (done.returncode, "git takes no branch called" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("there", "name"), [("gradfix", "gradfix/sub"), ("a/b/c", "a/b"), ("a", "a/b/c")])
+def test_a_branch_that_is_a_folder_of_another(tmp_path, there, name):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    git(repo, "branch", there)
+    wish = Wish(branch=name)
+    migrate(tmp_path / "ws", [repo], wish=wish)
+    why = f"there is a branch {there}, and git has none called {name} beside it; name another"
+    assert said(tmp_path / "ws", "repo") == {wish.effects[0]: ("refused", why)}
+
+
+def test_a_workspace_that_is_a_folder_of_something_else(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers/thesis.txt").write_text("mine")
+    done = call(str(repo), "--workspace", "papers", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is a folder of something else (it holds thesis.txt); name another --workspace" in done.stderr
+    assert [file.name for file in (tmp_path / "papers").iterdir()] == ["thesis.txt"]
 
 
 def test_a_repository_that_was_never_there(tmp_path):

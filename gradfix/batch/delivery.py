@@ -121,6 +121,10 @@ def to_branch(result: RepoResult, place: Path, branch: str, scratch: Path, made:
         if found is None:
             raise Undone(f"{_article(result.kind)} has no branches; --diff makes a patch")
         _unmoved(found, result, branch)
+        if other := found.beside(branch):
+            raise Undone(
+                f"there is a branch {other}, and git has none called {branch} beside it; name another"
+            )
         tip = commits(found, result, scratch)
         at = found.ref(branch)
         if at != tip:

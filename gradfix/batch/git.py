@@ -122,6 +122,13 @@ class Repository:
         except GitError:
             return ""
 
+    def beside(self, branch: str) -> str:
+        """A branch beside which git can have none called `branch`: one is a folder of the other; "" where there is
+        none."""
+        above = [branch[:n] for n, letter in enumerate(branch) if letter == "/"]
+        below = self._text("for-each-ref", "--format=%(refname)", f"refs/heads/{branch}/").splitlines()
+        return next((x for x in above if self.ref(x)), below[0].removeprefix("refs/heads/") if below else "")
+
     def checked_out(self) -> set[str]:
         """The branches that working trees of this repository are on."""
         lines = self._text("worktree", "list", "--porcelain").splitlines()
@@ -179,8 +186,10 @@ def no_branch(name: str) -> str:
     missing."""
     if any(len(os.fsencode(part)) > LONGEST for part in name.split("/")):
         return f"of a name so long: git keeps a file for it, and {LONGEST} bytes is what a name may have"
-    if name.startswith("-") or name == "HEAD" or "\0" in name:
+    if name.startswith("-") or name in ("HEAD", "@") or "\0" in name:
         return f"called {name!r}"
+    if name.startswith("refs/"):
+        return f"called {name!r} that could be told from a full name of git's: leave refs/heads/ away"
     try:
         _run([*_git(), "check-ref-format", f"refs/heads/{name}"])
     except GitError as problem:

@@ -22,6 +22,7 @@ from gradfix.batch.values import Ended, Options, RepoResult, Spec, Written, dump
 from gradfix.verdict import HELD
 
 FORMAT = "2"
+MADE = {"lock", ".gitignore"}  # what is in a workspace before its state
 HINTS = 1000  # at most: they travel with every repository
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -52,7 +53,17 @@ class StateError(Exception):
 def aside(workspace: Path, specs: Iterable[Spec]) -> None:
     """See to it that a workspace inside a folder that is migrated is no part of it, for git and for who reads its
     sources: ``gradfix migrate .`` makes one there, and its reports are not the project's. Raises StateError where it
-    would lie among files that are."""
+    would lie among files that are, or is a folder of something else; the repositories themselves may lie in it."""
+    specs = list(specs)
+    if specs and workspace.is_dir() and not (workspace / "state.db").is_file():
+        own = {(workspace / n) for n in MADE} | {
+            p for s in specs for p in (Path(s.place), *Path(s.place).parents)
+        }
+        foreign = next((file for file in sorted(workspace.iterdir()) if file not in own), None)
+        if foreign is not None and not any(workspace.is_relative_to(s.place) for s in specs):
+            raise StateError(
+                f"{workspace} is a folder of something else (it holds {foreign.name}); name another --workspace"
+            )
     for place in (Path(spec.place) for spec in specs):
         if not workspace.is_relative_to(place):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import math
 from array import array
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -13,10 +14,10 @@ from tapes import Script
 
 from gradfix.detect import detect
 from gradfix.prove import Baseline, Prover, Runner, Verdict, words
-from gradfix.prove.compare import difference, likeness, told_apart
+from gradfix.prove.compare import difference, likeness, off_by, told_apart
 from gradfix.prove.cured import Lines, left
 from gradfix.prove.effects import own_loss_by_time, period
-from gradfix.prove.measured import Measured, read
+from gradfix.prove.measured import Measured, Vector, read
 from gradfix.prove.prover import Refusal
 from gradfix.run import Outcome, Run
 from gradfix.run.zygote import Zygote
@@ -407,6 +408,17 @@ def test_a_small_gradient_that_differs_is_not_equal():
 
 def _doubles(*values: float) -> str:
     return binascii.b2a_base64(array("d", values).tobytes()).decode()
+
+
+def test_what_is_not_finite_is_compared_all_the_same():
+    def vector(*elements):
+        return Vector(math.hypot(*elements), sum(elements), "f8", _doubles(*elements))
+
+    endless, huge, one = vector(math.inf, -math.inf), vector(1e200, 1e200), vector(1.0, 1.0)
+    assert math.isnan(endless.dot(one))
+    assert endless.distance(one) == huge.distance(one) == math.inf
+    assert math.isnan(off_by([(endless, one), (one, endless)]))
+    assert off_by([(huge, one)]) == math.inf
 
 
 def test_unseeded_script_is_untried(bench):

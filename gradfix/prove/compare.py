@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gradfix.prove.measured import Grad, Measured, Stepped
+from gradfix.prove.measured import Grad, Measured, Stepped, square, total
 
 RTOL = 1e-4  # of a tensor's own norm
 ATOL = 1e-6  # of the pass's largest gradient: a bias before BatchNorm has gradient 0 and rounding noise
@@ -193,7 +193,7 @@ def _losses(after: Measured, before: Measured, more: bool) -> Difference | None:
         _near(x, y, scale) for x, y in zip(sorted(mine), sorted(theirs), strict=True)
     ):
         return None
-    if _near(math.fsum(mine), math.fsum(theirs), scale * max(len(theirs), 1)):
+    if _near(total(mine), total(theirs), scale * max(len(theirs), 1)):
         return None
     if more and all(any(_near(x, y, scale) for x in mine) for y in theirs):
         return None
@@ -251,7 +251,7 @@ def off_by(pairs: Iterable[tuple[Grad, Grad]]) -> float:
     apart = norm = 0.0
     for g, h in pairs:
         if g is not None and h is not None:
-            apart, norm = apart + g.distance(h) ** 2, norm + h.norm**2
+            apart, norm = apart + square(g.distance(h)), norm + square(h.norm)
     return math.sqrt(apart / norm) if norm else math.inf
 
 
@@ -295,12 +295,12 @@ def likeness(after: Measured, before: Measured) -> dict[int, Likeness]:
         for s, t in zip(mine, were, strict=False):
             noise = noise_of(t.grads)
             for j, (g, h) in enumerate(zip(s.grads, t.grads, strict=False)):
-                a += g.norm**2 if g else 0.0
-                b += h.norm**2 if h else 0.0
+                a += square(g.norm) if g else 0.0
+                b += square(h.norm) if h else 0.0
                 if g and h:
                     if not same(g, h, noise):
                         off = max(off, off_by([(g, h)]))
-                    dot += h.norm**2 if g.data == h.data else g.dot(h)
+                    dot += square(h.norm) if g.data == h.data else g.dot(h)
                 if h and h.norm > noise and not (g and g.norm > 0):
                     lost.add(j)
                 if g and g.norm > noise and not (h and h.norm > 0):

@@ -9,7 +9,7 @@ from gradfix.detect import Conflict
 from gradfix.prove import words
 from gradfix.prove.compare import kept, likeness
 from gradfix.prove.effects import Attempt
-from gradfix.prove.measured import Measured, Stepped
+from gradfix.prove.measured import Measured, Stepped, square, total
 from gradfix.prove.words import Names
 from gradfix.tape import Optimizer, Record, Step, Tape
 from gradfix.verdict import Effect
@@ -154,7 +154,7 @@ def _share(steps: Sequence[Stepped], j: int) -> float:
     parts = [0.0]
     for s in steps:
         g = s.grads[j] if j < len(s.grads) else None
-        whole = math.sqrt(math.fsum(h.norm**2 for h in s.grads if h is not None))
+        whole = math.sqrt(total(square(h.norm) for h in s.grads if h is not None))
         parts.append(g.norm / whole if g is not None and whole else 0.0)
     return max(parts)
 

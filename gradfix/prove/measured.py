@@ -18,6 +18,20 @@ from typing import Any
 Parameter = tuple[int, int]  # (optimizer in order of creation, index in its param_groups)
 
 
+def total(values: Iterable[float]) -> float:
+    """Their sum, exact where it is a number: of infinities, or beyond the range, it is an infinity or NaN."""
+    held = list(values)
+    try:
+        return math.fsum(held)
+    except (ValueError, OverflowError):
+        return sum(held)
+
+
+def square(x: float) -> float:
+    """x², infinite beyond the range (where ``x**2`` raises)."""
+    return x * x
+
+
 @dataclass(frozen=True)
 class Vector:
     """A gradient: norm and sum in float64, and its elements (or a sketch of them) in base64."""
@@ -41,7 +55,7 @@ class Vector:
         """The inner product; of sketches an estimate, which the norms bound."""
         if len(self.elements) != len(other.elements):
             return math.nan
-        found = math.fsum(map(mul, self.elements, other.elements))
+        found = total(map(mul, self.elements, other.elements))
         if self.kind != "cs" or not found:
             return found
         sketched = math.hypot(*self.elements) * math.hypot(*other.elements)
@@ -52,7 +66,7 @@ class Vector:
             return 0.0
         if len(self.elements) != len(other.elements):
             return math.inf
-        return math.sqrt(math.fsum((x - y) ** 2 for x, y in zip(self.elements, other.elements, strict=True)))
+        return math.sqrt(total(square(x - y) for x, y in zip(self.elements, other.elements, strict=True)))
 
 
 Grad = Vector | None
@@ -144,7 +158,7 @@ def read(lines: Iterable[Mapping[str, Any]]) -> Measured:
         if what == "b":
             order.append(("b", len(backwards)))
             reached = frozenset((o, j) for o, j in line.get("r", ()))
-            value = math.fsum(v[1] for v in line["v"])
+            value = total(v[1] for v in line["v"])
             grads = tuple(map(_vector, line.get("g", ())))
             accumulates = bool(line["a"])
             backwards.append(

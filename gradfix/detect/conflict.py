@@ -153,6 +153,7 @@ PATTERNS = {
         "never-cleared": "no zero_grad() between steps",
         "never-cleared-leaf": "a tensor is updated by hand with its .grad, which nothing clears between",
         "cleared-before-step": "zero_grad() between backward() and step()",
+        "cleared-between": "several passes for one step, each cleared before the next",
     },
     "stray-optimizer": {
         "replaced": "a parameter was replaced after the optimizer was made",

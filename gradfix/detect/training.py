@@ -31,7 +31,7 @@ from gradfix.detect.terms import constant_terms, plain_terms
 from gradfix.detect.waste import data_attributes, discarded, idle_retain, kept_losses, running_sums
 from gradfix.graph import Graph
 from gradfix.index import Leaf
-from gradfix.tape import Backward, Event, GradWrite, Optimizer, Stack, Step, Zero
+from gradfix.tape import Backward, Event, GradUse, GradWrite, Optimizer, Stack, Step, Zero
 
 
 def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
@@ -68,6 +68,8 @@ def unreset(graph: Graph) -> Found:
             yield from _never_cleared(graph, number, optimizer, steps)
         elif all(_cleared_last(s, events) for s, events in zip(steps, between, strict=True) if events):
             yield from _cleared_early(graph, number, optimizer, steps, between)
+        else:
+            yield from _cleared_between(graph, number, steps, between)
 
 
 def _managed(events: tuple[Leaf, ...]) -> bool:
@@ -151,6 +153,63 @@ def _cleared_early(
             ),
         )
         return
+
+
+def _cleared_between(graph: Graph, number: int, steps: list[Step], between: list[tuple[Leaf, ...]]) -> Found:
+    """Several passes for one step, as gradients are gathered; but each is cleared before the next, and the last alone
+    is stepped with. Every time: what is skipped now and then has a reason of its own."""
+    lost: list[tuple[Backward, Zero]] = []
+    passes = 0
+    for step, events in zip(steps, between, strict=True):
+        gone = _thrown_away(graph, events, step)
+        if not gone:
+            return
+        lost += gone
+        passes += len(gone) + 1
+    backward, zero = lost[-1]
+    name = optimizer_words(graph, number)
+    yield (
+        ("cleared-between", number),
+        backward,
+        make(
+            "unreset-grad",
+            "cleared-between",
+            f"{len(lost)} of {passes} passes of {wording.at('needed', backward.stack)} are for nothing: "
+            f"{wording.at('zero', zero.stack)} clears their gradients before {name} steps",
+            [
+                ("needed", backward.stack, "computes gradients in every pass"),
+                ("zero", zero.stack, "clears them in every pass"),
+                ("step", steps[-1].stack, "steps with those of the last pass alone"),
+            ],
+            "zero",
+            backward=backward,
+            event=zero,
+        ),
+    )
+
+
+def _thrown_away(graph: Graph, events: tuple[Leaf, ...], step: Step) -> list[tuple[Backward, Zero]]:
+    """The earlier passes of the backward that is stepped with, whose gradients were cleared, all of them, and that
+    nobody looked at; with what cleared them. (A closure that the step calls itself is its own affair.)"""
+    own = {r.storage for r in step.refs}
+    last = next((e for e in reversed(events) if isinstance(e, Backward)), None)
+    found: list[tuple[Backward, Zero]] = []
+    for backward, zero in pairwise(e for e in events if isinstance(e, Backward | Zero)):
+        if last is None or not isinstance(backward, Backward) or not isinstance(zero, Zero):
+            continue
+        within = backward.stack[: len(step.stack)] == step.stack
+        filled = own & {r.storage for r in backward.accumulates}
+        if (
+            backward.stack != last.stack
+            or within
+            or not filled
+            or not filled <= {r.storage for r in zero.refs}
+        ):
+            continue
+        looks = (e.time for e in graph.tape.events if isinstance(e, GradUse | GradWrite))
+        if not any(backward.time < time < zero.time for time in looks):
+            found.append((backward, zero))
+    return found
 
 
 def left_over(graph: Graph) -> Found:

@@ -71,6 +71,8 @@ def _load(text: str) -> dict[str, Any]:
 
 def _cells(document: dict[str, Any]) -> list[dict[str, Any]]:
     cells: list[dict[str, Any]] = document["cells"]
+    if not all(isinstance(cell, dict) for cell in cells):
+        raise NotebookError("this is not a notebook (one of its cells is none)")
     return cells
 
 

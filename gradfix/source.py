@@ -152,7 +152,9 @@ def check_syntax(text: str, name: str) -> None:
         line, column = problem.lineno or 1, problem.offset or 1
         old = ASYNC.search(problem.text or "")
         hint = " (async is a keyword since Python 3.7; PyTorch calls it non_blocking)" if old else ""
-        raise SourceError(f"{name}:{line}:{column}: {problem.msg}{hint}", _caret(text, problem)) from None
+        cell = notebook.locate(text, line) if name.endswith(".ipynb") else None
+        place = f"cell {cell[0]}:{cell[1]}" if cell is not None else str(line)
+        raise SourceError(f"{name}:{place}:{column}: {problem.msg}{hint}", _caret(text, problem)) from None
     except (RecursionError, MemoryError):
         raise SourceError(f"{name}: nested too deeply to be parsed") from None
     except ValueError as problem:

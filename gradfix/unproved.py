@@ -22,7 +22,7 @@ from gradfix.verdict import Verdict
 ROUNDS = 12  # cures that are applied unproved, one after the other
 NOT_PROVED = (
     "these cures come from the text, and none is proved: where the script runs, `gradfix fix` tries them and compares "
-    "every gradient. --accept untried applies the first of each as it is."
+    "every gradient. --accept untried applies "
 )
 
 Files = Mapping[str, tuple[str, str]]
@@ -73,7 +73,12 @@ def from_text(entry: Path, settings: Settings, text: str | None, why: Problem | 
     else:
         diagnoses = _promising(program, found, [diagnosed(f, settings, reason) for f in found])
         if any(d.cures for d in diagnoses):
-            lines = (*lines, NOT_PROVED)
+            which = (
+                "those that mean to change nothing in the training"
+                if settings.careful
+                else "the first of each as it is"
+            )
+            lines = (*lines, f"{NOT_PROVED}{which}.")
     if files and why is not None:
         lines = (*lines, why.message)
     return Result(

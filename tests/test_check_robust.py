@@ -203,6 +203,27 @@ def test_all_of_the_standard_librarys_tests():
     _survives(standard_library())
 
 
+LONG = {
+    "factorial": "import math; n = math.factorial(10**8)",
+    "combinations": "import math; n = math.comb(10**7, 10**6)",
+    "shared_lists": "z = [1]\nfor i in range(100): z = [z, z]\nw = z == [z, z]",
+    "shared_tuples": "z = ()\nfor i in range(60): z = (z, z)\nw = {z: repr(z)}",
+    "shared_dictionaries": "z = {}\nfor i in range(60): z = {'a': z, 'b': z}\nw = z == dict(z)",
+    "shared_modules": "z = torch.nn.Sequential()\nfor i in range(40): z = torch.nn.Sequential(z, z)",
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_what_would_take_for_ever_is_not_computed(tmp_path, name):
+    """(The modules are called, and the fault comes after them: the reading has an end, and finds nothing.)"""
+    text = (
+        f"import torch\n{LONG[name]}\n" + ("z(torch.ones(3))\n" if name == "shared_modules" else "") + FAULT
+    )
+    examined = examine(tmp_path / "train.py", Settings(), Source.decode(tmp_path / "train.py", text.encode()))
+    kinds = [d.conflict.kind for d in examined.diagnoses]
+    assert kinds == ([] if name == "shared_modules" else ["stale-saved-tensor"])
+
+
 def _read_made_up(text: str, folder: Path) -> None:
     """Whatever a grammar makes is read to its end, or there is one sentence; its forms must not be the reader's."""
     readings = read(folder / "made.py", text, budget=Budget(steps=2_000))

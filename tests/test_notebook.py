@@ -67,11 +67,19 @@ def test_places():
     assert notebook.locate("x = 1\n", 1) is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"worksheets": []}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"nbformat": 4, "cells": [5]}', '{"worksheets": []}'])
 def test_what_is_no_notebook(tmp_path, text):
     (tmp_path / "n.ipynb").write_text(text)
     with pytest.raises(SourceError, match="this is not a notebook"):
         Source.read(tmp_path / "n.ipynb")
+
+
+def test_a_cell_that_is_no_python_is_named(tmp_path):
+    path = tmp_path / "bad.ipynb"
+    cells = [{"cell_type": "code", "source": text} for text in ("import torch\nx = 1", "y = 2\ndef f(:")]
+    path.write_text(json.dumps({"nbformat": 4, "cells": cells}))
+    with pytest.raises(SourceError, match=r"cell 1:2:7"):
+        Source.read(path).check()
 
 
 def test_an_own_layout_is_not_rewritten(tmp_path):

@@ -318,3 +318,13 @@ def test_what_a_dictionary_of_arguments_holds_is_no_leaf(tmp_path: Path) -> None
     program = tmp_path / "expert.py"
     program.write_text(HEAD + textwrap.dedent(text))
     assert [c.kind for each in read(program, program.read_text()) for c in detect(each.tape)] == []
+
+
+def test_both_inputs_of_a_bilinear_layer_count(tmp_path: Path, zygote: Zygote) -> None:
+    text = """\
+    first, score, kept = nn.Linear(3, 3), nn.Bilinear(3, 3, 1), []
+    for step in range(3):
+        kept.append(first(torch.randn(2, 3)))
+        score(torch.randn(2, 3), kept[0]).sum().backward()
+    """
+    assert [kind for kind, *_ in found(tmp_path, text, zygote)] == ["freed-graph"]

@@ -219,3 +219,32 @@ def test_a_cure_after_which_the_text_shows_the_fault_still_is_not_offered(fix):
     assert "stale-saved-tensor" in said
     assert "recompute-after-step (untried)" in said
     assert "detach-boundary" not in said
+
+
+EPISODES = """\
+import torch
+import no_such_package
+
+cell = torch.nn.LSTMCell(4, 8)
+optimizer = torch.optim.SGD(cell.parameters(), lr=0.1)
+done, count = True, 0
+for episode in range(4):
+    if done:
+        hx, cx = torch.zeros(1, 8), torch.zeros(1, 8)
+    values = []
+    for step in range(5):
+        hx, cx = cell(torch.randn(1, 4), (hx, cx))
+        values.append(hx.sum())
+        count += 1
+        done = episode == 2 and step == 4
+    optimizer.zero_grad()
+    sum(values).backward()
+    optimizer.step()
+"""
+
+
+def test_a_truth_value_that_is_kept_is_no_state(fix):
+    _, out, _ = fix("-v", text=EPISODES)
+    out = " ".join(out.split())
+    assert "detach `hx`, `cx` between passes" in out
+    assert "`done`" not in out

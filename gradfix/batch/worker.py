@@ -1,4 +1,4 @@
-"""The process that works on repositories: ``python -m gradfix.batch.worker FOLDER``, a scratch folder of its own.
+"""The process that works on repositories: ``python -m gradfix.batch.worker FOLDER``, which it makes, to work in.
 
 It is given a line of JSON (spec, options) for each, one after the other, answers in lines of JSON on what was its
 standard output, the last of them the result, and ends when its standard input does: with whoever started it. However
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 def main() -> None:
     """Read what to do, do it, say what came of it, until there is no more."""
     scratch = Path(sys.argv[1])
+    scratch.mkdir(mode=0o700)
+    os.chdir(scratch)
     answer = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # whatever a library prints is no answer
     with suppress(AttributeError, OSError):  # not Linux

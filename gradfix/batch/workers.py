@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -118,13 +119,15 @@ class Worker:
 
     def __init__(self, scratch: str) -> None:
         self.asked = 0
-        self._folder = tempfile.mkdtemp(prefix=PREFIX, dir=scratch)
+        self._folder = os.path.join(
+            scratch, PREFIX + secrets.token_hex(8)
+        )  # made by who takes it along at the end
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "gradfix.batch.worker", self._folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=self._folder,
+            cwd=scratch,
             env=os.environ | {"TMPDIR": self._folder, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )

@@ -12,6 +12,8 @@ from gradfix.read.operators import binary, compared, in_place
 from gradfix.read.truth import truth
 from gradfix.read.values import Instance, Later, Lib, Tensor, Unknown, Value
 
+_DISPLAYS = (ast.List, ast.Tuple, ast.Dict)
+
 
 def evaluate(m: Machine, node: ast.expr) -> Value:
     """The value of an expression."""
@@ -185,6 +187,7 @@ def _list(m: Machine, node: ast.List) -> Value:
 
 def _items(m: Machine, nodes: list[ast.expr]) -> Value:
     found: list[Value] = []
+    shared = False
     for each in nodes:
         if isinstance(each, ast.Starred):
             items = iteration.listed(m, evaluate(m, each.value))
@@ -193,7 +196,8 @@ def _items(m: Machine, nodes: list[ast.expr]) -> Value:
             found += items
         else:
             found.append(evaluate(m, each))
-    return found
+            shared |= isinstance(found[-1], list | tuple | dict) and not isinstance(each, _DISPLAYS)
+    return found if not shared or python.light(found) else m.unknown("large value")
 
 
 def _set(m: Machine, node: ast.Set) -> Value:
@@ -213,7 +217,7 @@ def _dict(m: Machine, node: ast.Dict) -> Value:
         made = evaluate(m, value)
         if python.hashable(name):
             found[name] = made
-    return found
+    return found if python.light(found) else m.unknown("large value")
 
 
 def _joined(m: Machine, node: ast.JoinedStr) -> Value:

@@ -69,6 +69,7 @@ def base(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Valu
     if module.kind == "torch.nn.Sequential" and isinstance(items, list):
         value = args[0] if args else m.unknown("input")
         for each in items:
+            m.spend()
             if isinstance(each, Unknown) and isinstance(value, Tensor) and value.requires:
                 value = _somehow(m, value)
             else:
@@ -112,6 +113,8 @@ def _builtin(m: Machine, name: str, module: Instance, args: list[Value], kwargs:
         return _activation(m, name, module, args, made, given)
     if name == "Linear":
         return ops.apply(m, "linear", [args[0], _own(m, module, "weight"), _own(m, module, "bias")], {})
+    if name == "Bilinear" and len(args) > 1:
+        return ops.apply(m, "bilinear", [*args[:2], _own(m, module, "weight"), _own(m, module, "bias")], {})
     if name in recurrent.KINDS:
         return recurrent.call(m, module, args, kwargs)
     if name.startswith("Embedding"):
@@ -126,7 +129,7 @@ def _builtin(m: Machine, name: str, module: Instance, args: list[Value], kwargs:
                 {},
             )
         return ops.apply(m, VIEWING[name], [args[0], made[0] if made else 2], {})
-    if name.startswith(("Conv", "LazyConv")) or "Norm" in name or name in ("PReLU", "Bilinear"):
+    if name.startswith(("Conv", "LazyConv")) or "Norm" in name or name == "PReLU":
         return weighted(m, name, module, args)
     if (
         name == "Unflatten"

@@ -35,6 +35,7 @@ from gradfix.read.values import (
     Value,
 )
 
+_LONG, _LONGEST = {"math.factorial", "math.comb", "math.perm"}, 1000  # what takes long of larger numbers
 EXIT = Instance(None, kind="builtins.SystemExit")
 CONSTANTS: dict[str, Value] = {
     "math.pi": math.pi,
@@ -139,7 +140,7 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
         return networks.make(m, args, kwargs)
     if top == "math" and all(isinstance(a, int | float) for a in args) and not kwargs:
         function = getattr(math, path[5:], None)
-        if callable(function):
+        if callable(function) and not (path in _LONG and any(abs(a) > _LONGEST for a in args)):
             try:
                 return python.bounded(m, function(*args))
             except python.FAILS:

@@ -43,6 +43,17 @@ def hashed(m: Machine, kind: type, items: Value) -> Value:
     return kind(items)
 
 
+def light(value: Value) -> bool:
+    """Whether all that a container holds, what is in it more than once as often, can be gone through."""
+    pending, left = [value], iteration.LONG
+    while pending and left:
+        left -= 1
+        each = pending.pop()
+        inner = each.values() if isinstance(each, dict) else each
+        pending += [v for v in inner if isinstance(v, list | tuple | dict)]
+    return not pending
+
+
 def bounded(m: Machine, value: Value) -> Value:
     """`value`, unless it grows out of bounds."""
     if isinstance(value, str | bytes) and len(value) > strings.LONGEST:

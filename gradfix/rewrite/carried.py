@@ -268,17 +268,28 @@ def _names_of(
             outlives = is_loop or "." in name or name in shared
             if exposed and outlives and touches({name}, wanted) and touches({name}, unit.reads):
                 stores = tuple(u for u in walk(body) if name in u.writes)
-                if (
-                    not all(isinstance(s.node, cst.AugAssign) and _counts(s.node) for s in stores)
-                    or not stores
-                ):
+                if not all(_number_or_truth(s.node) for s in stores) or not stores:
                     yield Carried(name, view, body, unit, stores, name in made, ((stack, depth),))
                     seen.add(name)
         seen |= {w for w in unit.writes if not isinstance(unit.node, cst.BaseCompoundStatement)}
 
 
-def _counts(node: cst.AugAssign) -> bool:
-    return isinstance(node.value, cst.BaseNumber)
+def _number_or_truth(node: cst.CSTNode) -> bool:
+    """Whether what a statement stores is no tensor with a graph: a count, or the outcome of a comparison."""
+    if isinstance(node, cst.AugAssign):
+        return isinstance(node.value, cst.BaseNumber)
+    return isinstance(node, cst.Assign) and _plain(node.value)
+
+
+def _plain(value: cst.BaseExpression) -> bool:
+    match value:
+        case cst.Comparison() | cst.BaseNumber() | cst.UnaryOperation(operator=cst.Not()):
+            return True
+        case cst.BooleanOperation():
+            return _plain(value.left) and _plain(value.right)
+        case cst.Name():
+            return value.value in ("True", "False")
+    return False
 
 
 def _exposed(unit: Unit, name: str) -> bool:

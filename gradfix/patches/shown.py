@@ -20,7 +20,7 @@ from gradfix.tape import Backward, End, Site
 
 BACKWARD = "backward"
 DTYPE = "a tensor gets another dtype"
-HOOKED = "gradients reach a hook in other passes"
+HOOKED = "gradients reach a hook, or a Function's own backward, in other passes"
 
 Texts = Mapping[str, str]  # by path
 Kinds = tuple[tuple[str, ...], ...]

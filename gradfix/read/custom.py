@@ -71,6 +71,7 @@ def called(m: Machine) -> Value:
 
 def run(m: Machine, cls: Class, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """``cls.apply(…)``."""
+    m.customized = True
     forward, setup = objects.lookup(cls, "forward"), objects.lookup(cls, "setup_context")
     own = setup if isinstance(setup, Function) else None
     if not isinstance(forward, Function) or calls.REST in args or "**" in kwargs or (kwargs and own is None):

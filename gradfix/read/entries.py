@@ -221,7 +221,7 @@ class _Program:
     def _walked(self, m: Machine, name: str, frame: Frame, run: Callable[[], object], before: int) -> Walk:
         how = _guarded(m, frame, run)
         if self.watch is not None:
-            self.watch.hooked |= m.hooked
+            self.watch.hooked |= m.hooked or m.customized
         events = m.trace.finished()
         last = max((e.time for e in events), default=0) + 1
         sources = {u.path: u.digest() for u in m.project.units.values() if u.entered}

@@ -106,6 +106,8 @@ class Machine:
             int, dict[Any, Any]
         ] = {}  # custom Functions that ran, and what their backwards do
         self.hooked = False  # a hook may change a gradient on its way
+        self.overheard = False  # a hook may keep what a module gives
+        self.customized = False  # a custom Function makes gradients of its own
         self.gone: tuple[Any, Any] = (None, None)  # where a gradient was last read that is None, and whose
         self.assigned = False  # the backward of a custom Function gives tensors gradients by hand
         self.called: dict[Any, Any] = {}

@@ -380,6 +380,7 @@ def _plainly(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, 
 
 
 def _hook(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    m.overheard = True
     return m.unknown("hook")
 
 

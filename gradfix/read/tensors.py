@@ -316,6 +316,7 @@ METHODS: dict[str, Callable[..., Value]] = {
     "type_as": _to,
     "backward": _backward,
     "register_hook": _hook,
+    "register_post_accumulate_grad_hook": _hook,
     **dict.fromkeys(SELF, lambda m, t, args, kwargs: t),
     **dict.fromkeys(("cuda", "cpu"), _moved),
     "contiguous": _contiguous,

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from gradfix.dataclass import dataclass
 from gradfix.read.ops import INTEGERS
-from gradfix.read.values import Instance, Number, Taken, Tensor, Value
+from gradfix.read.values import Class, Function, Instance, Number, Taken, Tensor, Value
 
 if TYPE_CHECKING:
     from gradfix.read.frames import Machine
 
 PLAIN: dict[type, str] = {tuple: "sequence", list: "sequence", dict: "dictionary", str: "text"}
 LIBRARY = {"optim": "optimizer", "nn": "module"}
+SHARED = "tensor that something else holds as well"
+MOST = 5_000  # values that are looked at for who holds a tensor
 Kinds = dict[str, set[str]]
 Place = tuple[str, int, int]  # of a statement: path, line and column
 
@@ -24,7 +26,7 @@ Place = tuple[str, int, int]  # of a statement: path, line and column
 class Watch:
     """`lines` are those, by path, whose statements are watched. `kinds` are what the names that a statement reads had,
     in its order: ``tensor``, ``sequence``, ``number``, …; `dtypes` those of its tensors behind it, by path and name.
-    `hooked` says whether something was hooked to a gradient.
+    `hooked` says whether something was hooked to a gradient, or makes it in a way of its own.
 
     What becomes of gradients is told `closely`: where a test is not known, it comes out the other way in every second
     pass of the loop around it, and clipping is a GradWrite (on no other tape: it is not the user's own code).
@@ -48,12 +50,60 @@ class Watch:
         for said, name in names.items():
             if isinstance(name.ctx, ast.Load) or isinstance(statement, ast.AugAssign):
                 kinds.setdefault(said, set()).add(kind_of(_value(m, name)))
+        written = _written(statement)
+        value = _value(m, written) if written is not None else NOTHING
+        if written is not None and isinstance(value, Tensor) and _shared(m, value):
+            kinds.setdefault(ast.unparse(written), set()).add(SHARED)
         left = run(m, statement)
         for said, name in names.items():
             value = _value(m, name)
             if isinstance(value, Tensor):
                 self.dtypes.setdefault((path, said), set()).add(value.dtype)
         return left
+
+
+def _written(statement: ast.stmt) -> ast.expr | None:
+    """What a statement writes into in place: ``x += y``, ``x.mul_(y)``, ``x.data.mul_(y)``; its data is its own."""
+    target: ast.expr | None = None
+    if isinstance(statement, ast.AugAssign):
+        target = statement.target
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        function = statement.value.func
+        if isinstance(function, ast.Attribute) and function.attr.endswith("_"):
+            target = function.value
+    while isinstance(target, ast.Subscript) or (isinstance(target, ast.Attribute) and target.attr == "data"):
+        target = target.value
+    return target if isinstance(target, ast.Name | ast.Attribute) else None
+
+
+def _shared(m: Machine, tensor: Tensor) -> bool:
+    """Whether the same tensor, or another of its memory, is held under more names than one, or may be."""
+    if m.overheard:
+        return True
+    scopes = [f.names for f in m.frames] + [u.names for u in m.project.units.values() if u.entered]
+    pending: list[Value] = list({id(scope): scope for scope in scopes}.values())
+    seen, found, left = set[int](), 0, MOST
+    while pending and left and found < 2:
+        left -= 1
+        each = pending.pop()
+        if isinstance(each, Tensor):
+            found += each.storage is tensor.storage
+        elif id(each) not in seen:
+            seen.add(id(each))
+            pending += _parts(each)
+    return found > 1
+
+
+def _parts(value: Value) -> list[Value]:
+    if isinstance(value, Instance):
+        return [*value.attrs.values(), value.extra.get("items")]
+    if isinstance(value, Function):
+        return [*value.attrs.values(), *value.defaults, *value.kw_defaults.values()]
+    if isinstance(value, Class):
+        return list(value.attrs.values())
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def spanned(statement: ast.stmt) -> range:

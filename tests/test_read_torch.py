@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradfix.detect import detect
+from gradfix.prove import Prover, Runner
 from gradfix.read import read
 from gradfix.run import Run
 from gradfix.run.zygote import Zygote
@@ -328,3 +329,27 @@ def test_both_inputs_of_a_bilinear_layer_count(tmp_path: Path, zygote: Zygote) -
         score(torch.randn(2, 3), kept[0]).sum().backward()
     """
     assert [kind for kind, *_ in found(tmp_path, text, zygote)] == ["freed-graph"]
+
+
+MASKED = """\
+net = nn.Linear(4, 4)
+for step in range(3):
+    shares = net(torch.randn(2, 4)).softmax(-1)
+    shares.data *= torch.tensor([1.0, 1.0, 0.0, 1.0])
+    {after}
+    (shares ** 2).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("after", "sound"),
+    [("shares.data /= shares.data.sum(-1, keepdim=True)", True), ("shares.data *= 2", False)],
+)
+def test_a_mask_is_right_where_what_is_left_is_renormalised(
+    tmp_path: Path, zygote: Zygote, after: str, sound: bool
+) -> None:
+    told = [kind for kind, *_ in found(tmp_path, MASKED.format(after=after))]
+    program = tmp_path / "train.py"
+    prover = Prover(Runner(zygote, Run(program, tmp_path, tmp_path)))
+    ran = prover.baseline({str(program): program.read_text()}).conflicts
+    assert [c.kind for c in ran if c.severity != "note"] == told == ([] if sound else ["silent-overwrite"])

@@ -84,11 +84,19 @@ def _add_silent(
             continue
         key = _fault(graph, hit)
         wrong = shares.get(graph.stack_number(hit.write.stack), 0.0) if shares else backward.wrong
-        if wrong <= WRONG:
+        if wrong <= WRONG or (isinf(wrong) and _renormalised(graph, hit)):
             continue
         first = first or key
         known = shares or isinf(wrong) or key in found
         found.add(key if known else first, backward.time, _silent(graph, hit, wrong))
+
+
+def _renormalised(graph: Graph, hit: Hit) -> bool:
+    """Whether what was written was divided in the same hidden way behind it: a mask after a softmax is right by then,
+    and what is read of the text has no numbers to tell."""
+    writes = (w for w in graph.writes.get(hit.ref.storage, ()) if isinstance(w, Mutate))
+    later = (w for w in writes if hit.write.time < w.time < hit.backward.time)
+    return any(not _counted(w) and plain_op(w) == "div" for w in later)
 
 
 def _shares(graph: Graph, backward: Backward) -> dict[int, float]:

@@ -66,7 +66,7 @@ def attempts(
     hidden = [c for c in conflicts if c.kind == "silent-overwrite" and c.pattern != "numpy"][:MIXED]
     for count in range(len(hidden), 0, -1):
         for some in combinations(hidden, count):
-            yield Attempt(before={"through": through_sites(some)})
+            yield Attempt(before={"through": through_sites(some) + beside(some, tape)})
     if not kinds:
         return
     ways = [tuple(_ways(kind, conflicts, tape, before)) for kind in kinds]
@@ -391,6 +391,15 @@ def alias_sites(conflicts: Sequence[Conflict], tape: Tape) -> list[list[Any]]:
         for line in range(site.line, max(site.line, min(site.end_line, site.line + 12)) + 1)
     }
     return [list(s) for s in sorted(sites)]
+
+
+def beside(conflicts: Sequence[Conflict], tape: Tape) -> list[list[Any]]:
+    """[file, line] of the other hidden writes into what these overwrite: a mask, and what is renormalised after it, are
+    right together or not at all."""
+    storages = {c.write.ref.storage for c in conflicts if isinstance(c.write, Mutate)}
+    writes = (e for e in tape.events if isinstance(e, Mutate) and e.how in _ALIASING and e.stack)
+    sites = {(e.stack[-1].file, e.stack[-1].line) for e in writes if e.ref.storage in storages}
+    return [list(site) for site in sorted(sites)]
 
 
 def through_sites(conflicts: Sequence[Conflict]) -> list[list[Any]]:

@@ -13,7 +13,7 @@ from gradfix.prove.accept import Trial, accepted, doubted
 from gradfix.prove.alike import now_constant
 from gradfix.prove.compare import Difference, difference, likeness
 from gradfix.prove.cured import left, stale_for_ever
-from gradfix.prove.effects import Attempt, Impose, attempts, kept_sites
+from gradfix.prove.effects import Attempt, Impose, attempts, beside, kept_sites
 from gradfix.prove.lines import Lines
 from gradfix.prove.measured import Measured, head, read
 from gradfix.prove.runner import Runner
@@ -45,7 +45,22 @@ class Prover:
         plain = self.runner.start(files)
         recorded = self.runner.start(files, record=True).result()
         tape = recorded.tape
-        return Baseline(dict(files), recorded, plain.result(), detect(tape) if tape else ())
+        found = Baseline(dict(files), recorded, plain.result(), detect(tape) if tape else ())
+        return replace(found, conflicts=self._spoilt(found))
+
+    def _spoilt(self, baseline: Baseline) -> tuple[Conflict, ...]:
+        """Its faults, without hidden writes that several make right together: what plain PyTorch computes is the exact
+        gradient once all are taken as part of the graph (a mask after a softmax, and what renormalises it)."""
+        hidden = [
+            c for c in baseline.conflicts if c.kind == "silent-overwrite" and c.pattern in ("data", "detach")
+        ]
+        through = beside(hidden, baseline.tape)
+        if len(through) < 2 or baseline.plain.failure is not None:
+            return baseline.conflicts
+        taken = read(self.runner.imposed(baseline, {"through": through}).measurement)
+        if not taken.passes or difference(baseline.measured, taken) is not None:
+            return baseline.conflicts
+        return tuple(c for c in baseline.conflicts if c not in hidden)
 
     def prove(
         self, baseline: Baseline, files: Mapping[str, str], effect: Effect, conflict: Conflict

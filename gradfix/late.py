@@ -97,7 +97,11 @@ def _when(conflict: Conflict) -> int:
 
 
 def _steps_before(tape: Tape, time: int) -> int:
-    """How often the optimizer had stepped that had done so least."""
-    known = {e.optimizer for e in tape.events if isinstance(e, Optimizer) and e.time < time}
-    done = Counter(e.optimizer for e in tape.events if isinstance(e, Step) and e.time < time)
-    return min((done[k] for k in known), default=0)
+    """How often every optimizer that there was had stepped, at some time before: a run of as many steps ends there."""
+    done = Counter[int]()
+    most = 0
+    for event in tape.events:
+        if event.time < time and isinstance(event, Optimizer | Step):
+            done[event.optimizer] += isinstance(event, Step)
+            most = max(most, min(done.values()))
+    return most

@@ -117,3 +117,30 @@ def test_proofs_of_a_script_that_took_all_of_its_time_get_as_much_together(tmp_p
     assert (diagnosis.conflict.kind, result.ended) == ("stale-saved-tensor", "timeout")
     assert result.seconds < 9
     assert diagnosis.status == "cured" or any("not every cure was tried" in line for line in result.lines)
+
+
+ANOTHER = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for n in range(6):
+    optimizer.zero_grad()
+    net(torch.randn(2, 3)).pow(2).sum().backward()
+    optimizer.step()
+cell = nn.Linear(3, 3)
+second = torch.optim.SGD(cell.parameters(), lr=0.1)
+state = torch.zeros(2, 3)
+for n in range(4):
+    state = torch.tanh(cell(state) + 1)
+    second.zero_grad()
+    state.pow(2).sum().backward()
+    second.step()
+"""
+
+
+def test_an_optimizer_that_is_made_when_the_first_has_done(tmp_path, zygote):
+    _, result = one(ANOTHER, tmp_path, zygote)
+    assert [(d.conflict.kind, d.status) for d in result.diagnoses] == [("freed-graph", "cured")]

@@ -33,7 +33,7 @@ class Reader:
         return sorted(names)
 
     def read(
-        self, path: Path, text: str, *, root: Path | None = None, idle=True, files=None, kept=None
+        self, path: Path, text: str, *, root: Path | None = None, idle=True, files=None, kept=None, watch=None
     ) -> tuple[Reading, ...]:
         with self.log.open("a") as out:
             out.write(f"{path.name}\n")

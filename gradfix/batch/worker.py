@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Read what to do, do it, say what came of it, until there is no more."""
     scratch = Path(sys.argv[1])
-    scratch.mkdir(mode=0o700)
+    scratch.mkdir(mode=0o700, exist_ok=True)
     os.chdir(scratch)
     answer = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # whatever a library prints is no answer

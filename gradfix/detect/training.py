@@ -190,7 +190,8 @@ def _cleared_between(graph: Graph, number: int, steps: list[Step], between: list
 
 def _thrown_away(graph: Graph, events: tuple[Leaf, ...], step: Step) -> list[tuple[Backward, Zero]]:
     """The earlier passes of the backward that is stepped with, whose gradients were cleared, all of them, and that
-    nobody looked at; with what cleared them. (A closure that the step calls itself is its own affair.)"""
+    nobody looked at, nor another optimizer stepped behind; with what cleared them. (A closure that the step calls
+    itself is its own affair.)"""
     own = {r.storage for r in step.refs}
     last = next((e for e in reversed(events) if isinstance(e, Backward)), None)
     found: list[tuple[Backward, Zero]] = []
@@ -206,7 +207,7 @@ def _thrown_away(graph: Graph, events: tuple[Leaf, ...], step: Step) -> list[tup
             or not filled <= {r.storage for r in zero.refs}
         ):
             continue
-        looks = (e.time for e in graph.tape.events if isinstance(e, GradUse | GradWrite))
+        looks = (e.time for e in graph.tape.events if isinstance(e, GradUse | GradWrite | Step))
         if not any(backward.time < time < zero.time for time in looks):
             found.append((backward, zero))
     return found

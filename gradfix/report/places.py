@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from gradfix.dataclass import dataclass
 from gradfix.detect import describe
 from gradfix.notebook import locate
-from gradfix.report.origins import Origin, origins
 from gradfix.source import split_lines
 from gradfix.tape import Site
 
 if TYPE_CHECKING:
     from gradfix.detect import Label
+    from gradfix.report.origins import Origin
     from gradfix.result import Diagnosis, Result
 
 
@@ -98,6 +98,8 @@ def _origin(site: Site, diagnosis: Diagnosis, result: Result) -> Origin | None:
         return None
     end_line = max(site.end_line, site.line)
     end = site.end_column if site.end_line else len(split_lines(new)[site.line - 1 : site.line] or "")
+    from gradfix.report.origins import origins  # difflib is seldom needed
+
     return origins(old, new).of(site.line, site.column, end_line, end)
 
 

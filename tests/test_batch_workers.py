@@ -49,6 +49,9 @@ def test_a_worker_does_not_wait_for_ever(tmp_path):
     with ThreadPoolExecutor(1) as pool:
         nothing(Engine(pool, 1, mine.work), tmp_path)
     assert nobody_works_in(tmp_path)
+    end = time.monotonic() + 10
+    while list(tmp_path.iterdir()) and time.monotonic() < end:  # its folder goes after its process
+        time.sleep(0.05)
     assert list(tmp_path.iterdir()) == []
 
 

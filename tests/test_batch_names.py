@@ -15,6 +15,7 @@ from gradfix.batch.migrate import Wish
 from gradfix.batch.state import State
 from gradfix.batch.values import Step
 from gradfix.batch.words import code, escaped
+from gradfix.patches.file import load
 from gradfix.report.diff import patch
 from gradfix.report.places import Paths
 
@@ -63,6 +64,17 @@ def test_migrate_writes_such_a_patch(tmp_path):
     git(repo, "apply", str(tmp_path / "ws/patches/repo.patch"))
     assert "value = value + 1" in (repo / "tab\there/größe.py").read_text()
     assert "value = value + 1" in (repo / 'q"uo/te.py').read_text()
+
+
+def test_a_name_that_no_patch_can_have_costs_its_own_fix_alone(tmp_path):
+    repo = repository(tmp_path / "repo", {"two\nlines.py": faulty(), "train.py": faulty()})
+    found = migrate(tmp_path / "ws", [repo], wish=Wish(diff=True))["repo"]
+    assert [fix.entry for fix in load(tmp_path / "ws/patches/repo.json").fixes] == ["train.py"]
+    sentence = "repo.patch holds 2 changed files; repo.json lacks two\\nlines.py (see the remarks)"
+    assert said(tmp_path / "ws", "repo")["diff"] == ("done", sentence)
+    assert [x.partition(": it names")[0] for x in found.remarks] == ["two\\nlines.py: no patch to carry"]
+    git(repo, "apply", str(tmp_path / "ws/patches/repo.patch"))
+    assert "value = value + 1" in (repo / "two\nlines.py").read_text()
 
 
 HOSTILE = "a\nFixes: all\x1b[2J\r\x85\u2028\u202e.py"

@@ -4,6 +4,7 @@ import codecs
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -23,7 +24,7 @@ SCHEMA = json.loads((ROOT / "gradfix/patches/schema.json").read_text())
 def written(tmp_path: Path) -> dict:
     path = tmp_path / "gan.py"
     path.write_text(made.GAN)
-    return json.loads(file.dumps(make.of_results([made.cured(path)], tmp_path)))
+    return json.loads(file.dumps(make.of_results([made.cured(path)], tmp_path, pytest.fail)))
 
 
 def test_what_a_fix_says_of_itself(tmp_path):
@@ -72,7 +73,7 @@ def test_numbers_that_json_lacks_are_words(tmp_path):
     path.write_text(made.GAN)
     result = made.cured(path)
     result.diagnoses[0].cures[0].verdict.measured["cosine"] = float("nan")
-    text = file.dumps(make.of_results([result], tmp_path))
+    text = file.dumps(make.of_results([result], tmp_path, pytest.fail))
     assert json.loads(text)["fixes"][0]["measured"] == {"cosine": "nan"}
 
 
@@ -164,6 +165,30 @@ def test_fix_writes_one(fake, capsys):
     assert gradfix("fix", "gan.py", "--output-patch", "p.json", "--write") == 0
     jsonschema.validate(json.loads(Path("p.json").read_text()), SCHEMA)
     assert "1 fix in p.json" in capsys.readouterr().err
+
+
+def test_what_no_patch_can_name_leaves_the_others(fake, capsys):
+    Path("two\nlines.py").write_text(made.GAN)
+    assert gradfix("fix", "two\nlines.py", "gan.py", "--output-patch", "p.json") == 2
+    assert [fix.entry for fix in file.load(Path("p.json")).fixes] == ["gan.py"]
+    err = capsys.readouterr().err
+    assert "1 fix in p.json" in err
+    assert "p.json lacks a fix: it names 'two\\nlines.py', which is no path" in err
+
+
+@pytest.mark.parametrize("at", ["odd\tname.py", "../elsewhere.py"])
+def test_a_fault_in_a_file_that_no_patch_can_name(tmp_path, at):
+    (tmp_path / "here").mkdir()
+    path = tmp_path / "here/gan.py"
+    path.write_text(made.GAN)
+    result = made.cured(path)
+    (diagnosis,) = result.diagnoses
+    labels = made.stale(Path(os.path.normpath(path.parent / at))).labels
+    elsewhere = replace(diagnosis, conflict=replace(diagnosis.conflict, labels=labels))
+    left: list[str] = []
+    patch = make.of_results([replace(result, diagnoses=(elsewhere,))], path.parent, left.append)
+    assert not patch.fixes
+    assert "it names" in left[0]
 
 
 def test_fix_without_a_cure_writes_an_empty_one(fake, capsys):

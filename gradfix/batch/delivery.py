@@ -43,6 +43,10 @@ def to_patch(result: RepoResult, place: Path, file: Path) -> str:
     save(file, b"".join(line + b"\n" for line in patch(changes, Paths(place), raw)))
     carried = file.with_suffix(".json")
     save(carried, dumps(carry(result.fixes, result.torch)).encode("ascii"))
+    held = {f.path for fix in result.fixes for f in fix.files}
+    lacks = [escaped(path) for path in sorted(result.changes.keys() - held)]
+    if lacks:
+        return f"{file.name} holds {_files(result)}; {carried.name} lacks {_some(lacks)} (see the remarks)"
     return f"{file.name} and {carried.name} hold {_files(result)}"
 
 

@@ -16,6 +16,7 @@ from gradfix.batch.steps import steps
 from gradfix.batch.told import fault, remarks
 from gradfix.batch.values import Entry, Fault, Options, RepoResult, Spec, Step
 from gradfix.batch.warm import Warm
+from gradfix.batch.words import escaped
 from gradfix.config import Config, ConfigError, configured, nearest_file
 from gradfix.detect import Conflict
 from gradfix.examine import Examined, examine, own_fault
@@ -234,7 +235,7 @@ class _Work:
         try:
             fix = of_result(result, self.there.root)
         except PatchError as problem:
-            self._said(f"no patch to carry: {problem}")
+            self._said(f"{escaped(self._name(str(result.entry)))}: no patch to carry: {problem}")
         else:
             self.fixes += [fix] if fix is not None else []
         self._tell(result, new)

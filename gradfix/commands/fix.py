@@ -199,17 +199,15 @@ class Work:
         self.terminal.show(lines, self.terminal.err if filtering else None)
 
     def _saved(self, results: list[Result]) -> bool:
-        """Write the fixes to a file of their own, where that was asked for; False where it could not be."""
+        """Write the fixes to a file of their own, where that was asked for; False where not all of them are in it."""
         if self.output_patch is None:
             return True
         from gradfix.patches import file, make
 
+        left: list[str] = []
         try:
-            patch = make.of_results(results, Path.cwd())
+            patch = make.of_results(results, Path.cwd(), left.append)
             file.save(patch, self.output_patch)
-        except file.PatchError as problem:
-            self.terminal.error(f"{self.output_patch} was not written: {problem}")
-            return False
         except OSError as problem:
             reason = (problem.strerror or str(problem)).lower()
             self.terminal.error(f"{self.output_patch}: can't be written ({reason})")
@@ -218,8 +216,10 @@ class Work:
             count, path = len(patch.fixes), safe(str(self.output_patch))
             said = f"{count} fix{'' if count == 1 else 'es'} in {path}"
             none = f"There was no fix to write: {path} is a patch without any"
-            self.terminal.err.print(f"{said if count else none}.", soft_wrap=True)
-        return True
+            self.terminal.err.print(f"{said if count or left else none}.", soft_wrap=True)
+        for why in left:
+            self.terminal.error(f"{self.output_patch} lacks a fix: {why}")
+        return not left
 
     def _code(self, results: list[Result]) -> int:
         if any(r.problem for r in results):

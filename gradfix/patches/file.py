@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
 
-from gradfix.patches.values import FilePatch, Flow, Patch
+from gradfix.patches.values import FilePatch, Fix, Flow, Patch
 from gradfix.report.json import plain
 from gradfix.source import NEWLINE
 
@@ -96,7 +96,8 @@ def loads(raw: bytes) -> Patch:
         raise PatchError(f"it is of another version than {VERSION}, the one this gradfix reads")
     del value["format"]
     patch: Patch = _value(Patch, value, "")
-    _allowed(patch)
+    for fix in patch.fixes:
+        allowed(fix)
     return patch
 
 
@@ -180,30 +181,28 @@ def _dataclass(kind: Any, given: Any, where: str) -> Any:
 # ---- what no patch of gradfix's says
 
 
-def _allowed(patch: Patch) -> None:
-    """Raises PatchError where a patch names files that are nobody's source, or lines that are none."""
-    for fix in patch.fixes:
-        if any(len(some) > TABLE for some in fix.callers.values()):
-            raise PatchError("one of its fixes has more callers than gradfix writes")
-        for path in (fix.entry, *(c.path for c in fix.cures), *(f.path for f in fix.files)):
-            inside(path)
-        if len({f.path for f in fix.files}) != len(fix.files):
-            raise PatchError("one of its fixes names a file twice")
-        for file in fix.files:
-            if any(len(x) > TABLE for flow in _flows(file) for x in (flow.order, flow.origins, flow.readers)):
-                raise PatchError(f"{file.path}: what it says of its lines is longer than gradfix writes it")
-            for hunk in file.hunks:
-                lines = (*hunk.before, *hunk.old, *hunk.new, *hunk.after)
-                if len(hunk.before) + len(hunk.after) > AROUND:
-                    raise PatchError(
-                        f"{file.path}: one of its hunks has more lines around it than gradfix writes"
-                    )
-                if hunk.line < 1 or any(NEWLINE.search(x) or "\0" in x for x in lines):
-                    raise PatchError(f"{file.path}: one of its hunks holds lines that are none")
-                if not 0 <= hunk.alike <= 1 or hunk.old == hunk.new:
-                    raise PatchError(
-                        f"{file.path}: one of its hunks changes nothing, or fits impossibly well"
-                    )
+def allowed(fix: Fix) -> None:
+    """Raises PatchError where a fix names files that are nobody's source, or lines that are none: it is not read, and
+    not written."""
+    if any(len(some) > TABLE for some in fix.callers.values()):
+        raise PatchError("one of its fixes has more callers than gradfix writes")
+    for path in (fix.entry, *(c.path for c in fix.cures), *(f.path for f in fix.files)):
+        inside(path)
+    if len({f.path for f in fix.files}) != len(fix.files):
+        raise PatchError("one of its fixes names a file twice")
+    for file in fix.files:
+        if any(len(x) > TABLE for flow in _flows(file) for x in (flow.order, flow.origins, flow.readers)):
+            raise PatchError(f"{file.path}: what it says of its lines is longer than gradfix writes it")
+        for hunk in file.hunks:
+            lines = (*hunk.before, *hunk.old, *hunk.new, *hunk.after)
+            if len(hunk.before) + len(hunk.after) > AROUND:
+                raise PatchError(
+                    f"{file.path}: one of its hunks has more lines around it than gradfix writes"
+                )
+            if hunk.line < 1 or any(NEWLINE.search(x) or "\0" in x for x in lines):
+                raise PatchError(f"{file.path}: one of its hunks holds lines that are none")
+            if not 0 <= hunk.alike <= 1 or hunk.old == hunk.new:
+                raise PatchError(f"{file.path}: one of its hunks changes nothing, or fits impossibly well")
 
 
 def _flows(file: FilePatch) -> tuple[Flow, ...]:

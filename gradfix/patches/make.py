@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gradfix import __version__
 from gradfix.detect import Conflict
 from gradfix.notebook import locate
-from gradfix.patches.file import TABLE, inside
+from gradfix.patches.file import TABLE, PatchError, allowed, inside
 from gradfix.patches.fit import Place, Text, Touched, places, rival
 from gradfix.patches.flow import callers, sides
 from gradfix.patches.lines import lexed
@@ -42,9 +42,9 @@ def patch(fixes: Iterable[Fix], torch: str = "") -> Patch:
     return Patch(made, tuple(fixes))
 
 
-def of_results(results: Iterable[Result], cwd: Path) -> Patch:
-    """What `fix` came to, as a patch whose root is `cwd`, else what all of it lies in. Raises PatchError where a
-    file has a name that a patch can't have."""
+def of_results(results: Iterable[Result], cwd: Path, leave: Callable[[str], None]) -> Patch:
+    """What `fix` came to, as a patch whose root is `cwd`, else what all of it lies in; `leave` hears, as a sentence
+    without its full stop, of each fix that no patch can hold."""
     changing = [r for r in results if r.files]
     named = [Path(p) for r in changing for p in (str(r.entry), *r.files)]
     root = (
@@ -52,16 +52,25 @@ def of_results(results: Iterable[Result], cwd: Path) -> Patch:
         if all(p.is_relative_to(cwd) for p in named)
         else Path(os.path.commonpath([p.parent for p in named]))
     )
-    fixes = [one for r in changing if (one := of_result(r, root)) is not None]
+    fixes = []
+    for result in changing:
+        try:
+            one = of_result(result, root)
+            fixes += [one] if one is not None else []
+        except PatchError as problem:
+            leave(str(problem))
     return patch(fixes, next((r.torch for r in changing if r.torch), ""))
 
 
 def of_result(result: Result, root: Path) -> Fix | None:
-    """The fix that `result` comes to; None where nothing changes. Its files are below `root`."""
+    """The fix that `result` comes to; None where nothing changes. Its files are below `root`. Raises PatchError where
+    no patch can hold it: a file has a name that is none in a patch."""
     if not result.files or result.verdict is None:
         return None
 
     def name(path: str) -> str:
+        if not Path(path).is_relative_to(root):
+            raise PatchError(f"it names {path!r}, which is not below {str(root)!r}")
         return Path(path).relative_to(root).as_posix()
 
     texts = {name(path): both for path, both in result.files.items()}
@@ -99,7 +108,7 @@ def fix(entry: str, verdict: Verdict, cures: Sequence[Cured], texts: Texts, root
     known = {path: old for path, (old, _) in texts.items()}
     with suppress(SourceError):
         known = {entry: Source.read(root / entry).text, **known}
-    return Fix(
+    made = Fix(
         entry,
         verdict.status,
         verdict.reason,
@@ -114,6 +123,8 @@ def fix(entry: str, verdict: Verdict, cures: Sequence[Cured], texts: Texts, root
         files,
         "".join(f"{line}\n" for line in unified(texts, Paths(root))),
     )
+    allowed(made)
+    return made
 
 
 def handed_on(files: Iterable[FilePatch], path: str) -> set[str]:

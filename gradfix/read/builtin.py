@@ -8,7 +8,18 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, files, iteration, layers, libraries, objects, python, strings, tensors
+from gradfix.read import (
+    calls,
+    files,
+    growing,
+    iteration,
+    layers,
+    libraries,
+    objects,
+    python,
+    strings,
+    tensors,
+)
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.truth import truth
 from gradfix.read.values import (
@@ -64,14 +75,14 @@ def _range(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 def _len(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     value = args[0] if args else None
     if isinstance(value, str | bytes | list | tuple | dict | set | frozenset | range):
-        return len(value)
+        return growing.length(m, value)
     if isinstance(value, Tensor) and value.shape and value.shape[0] is not None:
         return value.shape[0]
     if isinstance(value, Lazy) and value.length is not None:
         return value.length
     if isinstance(value, Instance):
         if isinstance(value.extra.get("items"), list | dict):
-            return len(value.extra["items"])
+            return growing.length(m, value.extra["items"])
         method = objects.method(m, value, "__len__")
         if method is not None:
             return calls.call(m, method, [], {})
@@ -94,6 +105,8 @@ def _enumerate(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value
 
 
 def _zip(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if calls.REST in args:
+        return m.unknown("zip")
     lengths = [iteration._length(a) for a in args]
     known = [n for n in lengths if n is not None]
     length = min(known) if known else None
@@ -109,14 +122,14 @@ def _zip(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 def _map(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    columns = [iteration.listed(m, a, 64) for a in args[1:]]
+    columns = [iteration.listed(m, a, iteration.DRAWN) for a in args[1:]]
     if any(c is None for c in columns):
         return m.unknown("map")
     return [calls.call(m, args[0], list(row), {}) for row in zip(*columns, strict=False)]
 
 
 def _filter(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    items = iteration.listed(m, args[1], 64)
+    items = iteration.listed(m, args[1], iteration.DRAWN)
     if items is None:
         return m.unknown("filter")
     kept = []

@@ -6,11 +6,24 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, containers, indexing, iteration, names, objects, ops, python, strings, tensors
+from gradfix.read import (
+    calls,
+    containers,
+    growing,
+    indexing,
+    iteration,
+    names,
+    objects,
+    ops,
+    python,
+    strings,
+    tensors,
+)
 from gradfix.read.frames import Frame, Machine
+from gradfix.read.growing import Grown
 from gradfix.read.operators import binary, compared, in_place
 from gradfix.read.truth import truth
-from gradfix.read.values import Instance, Later, Lib, Tensor, Unknown, Value
+from gradfix.read.values import Instance, Later, Lazy, Lib, Tensor, Unknown, Value
 
 _DISPLAYS = (ast.List, ast.Tuple, ast.Dict)
 
@@ -75,7 +88,9 @@ def _call(m: Machine, node: ast.Call) -> Value:
     args: list[Value] = []
     for each in node.args:
         if isinstance(each, ast.Starred):
-            items = iteration.listed(m, evaluate(m, each.value))
+            value = evaluate(m, each.value)
+            endless = isinstance(value, Lazy) and value.length is None
+            items = None if endless else iteration.listed(m, value)
             if items is None:
                 args.append(calls.REST)
             else:
@@ -107,6 +122,8 @@ def _unary(m: Machine, node: ast.UnaryOp) -> Value:
     value = evaluate(m, node.operand)
     if isinstance(node.op, ast.Not):
         known = truth(m, value)
+        if isinstance(value, Grown):
+            return Grown(value.origin, then=not value.then)
         return m.unknown("not") if known is None else not known
     m.frame.node = node
     if isinstance(value, Tensor):
@@ -130,7 +147,7 @@ def _bool(m: Machine, node: ast.BoolOp) -> Value:
         if known is wants:
             return value if doubt is None else doubt
         if known is None:
-            doubt = doubt or m.unknown("and/or")
+            doubt = doubt or (value if isinstance(value, Grown) else m.unknown("and/or"))
             if len(node.values) == 2 and wants and isinstance(value, Unknown):
                 evaluate(m, node.values[1])
                 return value
@@ -153,9 +170,11 @@ def _compare(m: Machine, node: ast.Compare) -> Value:
 
 
 def _conditional(m: Machine, node: ast.IfExp) -> Value:
-    known = truth(m, evaluate(m, node.test))
+    value = evaluate(m, node.test)
+    known = truth(m, value)
     if known is None:
-        known, m.trace.guessed = m.decide(node.test), True
+        known = value.then if isinstance(value, Grown) else m.decide(node.test)
+        m.trace.guessed = True
         m.doubts += 1
         try:
             return evaluate(m, node.body if known else node.orelse)
@@ -276,7 +295,7 @@ def _generate(m: Machine, node: Any, depth: int, source: Value, found: list[Valu
             found.append(evaluate(m, node.elt))
         return False
 
-    items = iteration.listed(m, source, 64)
+    items = iteration.listed(m, source, iteration.DRAWN)
     if items is None:
         iteration.each(m, source, one, node)
     else:
@@ -395,7 +414,7 @@ def augmented(m: Machine, node: ast.AugAssign) -> None:
         left = _name(m, load)
         right = evaluate(m, node.value)
         m.frame.node = node
-        calls.store(m, target.id, in_place(m, node.op, left, right))
+        calls.store(m, target.id, growing.counted(m, left, in_place(m, node.op, left, right)))
         return
     owner = evaluate(m, target.value)
     if isinstance(target, ast.Attribute):
@@ -403,7 +422,7 @@ def augmented(m: Machine, node: ast.AugAssign) -> None:
         left = objects.attribute(m, owner, target.attr)
         right = evaluate(m, node.value)
         m.frame.node = node
-        result = in_place(m, node.op, left, right)
+        result = growing.counted(m, left, in_place(m, node.op, left, right))
         objects.set_attribute(m, owner, target.attr, result)
     else:
         index = evaluate(m, target.slice)

@@ -78,6 +78,10 @@ class Machine:
         self.autocast = False
         self.late = 0  # steps that went into the rest of long lists
         self.loops = 0  # that stand around what runs
+        self.partial = 0  # of those around what runs: that go on behind the passes which are read
+        self.grown: dict[int, Value] = {}  # containers that something was put into in such a loop, by id
+        self.awaited = False  # a test was met that comes out otherwise when something has grown
+        self.ripe = False  # it has
         self.turned = False  # unknown tests come out the other way in this pass of the loop
         self.backwards = 0  # that were evaluated
         self.escaped = False  # code that isn't known got a model or an optimizer
@@ -120,7 +124,8 @@ class Machine:
     def begin(self, variant: Variant | None = None) -> None:
         """Another entry: a tape of its own, with the optimizers that are there already, and nobody's gradient."""
         self.trace = self.trace.following()
-        self.blurs, self.loops, self.late = 0, 0, 0
+        self.blurs, self.loops, self.late, self.partial = 0, 0, 0, 0
+        self.awaited, self.ripe = False, False
         self.limit = min(self.steps + self.budget.entry, self.budget.steps)
         self.doubts, self.grad, self.inference, self.autocast = 0, True, False, False
         self.variant = variant

@@ -6,13 +6,14 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gradfix.read import calls, indexing, objects
+from gradfix.read import calls, growing, indexing, objects
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.values import Generator, Instance, Lazy, Tensor, Unknown, Value
 
 SHORT = 12  # items of a container that are all gone through
 PATIENT = 24  # passes of a loop in which no two backwards have come about yet
 WIDE = 1_000  # items that are all gone through where each is for itself
+DRAWN = 256  # items that a batch is made of, one by one
 LONG = 10_000  # items that are ever listed
 REMAINDERS = (2520, 840, 120, 60, 12, 6)  # multiples of the numbers that programs take remainders of
 
@@ -94,9 +95,34 @@ def each(m: Machine, source: Value, one: One, node: ast.AST) -> bool:
     whole = length is not None and usual < length <= WIDE and _apart(m, source, node)
     count = (4 * SHORT if building else PATIENT) if patient else usual
     items = listed(m, source, WIDE if whole else count)
+    with growing.around(m, items is None or length is None or len(items) < length) as outermost:
+        spent = m.steps
+        if not _first(m, source, items, one, node, usual, count):
+            return False
+        if outermost and m.awaited and m.steps - spent < (m.limit - m.steps) // 2:
+            with growing.ripe(m):
+                return not any(map(one, _further(m, source, items)))
+    return True
+
+
+def _further(m: Machine, source: Value, items: list[Value] | None) -> list[Value]:
+    """More of what `source` gives, behind `items`."""
+    found = None if items is None else listed(m, source, len(items) + growing.PASSES)
+    if not found:
+        return [m.unknown(_origin(source)) for _ in range(growing.PASSES)]
+    return found[-growing.PASSES :]
+
+
+def _origin(source: Value) -> str:
+    return source.origin if isinstance(source, Unknown) else "item"
+
+
+def _first(
+    m: Machine, source: Value, items: list[Value] | None, one: One, node: ast.AST, usual: int, count: int
+) -> bool:
+    """The first passes, and some late ones; whether it came to the end of them."""
     if items is None:
-        origin = source.origin if isinstance(source, Unknown) else "item"
-        return all(not one(m.unknown(origin)) for _ in range(m.budget.passes))
+        return all(not one(m.unknown(_origin(source))) for _ in range(m.budget.passes))
     before, done = m.backwards, len(items)
     late = _late(source, done) if m.loops == 0 and _waits(m, node) else ()
     m.loops += 1

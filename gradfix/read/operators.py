@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, iteration, objects, ops, python, taken, tensors
+from gradfix.read import calls, growing, iteration, objects, ops, python, taken, tensors
 from gradfix.read.frames import Machine
 from gradfix.read.values import Instance, Lib, Taken, Tensor, Unknown, Value
 
@@ -80,6 +80,7 @@ def in_place(m: Machine, op: ast.operator, left: Value, right: Value) -> Value:
         items = iteration.listed(m, right)
         if items is not None and len(left) < iteration.LONG:
             left += items
+            growing.grew(m, left)
         return left
     return binary(m, op, left, right)
 

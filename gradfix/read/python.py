@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradfix.dataclass import dataclass
-from gradfix.read import containers, iteration, strings
+from gradfix.read import containers, growing, iteration, strings
 from gradfix.read.frames import Machine
 from gradfix.read.values import Bound, Class, Function, Instance, Lib, Tensor, Unknown, Value
 from gradfix.read.variants import Asked, Option
@@ -109,7 +109,9 @@ def compared(m: Machine, name: str, concrete: Callable[[Any, Any], Any], left: V
         result = concrete(left, right)
     except FAILS:
         return m.unknown("compare")
-    return result if isinstance(result, bool) else m.unknown("compare")
+    return (
+        growing.compared(m, name, left, right, result) if isinstance(result, bool) else m.unknown("compare")
+    )
 
 
 def _builtin(*names: Lib) -> bool:
@@ -214,6 +216,8 @@ _STRINGS = {
 def call_method(m: Machine, method: Method, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A method of a string, a list, a dictionary, ..."""
     owner, name = method.owner, method.name
+    if name in MUTATORS:
+        growing.grew(m, owner)
     if isinstance(owner, str) and name == "format":
         return strings.formatted(m, owner, args, kwargs)
     if isinstance(owner, str | bytes) and (name not in _STRINGS or any(_vague(a) for a in args)):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 
-from gradfix.read import calls, iteration, libraries, modules, names, objects
+from gradfix.read import calls, growing, iteration, libraries, modules, names, objects
 from gradfix.read.expressions import assign, augmented, delete, evaluate
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.truth import truth
-from gradfix.read.values import Class, Generator, Later, Lib, Tensor, Unknown, Value
+from gradfix.read.values import Class, Generator, Instance, Later, Lib, Tensor, Unknown, Value
 
 Left = str | None  # "break", "continue", "return" or None: went on to its end
 _ENDS = (ast.Raise, ast.Return, ast.Break, ast.Continue)
@@ -46,8 +46,22 @@ def _expression(m: Machine, node: ast.Expr) -> Left:
 def _assign(m: Machine, node: ast.Assign) -> Left:
     value = evaluate(m, node.value)
     for target in node.targets:
-        assign(m, target, value, node)
+        assign(m, target, _counted(m, target, value), node)
     return None
+
+
+def _counted(m: Machine, target: ast.expr, value: Value) -> Value:
+    """`value`, larger than what `target` is bound to: ``n = n + 1``, ``self.size = min(self.size + 1, self.most)``."""
+    if not m.partial or type(value) is not int:
+        return value
+    if isinstance(target, ast.Name):
+        names = m.frame.unit.names if target.id in m.frame.declared else m.frame.names
+        return growing.counted(m, names.get(target.id), value)
+    if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+        owner = evaluate(m, target.value)
+        before = owner.attrs.get(target.attr) if isinstance(owner, Instance) else None
+        return growing.counted(m, before, value)
+    return value
 
 
 def _annotated(m: Machine, node: ast.AnnAssign) -> Left:
@@ -123,7 +137,8 @@ def _gives_up(node: ast.If) -> bool:
 
 
 def _if(m: Machine, node: ast.If) -> Left:
-    known = truth(m, evaluate(m, node.test))
+    value = evaluate(m, node.test)
+    known = truth(m, value)
     if known and _refuses(node):
         known = False
     if known is not None:
@@ -133,7 +148,7 @@ def _if(m: Machine, node: ast.If) -> Left:
     elif ends(m, node.orelse) and not ends(m, node.body):
         taken = True
     else:
-        taken = m.decide(node.test)
+        taken = value.then if isinstance(value, growing.Grown) else m.decide(node.test)
     if m.turns(node.test) and not _gives_up(node):
         taken = not taken
     other = node.orelse if taken else node.body
@@ -203,20 +218,30 @@ def _for(m: Machine, node: ast.For | ast.AsyncFor) -> Left:
 def _while(m: Machine, node: ast.While) -> Left:
     turned = m.turned
     try:
-        return _passes(m, node)
+        with growing.around(m, True) as outermost:
+            left = _passes(m, node)
+            if left == "on" and outermost and m.awaited:
+                with growing.ripe(m):
+                    left = _passes(m, node, growing.PASSES)
     finally:
         m.turned = turned
+    if left == "over":
+        return block(m, node.orelse)
+    return "return" if left == "return" else None
 
 
-def _passes(m: Machine, node: ast.While) -> Left:
+def _passes(m: Machine, node: ast.While, most: int | None = None) -> Left:
+    """How the loop is left: it may be ``over``, or go ``on`` behind the passes that are read."""
     passes = 0
     while True:
         m.spend()
-        known = truth(m, evaluate(m, node.test))
+        awaited = m.awaited
+        test, m.awaited = evaluate(m, node.test), awaited  # (that it ends some day is no news)
+        known = not test.then if isinstance(test, growing.Grown) else truth(m, test)
         if known is False:
-            return block(m, node.orelse)
-        if passes >= iteration.most(m, node, 1 << 30 if known else None):
-            return None
+            return "over"
+        if passes >= (most or iteration.most(m, node, 1 << 30 if known else None)):
+            return "on"
         m.turned = m.closely and passes % 2 == 1
         passes += 1
         m.doubts += known is None
@@ -224,9 +249,7 @@ def _passes(m: Machine, node: ast.While) -> Left:
             left = block(m, node.body)
         finally:
             m.doubts -= known is None
-        if left == "break":
-            return None
-        if left == "return":
+        if left in ("break", "return"):
             return left
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, containers, files, iteration, stacks
+from gradfix.read import calls, containers, files, iteration, ops, stacks
 from gradfix.read.frames import Machine
 from gradfix.read.values import (
     Class,
@@ -349,27 +349,22 @@ def _referred(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 def _drawn(several: bool) -> Callable[..., Value]:
     def draw(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        """Of what has a graph: any may be drawn, and nothing more can be said for certain. Of other things it counts
-        too much which."""
+        """Of tensors, and of records with tensors in them, any may be drawn: where they need a gradient, nothing
+        more can be said for certain. Of other things it counts too much which."""
         items = iteration.listed(m, args[0]) if args else None
-        count = args[1] if len(args) > 1 else kwargs.get("k", 1)
-        if (
-            not items
-            or not isinstance(count, int)
-            or not 0 < count <= len(items)
-            or not all(map(_attached, items))
-        ):
+        count = (args[1] if len(args) > 1 else kwargs.get("k", 1)) if several else 1
+        if not items or not isinstance(count, int) or not 0 < count <= iteration.DRAWN:
             return m.unknown("drawn")
-        m.doubts += 1  # for all that this function does from now on
-        return items[-count:] if several else items[-1]
+        tensors = [ops.tensors_of(containers.plain(item)) for item in items]
+        if not all(tensors):
+            return m.unknown("drawn")
+        if any(t.requires is not False for found in tensors for t in found):
+            m.doubts += 1  # for all that this function does from now on
+        # (from a memory that is not full yet, each as often as it takes)
+        drawn = list(itertools.islice(itertools.cycle(items[-count:]), count))
+        return drawn if several else drawn[0]
 
     return draw
-
-
-def _attached(item: Value) -> bool:
-    """Whether a tensor with a graph is in `item`."""
-    parts = item if isinstance(item, list | tuple) else [item]
-    return any(isinstance(p, Tensor) and p.requires and not p.leaf for p in parts)
 
 
 FUNCTIONS: dict[str, Callable[..., Value]] = {

@@ -119,6 +119,7 @@ PATTERNS = {
         "no-graph": "the loss has no grad_fn",
         "turned-off": "the loss has no grad_fn, since a call turned gradients off for good",
         "dead-parameter": "no loss reaches an optimizer's parameters",
+        "frozen": "an optimizer's parameters were frozen between every forward and its backward",
         "partly": "all that is made of some of an optimizer's parameters ends in a cut",
         "rewrapped": "a gradient arrives at a leaf made of a cut value, and is never passed on to the graph "
         "behind it",

@@ -56,8 +56,10 @@ def dead_parameters(graph: Graph) -> Found:
         first = steps[0]
         earlier = [b for b in graph.backwards if b.time < first.time]
         before = max((b.time for b in earlier), default=first.time)
-        if any(graph.reach_mask(root) & mine for b in earlier for root in b.roots):
-            continue  # its graph does lead to them, and they take no gradient: they were frozen since
+        leading = [b for b in graph.backwards if any(graph.reach_mask(root) & mine for root in b.roots)]
+        if any(b.time < first.time for b in leading):
+            yield from _frozen(graph, number, leading)
+            continue
         cut = next(
             (
                 c
@@ -92,6 +94,33 @@ def dead_parameters(graph: Graph) -> Found:
                 event=cut,
             ),
         )
+
+
+def _frozen(graph: Graph, number: int, leading: list[Backward]) -> Found:
+    """The graph of backwards does lead to them, and they take no gradient: they were frozen since. Where nothing at all
+    takes one, before every step, that is not to keep them from what is meant for others."""
+    steps = graph.steps_of(number)
+    idle = [b for b in leading if not b.accumulates and not b.inputs and not b.refused]
+    times = [0, *(s.time for s in steps)]
+    if not all(any(t < b.time < s.time for b in idle) for t, s in zip(times, steps, strict=False)):
+        return
+    yield (
+        ("dead", number),
+        steps[0],
+        make(
+            "cut-graph",
+            "frozen",
+            f"no parameter of {optimizer_words(graph, number)} ever gets a gradient: "
+            f"{wording.at('needed', idle[0].stack)} leads to them, but they were frozen since the forward",
+            [
+                ("needed", idle[0].stack, "fills no gradient: nothing that it leads to requires one by now"),
+                ("step", steps[0].stack, "steps without a single gradient"),
+            ],
+            "needed",
+            backward=idle[0],
+            event=steps[0],
+        ),
+    )
 
 
 def _leads_to(graph: Graph, cut: Cut, backwards: list[Backward]) -> bool:

@@ -226,7 +226,7 @@ def test_what_is_refused_leaves_no_patch_and_no_commit(tmp_path):
     assert git(repo, "rev-list", "--count", "main..cured") == "1"
     call(*words, "--refuse", group["fingerprint"], cwd=tmp_path)
     done = call(*words, "--reconsider", group["fingerprint"], cwd=tmp_path)
-    assert "repo: 1 fault, 1 cured (1 untried)" in done.stderr
+    assert "repo: 1 fault, 1 cure (1 untried), 1 on a branch" in done.stderr
     assert git(repo, "rev-list", "--count", "main..cured") == "1"
     done = call(*words, "--reconsider", group["fingerprint"], cwd=tmp_path)
     assert done.returncode == 2
@@ -452,7 +452,7 @@ def test_the_command_line(tmp_path):
     assert "--branch writes cures that hold" in done.stderr
     done = call("--from", "list", "--accept", "untried", "--branch", "cured", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, done.stderr)
-    assert done.stderr.startswith("[1/1] repo: 1 fault, 1 cured (1 untried), ")
+    assert done.stderr.startswith("[1/1] repo: 1 fault, 1 cure (1 untried), 1 on a branch, ")
     report = json.loads((tmp_path / "gradfix-migrate/report.json").read_text())
     assert report["totals"]["cured"] == 1
     assert report["repositories"][0]["effects"]["branch cured"]["result"] == "done"
@@ -514,7 +514,7 @@ def test_a_refused_branch_is_settled_by_another(tmp_path):
     words = ["--accept", "untried", "--branch"]
     done = call("repo", *words, "main", cwd=tmp_path)
     assert (done.returncode, "main is checked out" in done.stderr) == (2, True)
-    assert call("--accept", "untried", cwd=tmp_path).returncode == 0
+    assert call("--accept", "untried", cwd=tmp_path).returncode == 1  # its fault is left
     done = call(*words, "cured", cwd=tmp_path)
     assert (done.returncode, "main" in done.stderr) == (0, False)
     assert call("--status", cwd=tmp_path).returncode == 0

@@ -70,7 +70,7 @@ def test_the_documents_agree(workspace):
     assert document["groups"][0]["repositories"] == ["a", "b"]
     assert document["groups"][0]["hint"] == "out-of-place"
     told = (workspace / "report.md").read_text()
-    assert "| stale-saved-tensor | 3 | 2 | out-of-place | 3 proved |" in told
+    assert "| stale-saved-tensor | 3 | 2 | out-of-place | 3 proved | 3 in a patch |" in told
     assert "**proved**" in (workspace / "pull-requests/a.md").read_text()
     assert not (workspace / "pull-requests/none.md").exists()
 

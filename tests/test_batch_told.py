@@ -65,12 +65,12 @@ def test_what_kept_scripts_from_training_is_told(tmp_path):
         )
 
     no = "ModuleNotFoundError: No module named 'numbers_'"
-    found = totals([], [failed(no, "KeyError: 1"), failed(no, "KeyError: 2\nmore", "KeyError: 3")])
+    found = totals([], [failed(no, "KeyError: 1"), failed(no, "KeyError: 2\nmore", "KeyError: 3")], {})
     assert found["stopped"] == {no: 2, "KeyError: 1": 1, "KeyError: 2": 1, "KeyError: 3": 1}
     said = f"7 scripts run, 5 of them failed for reasons that are not autograd's (2 {no}, 1 KeyError: 1, "
     assert f"{said}1 KeyError: 2 and 1 reason more)" in sentence(found)
     report = "\n".join(markdown({"totals": found, "groups": [], "repositories": []}))
     assert f"| 2 | {no} |" in report
-    none = totals([], [failed()])
+    none = totals([], [failed()], {})
     assert "0 files, 1 script run; 0 faults" in sentence(none)
     assert "failed" not in "\n".join(markdown({"totals": none, "groups": [], "repositories": []}))

@@ -14,8 +14,9 @@ from gradfix.batch.engine import EngineError
 from gradfix.batch.git import GitError, no_branch
 from gradfix.batch.intake import listed, specs
 from gradfix.batch.migrate import Batch
+from gradfix.batch.outcome import SHOWN, UNAPPLIED, outcome
 from gradfix.batch.state import State, StateError, aside, locked, wanted
-from gradfix.batch.summary import totals
+from gradfix.batch.summary import summary
 from gradfix.batch.values import Spec
 from gradfix.batch.words import sentence
 from gradfix.fingerprint import is_fingerprint
@@ -84,7 +85,10 @@ class Command:
             raise CommandError(str(problem)) from None
         ended = state.ended()
         for spec in asked:
-            said = [e for _, e in state.effects(spec.name).values()]
+            effects = state.effects(spec.name)
+            said = [
+                f"{effect} refused: {e}" if came == "refused" else e for effect, (came, e) in effects.items()
+            ]
             terminal.write(safe("  ".join([f"{ended.get(spec.name, 'waiting'):8}", spec.name, *said])))
         return self._close(state, asked, terminal)
 
@@ -146,7 +150,7 @@ class Command:
         if not terminal.quiet:
             for line in refused:
                 terminal.err.out(safe(line), highlight=False)
-            terminal.write(safe(sentence(totals(asked, results))))
+            terminal.write(safe(sentence(summary(state, asked)["totals"])))
             workspace = self.batch.workspace
             if (workspace / "report.json").is_file():
                 page = (workspace / "report.html").is_file()
@@ -154,5 +158,10 @@ class Command:
                     ", report.html" if page else " (report.html needs jinja2: pip install 'gradfix[batch]')"
                 )
                 terminal.write(f"Reports: {workspace}/report.md, report.json{more}")
-        faults = sum(f.severity != "note" and f.status != "cured" for r in results for f in r.faults)
+        left = ("", SHOWN, UNAPPLIED)
+        faults = sum(
+            f.severity != "note" and outcome(f, state.effects(r.name)) in left
+            for r in results
+            for f in r.faults
+        )
         return Left(faults, sum(r.ended != "done" or bool(r.crashes) for r in results) + len(refused))

@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gradfix.batch.git import LINK, GitError, Repository, repository
-from gradfix.batch.values import RepoResult, Spec, Step, Written
+from gradfix.batch.values import Branch, RepoResult, Spec, Step, Written
 from gradfix.batch.words import escaped
 from gradfix.patches.file import dumps
 from gradfix.patches.make import patch as carry
 from gradfix.report.diff import patch
 from gradfix.report.places import Paths
 from gradfix.source import Source, SourceError, write
-
-Note = Callable[[str], None]
 
 
 class Undone(Exception):
@@ -115,10 +113,17 @@ def _committed(place: Path, paths: list[str]) -> Iterator[tuple[str, str]]:
             yield path, _decoded(path, data).text
 
 
-def to_branch(result: RepoResult, place: Path, branch: str, scratch: Path, made: str, making: Note) -> str:
+def to_branch(
+    result: RepoResult,
+    place: Path,
+    branch: str,
+    scratch: Path,
+    made: Branch,
+    making: Callable[[Branch], None],
+) -> str:
     """A branch with one commit a cure, on top of what was checked out. HEAD, index and working tree stay untouched,
-    no hook is run, and the commits' own index lies below `scratch`. `made` is the commit that gradfix had put it at,
-    `making` hears of the new one before it is there. Raises Undone."""
+    no hook is run, and the commits' own index lies below `scratch`. `made` is what gradfix had made of it, `making`
+    hears what it is to be before it is. Raises Undone."""
     _there(place)
     try:
         found = repository(place)
@@ -132,11 +137,11 @@ def to_branch(result: RepoResult, place: Path, branch: str, scratch: Path, made:
         tip = commits(found, result, scratch)
         at = found.ref(branch)
         if at != tip:
-            if at and at != made:
+            if at and at not in made.commits:
                 raise Undone(
                     f"there is a branch {branch} with something else on it; name another, or delete it"
                 )
-            making(tip)
+            making(Branch((at, tip) if at else (tip,), tuple(step.had for step in result.steps)))
             found.move(branch, tip, at)
     except GitError as problem:
         raise Undone(str(problem)) from None

@@ -16,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gradfix.batch.migrate import Progress
+from gradfix.batch.outcome import Effects, outcomes, refused
 from gradfix.batch.values import RepoResult
-from gradfix.batch.words import many
+from gradfix.batch.words import counts, many
 from gradfix.report.layout import safe
 from gradfix.report.terminal import Terminal
 
@@ -38,17 +39,20 @@ def display(terminal: Terminal) -> Iterator[Callable[[Progress], None]]:
         yield lambda progress: _say(progress, terminal.err)
 
 
-def line(result: RepoResult) -> str:
-    """A repository on one line."""
+def line(result: RepoResult, effects: Effects) -> str:
+    """A repository on one line: what was found, and what became of the cures."""
     if result.ended != "done":
         return f"{result.name}: {result.ended}: {result.sentence}"
-    cured = sum(f.status == "cured" for f in result.faults)
     found = [f for f in result.faults if f.severity != "note"]
     notes = len(result.faults) - len(found)
-    verdicts = Counter(s.verdict for s in result.steps)
-    how = f" ({', '.join(f'{n} {v}' for v, n in verdicts.items())})" if verdicts else ""
+    verdicts: Counter[str] = Counter(s.verdict for s in result.steps)
+    cured = sum(f.status == "cured" for f in result.faults)
+    cures = [f"{many(cured, 'cure')} ({counts(verdicts)})"] if cured else []
+    cures += [f"{n} {what}" for what, n in outcomes((f, effects) for f in result.faults).items()]
     more = f", {many(notes, 'note')}" if notes else ""
-    return f"{result.name}: {many(len(found), 'fault')}{more}, {cured} cured{how}, {result.seconds:.1f} s"
+    said = ", ".join([f"{many(len(found), 'fault')}{more}", *(cures or ["no cure"] * bool(result.faults))])
+    why = "".join(f", {effect} refused" for effect in refused(effects))
+    return f"{result.name}: {said}{why}, {result.seconds:.1f} s"
 
 
 def duration(seconds: float) -> str:
@@ -61,7 +65,9 @@ def duration(seconds: float) -> str:
 
 def _say(progress: Progress, to: Console) -> None:
     if progress.last is not None:
-        to.out(safe(f"[{progress.done}/{progress.of}] {line(progress.last)}"), highlight=False)
+        to.out(
+            safe(f"[{progress.done}/{progress.of}] {line(progress.last, progress.effects)}"), highlight=False
+        )
 
 
 @dataclass(slots=True)
@@ -74,7 +80,7 @@ class _Seen:
     kinds: Counter[str] = field(default_factory=Counter)
     verdicts: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
-    recent: list[RepoResult] = field(default_factory=list)
+    recent: list[Progress] = field(default_factory=list)
 
     def hear(self, progress: Progress) -> None:
         """Take in what has just happened."""
@@ -85,7 +91,7 @@ class _Seen:
         self.ended[progress.last.ended] += 1
         self.kinds.update(f.kind for f in progress.last.faults)
         self.verdicts.update(s.verdict for s in progress.last.steps)
-        self.recent = [*self.recent, progress.last][-RECENT:]
+        self.recent = [*self.recent, progress][-RECENT:]
 
     def __rich__(self) -> Table:
         now, passed = self.now, time.monotonic() - self.began
@@ -104,6 +110,9 @@ class _Seen:
             if counter:
                 counted = ", ".join(f"{n} {what}" for what, n in counter.most_common(6))
                 out.add_row(Text.assemble((f"{name:>7} ", "dim"), counted))
-        for result in self.recent:
-            out.add_row(Text(f"  {safe(line(result))}"[:120], STYLES[result.ended]))
+        for progress in self.recent:
+            result = progress.last
+            assert result is not None
+            style = STYLES["refused" if refused(progress.effects) else result.ended]
+            out.add_row(Text(f"  {safe(line(result, progress.effects))}"[:120], style))
         return out

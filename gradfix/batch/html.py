@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections import Counter
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
@@ -84,7 +85,10 @@ def _repository(repo: Mapping[str, Any]) -> dict[str, Any]:
         "notes": len(faults) - errors,
         "cured": sum(f["status"] == "cured" for f in faults),
         "verdicts": verdicts,
-        "worth": bool(faults or repo.get("sentence") or repo.get("remarks") or repo.get("entries")),
+        "outcomes": dict(Counter(f["outcome"] for f in faults if f["outcome"])),
+        "worth": bool(
+            faults or any(repo.get(what) for what in ("sentence", "remarks", "entries", "earlier", "refused"))
+        ),
     }
 
 

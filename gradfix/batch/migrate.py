@@ -7,14 +7,15 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gradfix.batch import delivery, engine
 from gradfix.batch.engine import Engine, EngineError
 from gradfix.batch.order import largest_first
+from gradfix.batch.outcome import Effects
 from gradfix.batch.state import State, wanted
-from gradfix.batch.values import Options, RepoResult, Spec, Written, loads
+from gradfix.batch.values import Branch, Options, RepoResult, Spec, Written, loads
 from gradfix.source import beside
 
 
@@ -38,12 +39,14 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a display is told: how many of how many are done, and the result that came in last (None: the beginning)."""
+    """What a display is told: how many of how many are done, the result that came in last (None: the beginning), and
+    what came of its effects."""
 
     done: int
     of: int
     running: int
     last: RepoResult | None = None
+    effects: Effects = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Batch:
                 delivery.no_patch(self._patch(spec))
                 state.store(result, options)
                 self._affect(state, spec, scratch)
-                say(Progress(count, len(asked), running, result))
+                say(Progress(count, len(asked), running, result, state.effects(spec.name)))
         return asked
 
     def revert(self, state: State, codemod: str) -> None:
@@ -158,7 +161,7 @@ class Batch:
             if came == "refused" and branch and effect.startswith("branch ") and effect not in due:
                 state.unaffected(spec.name, effect)  # another name is the answer to it
         if not result.changes:  # nothing to do, but for a branch that was made when there was
-            due = [f"branch {branch}"] if branch and state.made(spec.name, branch) else []
+            due = [f"branch {branch}"] if branch in state.branches(spec.name) else []
         for effect in due:
             try:
                 state.affected(spec.name, effect, "done", self._do(effect, result, spec, state, scratch))
@@ -178,11 +181,12 @@ class Batch:
         if effect == "write":
             return self._write(result, spec, state)
         branch = self.wish.branch
+        made = state.branches(spec.name).get(branch, Branch())
 
-        def making(commit: str) -> None:
-            state.making(spec.name, branch, commit)
+        def making(what: Branch) -> None:
+            state.making(spec.name, branch, what)
 
-        return delivery.to_branch(result, place, branch, scratch, state.made(spec.name, branch), making)
+        return delivery.to_branch(result, place, branch, scratch, made, making)
 
     def _write(self, result: RepoResult, spec: Spec, state: State) -> str:
         before = state.written(spec.name)

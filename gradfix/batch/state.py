@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from gradfix.batch.values import Ended, Options, RepoResult, Spec, Written, dumps, loads
+from gradfix.batch.values import Branch, Ended, Options, RepoResult, Spec, Written, dumps, loads
 from gradfix.verdict import HELD
 
-FORMAT = "2"
+FORMAT = "3"
 MADE = {"lock", ".gitignore"}  # what is in a workspace before its state
 HINTS = 1000  # at most: they travel with every repository
 TABLES = """
@@ -243,13 +243,17 @@ class State:
         """Forget what came of an effect."""
         self._db.execute("DELETE FROM effects WHERE name = ? AND effect = ?", (name, effect))
 
-    def made(self, name: str, branch: str) -> str:
-        """The commit that gradfix last put a branch of a repository at, "" where it never did."""
-        return self._noted(f"branch {name} {branch}")
+    def branches(self, name: str) -> dict[str, Branch]:
+        """The branches of a repository that gradfix has made."""
+        mark = f"branch {name} "
+        rows = self._db.execute(
+            "SELECT key, value FROM meta WHERE substr(key, 1, ?) = ? ORDER BY key", (len(mark), mark)
+        )
+        return {key.removeprefix(mark): loads(Branch, value) for key, value in rows}
 
-    def making(self, name: str, branch: str, commit: str) -> None:
-        """Note, before it happens, that a branch is put at `commit`."""
-        self._note(f"branch {name} {branch}", commit)
+    def making(self, name: str, branch: str, made: Branch) -> None:
+        """Note, before it happens, what a branch is made to be."""
+        self._note(f"branch {name} {branch}", dumps(made))
 
     def written(self, name: str) -> Written:
         """What gradfix has written into a repository's working tree."""

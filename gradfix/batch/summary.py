@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gradfix import __version__
+from gradfix.batch.outcome import Effects, applied, earlier, outcome, outcomes, refused
 from gradfix.batch.state import State
 from gradfix.batch.values import Entry, Fault, RepoResult, Spec, dumps
 from gradfix.verdict import HELD
@@ -23,16 +24,17 @@ def summary(state: State, specs: Iterable[Spec]) -> Data:
     specs = list(specs)
     results = [r for s in specs if (r := state.result(s.name)) is not None]
     decisions = state.decisions()
+    effects = {s.name: state.effects(s.name) for s in specs}
     return {
         "gradfix": __version__,
-        "totals": totals(specs, results),
-        "groups": groups(results, decisions),
+        "totals": totals(specs, results, effects) | {"earlier": _earlier(state, specs)},
+        "groups": groups(results, decisions, effects),
         "decisions": decisions,
     }
 
 
-def totals(specs: list[Spec], results: list[RepoResult]) -> Data:
-    """The numbers of a batch."""
+def totals(specs: list[Spec], results: list[RepoResult], effects: Mapping[str, Effects]) -> Data:
+    """The numbers of a batch. `cured` are the faults that a cure was chosen for, `outcomes` says what became of it."""
     faults = [f for r in results for f in r.faults]
     errors = [f for f in faults if f.severity != "note"]
     seconds = sorted(r.seconds for r in results)
@@ -50,6 +52,9 @@ def totals(specs: list[Spec], results: list[RepoResult]) -> Data:
         "faults": len(errors),
         "notes": len(faults) - len(errors),
         "cured": sum(f.status == "cured" for f in faults),
+        "outcomes": outcomes((f, effects.get(r.name, {})) for r in results for f in r.faults),
+        "refused": sum(bool(refused(effects.get(s.name, {}))) for s in specs),
+        "earlier": {},
         "kinds": dict(Counter(f.kind for f in faults).most_common()),
         "verdicts": dict(Counter(s.verdict for s in steps).most_common()),
         "codemods": dict(Counter(s.codemod for s in steps).most_common()),
@@ -63,12 +68,23 @@ def totals(specs: list[Spec], results: list[RepoResult]) -> Data:
     }
 
 
+def _earlier(state: State, specs: Iterable[Spec]) -> dict[str, int]:
+    """How many cures earlier calls have applied that the results do not speak of."""
+    found: Counter[str] = Counter()
+    for spec in specs:
+        for place, cures in earlier(state, spec.name, state.result(spec.name)).items():
+            found["on a branch" if place.startswith("on ") else place] += len(cures)
+    return dict(found)
+
+
 def _reason(entry: Entry) -> str:
     """What a script failed with, as far as others may have failed with it too."""
     return entry.failure.split("\n")[0][:REASON]
 
 
-def groups(results: Iterable[RepoResult], decisions: dict[str, str]) -> list[Data]:
+def groups(
+    results: Iterable[RepoResult], decisions: dict[str, str], effects: Mapping[str, Effects]
+) -> list[Data]:
     """Faults that are copies of each other, the most frequent first. `hint`: the cure that held most often, which says
     nothing of the next copy but where to begin."""
     found: dict[str, list[tuple[str, Fault]]] = {}
@@ -89,6 +105,7 @@ def groups(results: Iterable[RepoResult], decisions: dict[str, str]) -> list[Dat
                 "faults": len(members),
                 "repositories": sorted({repo for repo, _ in members}),
                 "status": dict(Counter(f.status for _, f in members)),
+                "outcomes": outcomes((f, effects.get(repo, {})) for repo, f in members),
                 "verdicts": dict(Counter(c.verdict for c in best)),
                 "hint": held.most_common(1)[0][0] if held else None,
                 "decision": decisions.get(name),
@@ -110,8 +127,16 @@ def repositories(state: State, specs: Iterable[Spec]) -> Iterator[Data]:
         for step in data.get("steps", ()):
             step["files"] = sorted(step.pop("texts"))
         effects = state.effects(spec.name)
+        for fault, told in zip(result.faults if result else (), data.get("faults", ()), strict=True):
+            told["outcome"] = outcome(fault, effects)
         yield data | {
             "place": spec.place,
             "attempts": attempts.get(spec.name, 0),
+            "applied": applied(effects),
+            "refused": refused(effects),
+            "earlier": {
+                place: [json.loads(dumps(cure)) for cure in cures]
+                for place, cures in earlier(state, spec.name, result).items()
+            },
             "effects": {e: {"result": result_, "said": said} for e, (result_, said) in effects.items()},
         }

@@ -139,6 +139,34 @@ class Step:
     texts: Mapping[str, str]
     measured: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def had(self) -> Had:
+        """What is remembered of it where it was applied."""
+        return Had(
+            self.codemod, self.kinds, self.fingerprints, self.summary, self.verdict, tuple(sorted(self.texts))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Had:
+    """A cure that was applied, as it is remembered when what it was found in is looked at again."""
+
+    codemod: str
+    kinds: tuple[str, ...]
+    fingerprints: tuple[str, ...]
+    summary: str
+    verdict: Status
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A branch that gradfix has made: the `commits` that it may be at (a kill leaves open which: the one before or the
+    last), and the cures on it."""
+
+    commits: tuple[str, ...] = ()
+    cures: tuple[Had, ...] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class RepoResult:
@@ -178,11 +206,16 @@ class RepoResult:
 @dataclass(frozen=True, slots=True)
 class Written:
     """What gradfix has written into a working tree and not taken back, whatever was looked at since: old and new text
-    by path, the codemods that did it, and those of them (`back`) that it is to be taken back for."""
+    by path, the cures that did it, and the codemods of them (`back`) that it is to be taken back for."""
 
     changes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    codemods: tuple[str, ...] = ()
+    cures: tuple[Had, ...] = ()
     back: tuple[str, ...] = ()
+
+    @property
+    def codemods(self) -> set[str]:
+        """The codemods that did it."""
+        return {name for cure in self.cures for name in cure.codemod.split("+")}
 
     def then(self, result: RepoResult) -> Written:
         """This, and what a result's changes add to it."""
@@ -191,10 +224,8 @@ class Written:
             first, last = changes.get(path, (old, old))
             # (last == new: noted before a kill, and now again)
             changes[path] = (first if last in (old, new) else old, new)
-        more = [name for step in result.steps for name in step.codemod.split("+")]
-        return dataclasses.replace(
-            self, changes=changes, codemods=tuple(dict.fromkeys([*self.codemods, *more]))
-        )
+        cures = tuple(dict.fromkeys([*self.cures, *(step.had for step in result.steps)]))
+        return dataclasses.replace(self, changes=changes, cures=cures)
 
 
 def dumps(value: Any) -> str:

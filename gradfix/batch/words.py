@@ -28,9 +28,16 @@ def sentence(totals: Mapping[str, Any]) -> str:
     parts.append(
         f"{many(totals['files'], 'file')}, {many(totals['runs'], 'script')} run{_stopped(totals['stopped'])}"
     )
-    found = f"{many(totals['faults'], 'fault')} and {many(totals['notes'], 'note')} found"
-    cured = f"{found}, {totals['cured']} of them cured"
-    parts.append(cured + (f" ({counts(totals['verdicts'])})" if totals["verdicts"] else ""))
+    parts.append(f"{many(totals['faults'], 'fault')} and {many(totals['notes'], 'note')} found")
+    verdicts = f" ({counts(totals['verdicts'])})" if totals["verdicts"] else ""
+    came = counts(totals["outcomes"]) if totals["outcomes"] else ""
+    parts.append(f"cures for {totals['cured']} of them{verdicts}{': ' if came else ''}{came}")
+    if totals["earlier"]:
+        parts.append(f"applied by earlier calls: {many(sum(totals['earlier'].values()), 'cure')}, "
+                     f"{counts(totals['earlier'])}")  # fmt: skip
+    if totals["refused"]:
+        where = many(totals["refused"], "repository", "repositories")
+        parts.append(f"what was to be done with them was refused in {where}")
     if totals["crashes"]:
         parts.append(
             f"{many(totals['crashes'], 'file')} that gradfix could not follow, a fault of its own: see report.json"

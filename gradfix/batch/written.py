@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gradfix.batch.delivery import save
 from gradfix.batch.html import page
+from gradfix.batch.outcome import earlier
 from gradfix.batch.state import State
 from gradfix.batch.summary import Data, repositories, summary
-from gradfix.batch.values import Fault, RepoResult, Spec, Step
+from gradfix.batch.values import Fault, Had, RepoResult, Spec, Step
 from gradfix.batch.words import code, counts, escaped, sentence
 from gradfix.report.layout import safe
 
@@ -32,9 +33,10 @@ def write(workspace: Path, state: State, specs: list[Spec]) -> None:
     for spec in specs:
         result = state.result(spec.name)
         file = workspace / "pull-requests" / f"{spec.name}.md"
+        had = earlier(state, spec.name, result)
         if result is not None and result.steps:
-            save(file, safe_text(pull_request(result)))
-        else:
+            save(file, safe_text(pull_request(result, had)))
+        elif not had:  # else the text is that of what was applied
             file.unlink(missing_ok=True)
 
 
@@ -57,10 +59,13 @@ def markdown(document: Data) -> Iterator[str]:
             len(g["repositories"]),
             g["hint"] or "",
             counts(g["verdicts"]),
+            counts(g["outcomes"]),
         ]
         for g in document["groups"]
     ]
-    yield from table(["fingerprint", "fault", "times", "repositories", "cured by", "verdicts"], rows)
+    yield from table(
+        ["fingerprint", "fault", "times", "repositories", "cure", "verdicts", "what became of it"], rows
+    )
     if totals["stopped"]:
         yield from (
             "",
@@ -74,16 +79,33 @@ def markdown(document: Data) -> Iterator[str]:
     rows = [
         [
             r["name"],
-            r["ended"],
+            ", ".join([r["ended"], *(f"{effect} refused" for effect in r["refused"])]),
             len(r.get("faults", ())),
             _cured(r),
             counts(_verdicts(r)),
+            counts(_outcomes(r)),
             r.get("seconds", ""),
             _why(r),
         ]
         for r in document["repositories"]
     ]
-    yield from table(["repository", "", "found", "cured", "verdicts", "s", ""], rows)
+    yield from table(["repository", "", "found", "cures", "verdicts", "what became of them", "s", ""], rows)
+    had = [
+        [
+            r["name"],
+            place,
+            cure["codemod"],
+            ", ".join(cure["kinds"]),
+            ", ".join(cure["files"]),
+            cure["verdict"],
+        ]
+        for r in document["repositories"]
+        for place, cures in r["earlier"].items()
+        for cure in cures
+    ]
+    if had:
+        yield from ("", "## Applied by earlier calls", "", "What these have cured is not found any more.", "")
+        yield from table(["repository", "", "cure", "fault", "files", "verdict"], had)
     said = [[r["name"], each] for r in document["repositories"] for each in _remarks(r)]
     if said:
         yield from ("", "## Left out, and other remarks", "")
@@ -101,8 +123,8 @@ def table(head: list[str], rows: Iterable[list[Any]]) -> Iterator[str]:
         yield from ("", f"{len(rows) - MOST} more are in report.json.")
 
 
-def pull_request(result: RepoResult) -> str:
-    """A title and a body, ready to be posted."""
+def pull_request(result: RepoResult, had: Mapping[str, Sequence[Had]] | None = None) -> str:
+    """A title and a body, ready to be posted; `had` is what earlier calls have applied, by where it is."""
     kinds = list(dict.fromkeys(k for s in result.steps for k in s.kinds))
     lines = [
         f"Fix {len(result.steps)} autograd fault{'s' * (len(result.steps) != 1)} ({', '.join(kinds)})",
@@ -129,6 +151,14 @@ def pull_request(result: RepoResult) -> str:
         lines.append(f"Measured by running {', '.join(map(code, runs))} before and after, for a few steps.")
     else:
         lines.append("Nothing was run: these changes are not proved.")
+    before = [
+        f"- {escaped(cure.summary)} (`{cure.codemod}`, {cure.verdict}) in {', '.join(map(code, cure.files))}"
+        for place, cures in (had or {}).items()
+        if place == "written"
+        for cure in cures
+    ]
+    if before:
+        lines += ["", "Written into the working tree before:", "", *before]
     left = [*result.remarks, *(f"{crash}: gradfix could not follow it." for crash in result.crashes)]
     if left:
         lines += ["", "Not all of it was looked at, or there is more to say:", ""]
@@ -146,6 +176,14 @@ def _told_of(step: Step, fingerprint: str, untold: Sequence[Fault]) -> Fault | N
 
 def _cured(repo: Data) -> int:
     return sum(f["status"] == "cured" for f in repo.get("faults", ()))
+
+
+def _outcomes(repo: Data) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for fault in repo.get("faults", ()):
+        if fault["outcome"]:
+            found[fault["outcome"]] = found.get(fault["outcome"], 0) + 1
+    return found
 
 
 def _verdicts(repo: Data) -> dict[str, int]:

@@ -72,7 +72,8 @@ class Record(Event):
     no Record of its own. `parents` are the nodes whose outputs this one consumed (``next_functions``), leaves
     among them. `op` is the ATen name (``aten.addmm``) or the autograd.Function's class name. `name` is
     PyTorch's node name (``AddmmBackward0``). `output` is the result's storage where the emitter knows it. `held` are
-    tensors that a custom Function keeps as attributes of its ctx, where autograd checks no version.
+    tensors that autograd checks no version of: what a custom Function keeps as attributes of its ctx; with
+    `checkpoint`, what the op saved within a checkpoint that is not reentrant.
     """
 
     node: int
@@ -82,6 +83,7 @@ class Record(Event):
     saves: tuple[Ref, ...] = ()
     output: Ref | None = None
     held: tuple[Ref, ...] = ()
+    checkpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ PATTERNS = {
         "set_data": "x.data = y",
         "write": "any other write the version counter does not see",
         "ctx-attribute": "a tensor kept as an attribute of a custom Function's ctx, where no version is checked",
+        "checkpoint": "a tensor saved within a checkpoint, where no version is checked",
         "unmarked-input": "a custom Function's forward wrote into its input and did not mark it dirty",
         "input-changed": "a custom Function's forward wrote into its input, which it does not return",
         "grad-output": "a custom Function's backward wrote into the gradient it was given",

@@ -29,8 +29,8 @@ Labels = Sequence[tuple[str, Stack, str]]
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """`record` saved `ref`, or keeps it `held` as an attribute of ctx; `write` is the first write after that (of the
-    kind looked for); `backward` needed it."""
+    """`record` saved `ref`, or keeps it `held` where no version is checked; `write` is the first write after
+    that (of the kind looked for); `backward` needed it."""
 
     record: Record
     ref: Ref
@@ -233,18 +233,29 @@ def _silent(graph: Graph, hit: Hit, wrong: float) -> Conflict | None:
 
 
 def _kept(graph: Graph, hit: Hit, wrong: float) -> Conflict | None:
-    """What a custom Function keeps without ``save_for_backward``."""
+    """What autograd checks no version of: what a custom Function keeps without ``save_for_backward``, what is saved
+    within a checkpoint."""
     write, ref, function = hit.write, hit.ref, hit.record.op
-    name = wording.name(ref, f"a tensor on the ctx of `{function}`")
+    needed = wording.at("needed", hit.backward.stack)
+    writer = _writer(graph, write, _pattern(hit) == "optimizer-step")
+    if hit.record.checkpoint:
+        pattern, kept = "checkpoint", "saved within a checkpoint"
+        name = wording.name(ref, _unnamed(hit))
+        message = f"{name}, {kept}, is overwritten by {writer} before {needed} needs it"
+    else:
+        pattern, kept = "ctx-attribute", "kept on ctx"
+        name = wording.name(ref, f"a tensor on the ctx of `{function}`")
+        message = (
+            f"`{function}` keeps {name} as an attribute of ctx, where autograd checks nothing, and {writer} overwrites "
+            f"it before {needed} needs it"
+        )
     before, after = _versions(hit)
     return make(
         "silent-overwrite",
-        "ctx-attribute",
-        f"`{function}` keeps {name} as an attribute of ctx, where autograd checks nothing, and "
-        f"{_writer(graph, write, _pattern(hit) == 'optimizer-step')} overwrites it before "
-        f"{wording.at('needed', hit.backward.stack)} needs it: no error, and the gradient is {wording.off(wrong)}",
+        pattern,
+        f"{message}: no error, and the gradient is {wording.off(wrong)}",
         (
-            ("saved", hit.record.stack, f"{wording.shaped(ref)} kept on ctx here, version {before}"),
+            ("saved", hit.record.stack, f"{wording.shaped(ref)} {kept} here, version {before}"),
             ("overwritten", write.stack, f"overwritten here, version {after}"),
             ("needed", hit.backward.stack, "needed here: wrong gradient, no error"),
         ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from gradfix.read import (
     backward,
-    calls,
+    checkpoints,
     constants,
     effects,
     forwards,
@@ -349,24 +349,6 @@ def _backward(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return backward.backward(m, listed, given)
 
 
-def _checkpoint(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """A reentrant one runs without a graph, and has none in the end either where no input requires grad. (What others
-    save is hidden.)"""
-    inputs = [t for value in args[1:] for t in ops.tensors_of(value)]
-    whole = all(isinstance(a, Tensor) or not isinstance(a, Unknown) for a in args) and m.grad
-    if (
-        kwargs.get("use_reentrant") not in (True, None)
-        or any(t.requires is not False for t in inputs)
-        or not whole
-    ):
-        return m.unknown("checkpoint")
-    outer, m.checkpoint, m.grad = m.checkpoint, m.checkpoint or m.stack(), False
-    try:
-        return calls.call(m, args[0], args[1:], {})
-    finally:
-        m.checkpoint, m.grad = outer, True
-
-
 def _device(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return Lib("torch.device.cpu")
 
@@ -446,7 +428,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "torch.autograd.Variable": _variable,
     "torch.autograd.grad": _grad,
     "torch.autograd.backward": _backward,
-    "torch.utils.checkpoint.checkpoint": _checkpoint,
+    **checkpoints.FUNCTIONS,
     "torch.func.functional_call": stateless.functional_call,
     "torch.device": _device,
     "torch.where": _where,

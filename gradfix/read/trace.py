@@ -88,6 +88,13 @@ class Trace:
             raise Exhausted
         return self._time
 
+    def now(self) -> int:
+        return self._time
+
+    def made(self) -> int:
+        """The number of nodes so far."""
+        return self._nodes
+
     def storage(self) -> Storage:
         storage = Storage(len(self.storages))
         self.storages.append(storage)
@@ -362,6 +369,7 @@ class Trace:
             ),
             ref,
             tuple(Ref(s.storage.number, s.version, s.storage.name, s.shape, s.dtype) for s in node.held),
+            node.checkpoint and bool(node.held),
         )
 
 

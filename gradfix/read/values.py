@@ -85,7 +85,8 @@ class Node:
     vague: bool = False  # a value that is not known went into it too
     scaled: bool = False  # its first term has a weight: alpha, or it is what is subtracted
     custom: Any = None  # of a custom Function: see gradfix.read.custom
-    held: tuple[Saved, ...] = ()  # what its backward uses of what it keeps on ctx
+    held: tuple[Saved, ...] = ()  # what its backward uses of what it keeps on ctx, or a checkpoint hides
+    checkpoint: bool = False  # what it saves is made anew by one
 
 
 @dataclass(slots=True, eq=False)

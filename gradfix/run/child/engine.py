@@ -84,6 +84,7 @@ class Engine:
         if self._depth:
             return self._nested(outputs, grads, retain, create, inputs, more, kwargs)
         r.watch.walked()
+        r.checkpoints.walked()
         frame = sys._getframe(2)
         stack = r.sites.stack(frame)
         accumulate = bool(kwargs.get("accumulate_grad", True))
@@ -119,13 +120,17 @@ class Engine:
             blame: list[list[Any]] = []
             seen[2].add(len(used))
             touched = self._touched(used)
+            if any(
+                entry.time >= time for entry in touched
+            ):  # saved and overwritten in a reentrant checkpoint
+                time, free_time = r.clock.tick(), r.clock.tick()
             refused = self._refusal(touched)
             if not refused and not self._freed_numbers.isdisjoint(walk.parents):
                 refused = FREED
             held, suspects = r.custom.held(walk.parents), r.custom.suspects(walk.parents)
             used = [*used, *held]
             if self._overwritten_unseen([*touched, *held], unseen) or suspects:
-                wrong, blame = self._difference(used, outputs, grads, inputs, more, kwargs, walk, suspects)
+                wrong, blame = self._difference(used, outputs, grads, inputs, kwargs, (walk, inner), suspects)
                 r.custom.tell(blame)
             elif accumulate and not (refused or create or inputs):
                 self._terms(walk, stack, grads, kwargs)
@@ -174,7 +179,8 @@ class Engine:
             self._inner.nodes.update(walk.nodes)
             self._inner.parents.update(walk.parents)
             self._inner.accumulated += walk.accumulated
-        return self._engine(self.saves.used, outputs, grads, retain, create, inputs, more, kwargs)
+        with self.r.watching():
+            return self._engine(self.saves.used, outputs, grads, retain, create, inputs, more, kwargs)
 
     def _no_graph(
         self, index: int, outputs: Any, inputs: Any, stack: Any, accumulate: bool, retain: Any, create: Any
@@ -245,15 +251,18 @@ class Engine:
         return found
 
     def _difference(
-        self, used: list[Entry], outputs: Any, grads: Any, inputs: Any, more: Any, kwargs: Any, walk: Walk,
-        suspects: dict[Any, int],
+        self, used: list[Entry], outputs: Any, grads: Any, inputs: Any, kwargs: Any,
+        walks: tuple[Walk, Walk], suspects: dict[Any, int],
     ) -> tuple[float, list[list[Any]]]:  # fmt: skip
         """The relative difference between the gradients from values as saved and as plain PyTorch would use them;
         where several places wrote, or custom Functions did what only this shows (`suspects`: place -> time), the same
         for each alone: [the time of a write there, difference]."""
-        leaves = tuple([x for x in inputs if isinstance(x, torch.Tensor)] or walk.accumulated)
+        walk, inner = walks
+        given = [x for x in inputs if isinstance(x, torch.Tensor)]
+        leaves = tuple(given or walk.accumulated + inner.accumulated)
         if not leaves:
             return 0.0, []
+        run = self._accumulating if inner.numbers else self._engine
         options = dict(kwargs, accumulate_grad=False, allow_unreachable=True)
         noise = _noise(outputs, grads)
 
@@ -262,7 +271,7 @@ class Engine:
             # (a backward may write into what it is given)
             own = tuple([g.clone() if isinstance(g, torch.Tensor) else g for g in grads])
             try:
-                other = self._engine(None, outputs, own, True, False, leaves, (), options)
+                other = run(None, outputs, own, True, False, leaves, (), options)
                 return _relative(right, other, noise)
             except RuntimeError:
                 return 1.0  # the overwritten values do not even fit
@@ -270,7 +279,7 @@ class Engine:
                 self.saves.as_plain = None
 
         try:
-            right = self._engine(None, outputs, grads, True, False, leaves, (), options)
+            right = run(None, outputs, grads, True, False, leaves, (), options)
         except RuntimeError:
             return 1.0, []
         wrong = off(right, EVERYWHERE)
@@ -281,6 +290,32 @@ class Engine:
         if not wrong or not (len(places) > 1 or suspects) or len(places) > _CULPRITS:
             return wrong, []
         return wrong, [[time, off(right, place)] for place, time in places.items()]
+
+    def _accumulating(
+        self,
+        used: None,
+        outputs: Any,
+        grads: Any,
+        retain: Any,
+        create: Any,
+        leaves: Any,
+        more: Any,
+        kwargs: Any,
+    ) -> Any:
+        """The gradients of `leaves` where a reentrant checkpoint refuses to give other than into ``.grad``. It runs its
+        function again, which is watched as it was before."""
+        had = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        try:
+            with torch._C._EnableTorchFunction(), self.r.watching():
+                self._engine(
+                    used, outputs, grads, retain, create, (), more, dict(kwargs, accumulate_grad=True)
+                )
+            return tuple(leaf.grad for leaf in leaves)
+        finally:
+            for leaf, grad in zip(leaves, had):  # noqa: B905 (Python 3.9)
+                leaf.grad = grad
 
     def _terms(self, walk: Walk, stack: Any, grads: Any, kwargs: Any) -> None:
         options = dict(kwargs, accumulate_grad=False, allow_unreachable=True)

@@ -24,6 +24,7 @@ from . import failure
 from .aliases import Aliases
 from .alike import Alike
 from .calls import Calls
+from .checkpoints import Checkpoints
 from .constants import Constants
 from .custom import Custom
 from .elsewhere import Processes, Threads
@@ -91,6 +92,7 @@ class Recorder:
         self.kept = Kept(self)
         self.alike = Alike(self)
         self.custom = Custom(self)
+        self.checkpoints = Checkpoints(self)
         self.opposed = Opposed(self)
 
     def install(self) -> None:
@@ -98,6 +100,7 @@ class Recorder:
         self.regions.install()
         self.grad_mode.install()
         self.custom.install()
+        self.checkpoints.install()
         self.aliases.install()
         self.optimizers.install()
         self.engine.install()
@@ -213,8 +216,7 @@ class Recorder:
         for at in into_views:
             made = [records.outputs[e.node] for e in entries[at] if e.output]
             records.outputs.update((numbers[at], last) for last in made[-1:])
-        if len(self.custom.nodes):
-            self._tell_held(records, numbers)
+        self._tell_held(records, numbers)
         for root in walk.tensors:
             if root.grad_fn is not None:
                 records.outputs[root.grad_fn._sequence_nr()] = len(records.saved[0])
@@ -244,12 +246,19 @@ class Recorder:
         )
 
     def _tell_held(self, records: Records, numbers: list[int]) -> None:
-        """Fill in what the ctx of custom Functions keep."""
+        """Fill in what the ctx of custom Functions keep, and what checkpoints hide."""
+        hidden = self.checkpoints.saved()
+        if not (hidden or len(self.custom.nodes)):
+            return
         storage_of = self.storages.of
         for number in numbers:
-            if known := self.custom.nodes.get(number):
-                held = [(e, tensor) for e in known.held if (tensor := e.tensor) is not GONE]
+            known = self.custom.nodes.get(number)
+            entries = [*hidden.get(number, ()), *(known.held if known else ())]
+            held = [(e, tensor) for e in entries if (tensor := e.tensor) is not GONE]
+            if held:
                 records.held[number] = [(storage_of(t), e.time, t.shape, t.dtype) for e, t in held]
+                if number in hidden:
+                    records.hidden.add(number)
 
     def mutated(
         self, time: int, stack: Key, op: str, tensor: Any, counted: bool = True, how: str = "",

@@ -57,9 +57,13 @@ class Entry:
         """Whether it was saved by the op that made it."""
         return self.maker == self.node
 
+    def counted(self) -> bool:
+        """Whether the tensor's version counter shows a write since the save."""
+        return self.tensor is not GONE and bool(self.tensor._version != self.version)
+
     def moved(self) -> bool:
-        """Whether PyTorch's version counter shows a write since the save."""
-        return bool(self.tensor._version != self.version)
+        """Whether PyTorch would refuse to hand it to a backward for such a write."""
+        return self.counted()
 
 
 class Saves:
@@ -97,12 +101,12 @@ class Saves:
             entry.tensor = tensor.detach()
         self._new.append(weakref.ref(entry))
         if self.writing is not None or self.exposed:
-            self._keep_value(entry)
+            self.keep_if_written(entry)
         if len(self._new) > 20000:
             self.file()
         return entry
 
-    def _keep_value(self, entry: Entry) -> None:
+    def keep_if_written(self, entry: Entry) -> None:
         """The running op is about to overwrite what it saves (``x *= x``), or somebody else may, unseen."""
         address = address_of(entry.tensor)
         if address and (address in self.exposed or (address == self.writing and not entry.output)):

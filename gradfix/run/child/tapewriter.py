@@ -150,6 +150,8 @@ class TapeWriter:
                 line["saves"] = [self._saved(*each) for each in saves]
             if held := records.held.get(node):
                 line["held"] = [self._saved(*each) for each in held]
+                if node in records.hidden:
+                    line["checkpoint"] = True
             if output is not None:
                 line["output"] = self._saved(*output)
             yield line

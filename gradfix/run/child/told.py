@@ -17,16 +17,18 @@ class Records:
 
     `nodes` are lists side by side: times, stacks, numbers, names, parents and how many of the saved tensors are the
     node's own. `saved` are, too: storages, times, shapes, dtypes and PyTorch's counters. `outputs` says which of the
-    saved tensors is the output of a node, `held` what the ctx of a custom Function keeps.
+    saved tensors is the output of a node, `held` what the ctx of a custom Function keeps, or a checkpoint
+    hides: those are the `hidden` nodes.
     """
 
-    __slots__ = ("held", "nodes", "outputs", "saved")
+    __slots__ = ("held", "hidden", "nodes", "outputs", "saved")
 
     def __init__(self, nodes: tuple[Sequence[Any], ...]) -> None:
         self.nodes = nodes
         self.saved: tuple[list[Any], ...] = ()
         self.outputs: dict[int, int] = {}
         self.held: dict[int, list[tuple[Storage, int, Any, Any]]] = {}
+        self.hidden: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.nodes[0])

@@ -260,7 +260,7 @@ class Watch(TorchFunctionMode):
             if isinstance(tensor, torch.Tensor):
                 address = address_of(tensor)
                 entries = self.r.saves.at(address) if address else []
-                if any(e.moved() for e in entries):
+                if any(e.counted() for e in entries):
                     self._written(func, stack, tensor, address, [], lambda: True, "")
 
     def _written(
@@ -282,7 +282,7 @@ class Watch(TorchFunctionMode):
             if entry.tensor is GONE:
                 continue
             moved = entry.moved()
-            if id(entry) not in known and not moved:
+            if id(entry) not in known and not entry.counted():
                 entry.time = max(entry.time, time)  # the result, saved by the op itself: after this write
                 continue
             fate = fate_of(entry)

@@ -200,10 +200,10 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
         table = optimizers.SCALER
     elif kind.startswith("torch.autograd.") and ("FunctionCtx" in kind or name == "apply"):
         return _of_function(m, value, name)
+    elif kind.startswith(distributions.PREFIX):
+        return distributions.attribute(m, value, name)
     else:
-        table = (
-            distributions.METHODS if kind.startswith("torch.distributions.") else stdlib.METHODS.get(kind, {})
-        )
+        table = stdlib.METHODS.get(kind, {})
         items = value.extra.get("items")
         if name == "__init__" and items is not None and kind in containers.KINDS:
             return Native(name, lambda machine, args, kwargs: containers.fill(machine, value, args, kwargs))
@@ -214,8 +214,6 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
     found = table.get(name)
     if found is None:
         return MISSING
-    if found in distributions.METHODS.values() and "parameters_" not in value.extra:
-        return Unknown(f"{kind} of a class of the user's")  # whose constructor keeps what it wants
     return Native(name, lambda machine, args, kwargs: found(machine, value, args, kwargs))
 
 

@@ -198,6 +198,10 @@ def _kept(
         alone = count == 1
         (first, _), state = states[0], states[count]
         verdict = rounds[0].tried[0].verdict if alone else prover.prove_whole(first, state[1], effects)
+        same = _same(rounds[:count])
+        if verdict.status == "rejected" and 0 < same < count:
+            later = [r.tried[0].candidate.proposal.effect for r in rounds[same:count] if r.applied]
+            verdict = prover.prove_whole(states[same][0], state[1], later)
         if verdict.measured.get("unlike") and _step_by_step(states[0], applied):
             said = (
                 "each cure was measured on the script as the one before had left it: a fault showed only then"
@@ -209,6 +213,18 @@ def _kept(
             return _Kept(state, count, verdict, held_back)
         held_back = held_back or f"together they are {verdict.status}: {verdict.reason}"
     return _Kept(states[0], held_back=held_back)
+
+
+def _same(rounds: Sequence[choose.Round]) -> int:
+    """How many of the first rounds have left every gradient as it was: what the others' cures do to the script as those
+    have left it, they do to the script as it was first."""
+    for n, round_ in enumerate(rounds):
+        best = round_.tried[0] if round_.applied else None
+        if best is not None and (
+            best.candidate.proposal.effect.kind != "none" or best.verdict.status == "intended"
+        ):
+            return n
+    return len(rounds)
 
 
 def _step_by_step(start: _State, applied: Sequence[choose.Round]) -> bool:

@@ -176,3 +176,45 @@ def test_what_goes_with_the_cure_of_another_is_not_told_as_left(tmp_path: Path, 
     result, new = cured(ONE_BOOTSTRAP, tmp_path, zygote)
     assert [d.status for d in result.diagnoses if d.conflict.severity != "note"] == ["cured"]
     assert "goal, loss = value(seen[-1]).detach(), 0" in new
+
+
+CUT_AND_CLEARED = """\
+import torch
+from torch import nn
+
+
+class Maker(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        x = self.first(x).detach()
+        return self.last(x)
+
+
+torch.manual_seed(0)
+maker, critic = Maker(), nn.Linear(3, 1)
+of_maker = torch.optim.SGD(maker.parameters(), lr=0.1)
+of_critic = torch.optim.SGD(critic.parameters(), lr=0.1)
+for step in range(3):
+    made = maker(torch.randn(2, 3))
+    loss = critic(made).tanh().mean()
+    of_maker.zero_grad()
+    loss.backward()
+    of_maker.step()
+    loss = critic(made).mean() - critic(torch.randn(2, 3)).mean()
+    of_critic.zero_grad()
+    loss.backward()
+    of_critic.step()
+"""
+
+
+def test_a_cure_behind_one_that_changes_nothing_is_measured_from_there(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    """The critic's pass reaches the maker no more by the first, and the second imposes parameters that stand."""
+    result, text = cured(CUT_AND_CLEARED, tmp_path, zygote)
+    assert [d.status for d in result.diagnoses] == ["cured", "cured"], result.held_back
+    assert "critic(made.detach()).mean()" in text
+    assert "self.first(x)\n" in text

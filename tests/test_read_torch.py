@@ -353,3 +353,31 @@ def test_a_mask_is_right_where_what_is_left_is_renormalised(
     prover = Prover(Runner(zygote, Run(program, tmp_path, tmp_path)))
     ran = prover.baseline({str(program): program.read_text()}).conflicts
     assert [c.kind for c in ran if c.severity != "note"] == told == ([] if sound else ["silent-overwrite"])
+
+
+WATCHING = """\
+class Watching:
+    def __enter__(self):
+        self.mode = torch.{mode}
+        {enter}
+    def __exit__(self, *details):
+        self.mode.__exit__(*details)
+first, score, kept = nn.Linear(3, 3), nn.Bilinear(3, 3, 1), []
+for step in range(3):
+    with Watching():
+        kept.append(first(torch.randn(2, 3)))
+    score(first(torch.randn(2, 3)), kept[0]).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "enter", "kinds"),
+    [
+        ("no_grad()", "self.mode.__enter__()", []),
+        ("inference_mode()", "self.mode.__enter__()", []),
+        ("enable_grad()", "self.mode.__enter__()", ["freed-graph"]),
+        ("no_grad()", "pass", ["freed-graph"]),
+    ],
+)
+def test_modes_that_a_context_manager_of_the_programs_enters(tmp_path, mode, enter, kinds):
+    assert [kind for kind, *_ in found(tmp_path, WATCHING.format(mode=mode, enter=enter))] == kinds

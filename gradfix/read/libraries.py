@@ -202,6 +202,8 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
         return _of_function(m, value, name)
     elif kind.startswith(distributions.PREFIX):
         return distributions.attribute(m, value, name)
+    elif kind in torchlib.MODES and name in ("__enter__", "__exit__"):
+        return torchlib.entering(value, name)
     else:
         table = stdlib.METHODS.get(kind, {})
         items = value.extra.get("items")

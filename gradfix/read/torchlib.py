@@ -334,6 +334,21 @@ def enter_mode(m: Machine, value: Instance) -> Callable[[], None]:
     return leave
 
 
+def entering(value: Instance, name: str) -> Native:
+    """``__enter__`` and ``__exit__`` of a mode, for those who call them: a context manager of the program's."""
+
+    def enter(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        value.extra.setdefault("entered", []).append(enter_mode(m, value))
+        return value
+
+    def leave(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if value.extra.get("entered"):
+            value.extra["entered"].pop()()
+        return None
+
+    return Native(name, enter if name == "__enter__" else leave)
+
+
 # ---- the rest
 
 

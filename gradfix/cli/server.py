@@ -24,6 +24,6 @@ def server(
     except ImportError:
         fail("the language server needs pygls: pip install 'gradfix[lsp]'")
     assert pygls.lsp.server
-    from gradfix.server.app import serve
+    from gradfix.server.features import serve
 
     return serve()

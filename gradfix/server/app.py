@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -326,19 +324,6 @@ class Server(LanguageServer):
 def overlaps(a: types.Range, b: types.Range) -> bool:
     """Whether two ranges meet; lines are enough where an editor asks for a whole line's actions."""
     return a.start.line <= b.end.line and b.start.line <= a.end.line
-
-
-def serve() -> int:
-    """Speak with the client on standard input and output until it leaves; the exit code."""
-    from gradfix.server.features import register
-
-    server = Server()
-    register(server)
-    sys.stdout.flush()
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nobody's print gets between the messages
-    server.start_io(sys.stdin.buffer, answers)
-    return 0 if server.protocol._shutdown else 1
 
 
 def same(a: str, b: str) -> bool:

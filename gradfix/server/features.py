@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import sys
 from pathlib import PurePosixPath
 
 from lsprotocol import types
@@ -15,6 +17,17 @@ from gradfix.server.documents import Buffer, file_of
 from gradfix.suppress import REPORTED
 
 KINDS = [types.CodeActionKind.QuickFix, actions.FIX_ALL]
+
+
+def serve() -> int:
+    """Speak with the client on standard input and output until it leaves; the exit code."""
+    server = Server()
+    register(server)
+    sys.stdout.flush()
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # nobody's print gets between the messages
+    server.start_io(sys.stdin.buffer, answers)
+    return 0 if server.protocol._shutdown else 1
 
 
 def register(server: Server) -> None:

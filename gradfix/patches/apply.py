@@ -14,7 +14,7 @@ from gradfix.patches.file import SUFFIXES, PatchError
 from gradfix.patches.flow import new_caller
 from gradfix.patches.make import handed_on
 from gradfix.patches.place import Placed, Refused, place
-from gradfix.patches.shown import BACKWARD, Kinds, Shown, shown
+from gradfix.patches.shown import BACKWARD, GRADIENT, PARAMETER, Kinds, Shown, shown
 from gradfix.patches.values import FilePatch, Fix, Patch
 from gradfix.source import Source, SourceError
 from gradfix.suppress import REPORTED
@@ -103,12 +103,15 @@ def _applied(fix: Fix, tree: Tree, known: dict[str, Source], texts: Mapping[str,
     before = {path: texts.get(path, known[path].text) for path in placed}
     after = {path: each.text for path, each in placed.items()}
     changed = {path: (before[path], after[path]) for path in placed if before[path] != after[path]}
-    doubt = next((p.doubt for p in placed.values() if p.doubt), "") or _calls(
-        fix, tree.root, {**texts, **before}
-    )
+    doubt = next((p.doubt for p in placed.values() if p.doubt and not any(p.beside)), "")
+    doubt = doubt or _calls(fix, tree.root, {**texts, **before})
     if doubt and tree.prove is None:
         raise Refused(f"{doubt} (--reprove runs it)")
-    seen = _seen(fix, tree, {**texts, **before}, {**texts, **after})
+    here = shown(tree.root / fix.entry, {**texts, **before}, {**texts, **after})
+    doubt = doubt or next((p.doubt for path, p in placed.items() if not _passes(fix, here, path, p)), "")
+    if doubt and tree.prove is None:
+        raise Refused(f"{doubt} (--reprove runs it)")
+    seen = _seen(fix, tree, here)
     said = f"{_ended(doubt)} {seen}" if doubt else seen
     done = Applied(fix, "placed", "", changed, lines, said)
     if tree.prove is None:
@@ -168,12 +171,28 @@ def _moved(file: FilePatch, root: Path) -> str:
     return ""
 
 
-def _seen(fix: Fix, tree: Tree, before: Mapping[str, str], after: Mapping[str, str]) -> str:
+def _passes(fix: Fix, here: Shown, path: str, placed: Placed) -> bool:
+    """Whether what came in beside the lines of a fix goes on as it did: it writes to gradients alone, of which `here`
+    tells by itself what becomes of them, or to parameters, where the fix means to see them as they are later. Nothing
+    is known of that where the fault does not show, or another one is left."""
+    errors = [both for kind, both in here.faults.items() if REPORTED.get(kind) == "error"]
+    if not any(old > new for old, new in errors) or any(new for _, new in errors):
+        return not any(placed.beside)
+    allowed = {GRADIENT}
+    if all(cure.effect.kind == "later-parameters" for cure in fix.cures):
+        allowed.add(PARAMETER)
+    for lines, done in zip(placed.beside, here.done[path] if any(placed.beside) else (), strict=False):
+        said = frozenset().union(*(done.get(line, frozenset()) for line in lines))
+        if lines and (not said or not said <= allowed):
+            return False
+    return True
+
+
+def _seen(fix: Fix, tree: Tree, here: Shown) -> str:
     """What the text alone shows of the fix, as a sentence. Raises Refused where it shows that the fault is gone
     already, or is not cured, or that there is a new one; a run may know better."""
     cured = {c.kind for c in fix.cures}
     visible = {kind for kind, (old, new) in fix.faults.items() if old > new and kind in cured}
-    here = shown(tree.root / fix.entry, before, after)
     now = here.faults
     new = [k for k, (old, then) in now.items() if then > old and REPORTED.get(k) == "error"]
     brought = [k for k in new if fix.faults.get(k, (0, 0))[0] >= fix.faults.get(k, (0, 0))[1]]

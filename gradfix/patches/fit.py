@@ -7,8 +7,9 @@ changed. How much is left of those is what diff-match-patch says.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from functools import cached_property
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from gradfix.patches.values import Hunk
 
 SLACK = 4  # lines that may have come in between the lines around a place
 LONGEST = 8_000  # characters of changed lines that are compared one by one
+Pairs = Iterable[tuple[str, str]]  # lines of the hunk, and what they are here
 LIKE = 0.5  # from here on a changed line counts, as much as is left of it
 
 
@@ -58,6 +60,9 @@ class Place:
     end: int
     names: Names = field(compare=False)
     score: float
+    pairs: tuple[tuple[str, str], ...] = field(
+        default=(), compare=False
+    )  # lines of code that were found: (old, here)
 
 
 class Text:
@@ -83,6 +88,11 @@ class Text:
         return steps.pop() if len(steps) == 1 else ""
 
     @cached_property
+    def used(self) -> frozenset[str]:
+        """Every name in it."""
+        return frozenset(name for n in self.code for name in lexed(self.lines[n]).used)
+
+    @cached_property
     def spelled(self) -> dict[int, str]:
         """The lines that are code, as they compare."""
         return {n: lexed(self.lines[n]).spelled({}) for n in self.code}
@@ -99,11 +109,69 @@ def places(hunk: Hunk, text: Text, old: tuple[str, ...] | None = None) -> Iterat
     size = len(touched.lines)
     if not any(lexed(x).kind == "code" for x in touched.lines):
         return
+    found = set()
     for at in range(len(text.lines) - size + 1):
         names = renames(touched.lines, text.lines[at : at + size])
         if names is not None:
             start, end = at + touched.lead, at + size - touched.trail
-            yield Place(start, end, names, score(hunk, text, start, end, names))
+            found.add(at)
+            yield _place(hunk, text, start, end, names, zip(touched.lines, text.lines[at:], strict=False))
+    if touched.lead and touched.trail and size == touched.lead + touched.trail:
+        for above, start, called in _gaps(touched, text):
+            if above not in found:
+                pairs = zip(
+                    (touched.lines[0], touched.lines[-1]), (text.lines[above], text.lines[start]), strict=True
+                )
+                yield _place(hunk, text, start, start, called, pairs)
+
+
+def _gaps(touched: Touched, text: Text) -> Iterator[tuple[int, int, Names]]:
+    """Where the two lines of code that something goes between stand with other comments and blank lines in between."""
+    ends = (touched.lines[0], touched.lines[-1])
+    if any(lexed(x).kind != "code" for x in ends):  # an end of the file
+        return
+    for above, below in pairwise(text.code):
+        names = renames(ends, (text.lines[above], text.lines[below]))
+        between = text.lines[above + 1 : below]
+        if names is not None and all(lexed(x).kind in ("comment", "blank") for x in between):
+            yield above, below, names
+
+
+def _place(hunk: Hunk, text: Text, start: int, end: int, names: Names, pairs: Pairs) -> Place:
+    every = _throughout(hunk, text, start, end, names)
+    known = tuple((old, here) for old, here in pairs if lexed(old).kind == "code")
+    return Place(start, end, every, score(hunk, text, start, end, every), known)
+
+
+def _throughout(hunk: Hunk, text: Text, start: int, end: int, names: Names) -> Names:
+    """`names`, and those of the lines around that are called otherwise in all of the text: who renames one variable
+    often renames them all. The old name is nowhere any more, and the new one was not among the hunk's."""
+    known = dict(names)
+    was = {name for x in (*hunk.before, *hunk.old, *hunk.new, *hunk.after) for name in lexed(x).used}
+    sides = (hunk.before[::-1], hunk.after)
+    for lines, there in zip(sides, _around(hunk, text, start, end), strict=True):
+        old = [x for x in lines if lexed(x).kind == "code"]
+        here = [text.lines[n] for n in there]
+        shapes = [_shape(x) for x in old], [_shape(x) for x in here]
+        for block in SequenceMatcher(None, shapes[0], shapes[1], autojunk=False).get_matching_blocks():
+            for n in range(block.size):
+                found = renames([old[block.a + n]], [here[block.b + n]]) or {}
+                fits = all(
+                    known.get(a, b) == b
+                    and (a == b or a in known or (a[0] != "." and a not in text.used and b not in was))
+                    for a, b in found.items()
+                )
+                more = known | found
+                if fits and len(set(more.values())) == len(more):
+                    known = more
+    return known
+
+
+def _shape(text: str) -> tuple[str, ...]:
+    return tuple(
+        "" if kind == "name" else f".{said}" if kind == "attribute" else said
+        for kind, said in lexed(text).tokens
+    )
 
 
 def rival(hunk: Hunk, text: Text, own: Place) -> tuple[float, int]:
@@ -139,12 +207,19 @@ def score(hunk: Hunk, text: Text, start: int, end: int, names: Names) -> float:
     before, after = (_code(lines) for lines in (hunk.before, hunk.after))
     if not before and not after:
         return 1.0
-    above, below = text.around(start, end, len(before) + SLACK, len(after) + SLACK)
-    there = [[text.spelled[n] for n in numbers] for numbers in (above, below)]
+    above, below = _around(hunk, text, start, end)
+    there = [[text.spelled[n] for n in numbers] for numbers in (above[::-1], below)]
     kept = _kept([x.spelled(names) for x in before], there[0]) + _kept(
         [x.spelled(names) for x in after], there[1]
     )
     return kept / (len(before) + len(after))
+
+
+def _around(hunk: Hunk, text: Text, start: int, end: int) -> tuple[list[int], list[int]]:
+    """The lines of code that may be those around the hunk, away from it."""
+    before, after = (sum(lexed(x).kind == "code" for x in some) + SLACK for some in (hunk.before, hunk.after))
+    above, below = text.around(start, end, before, after)
+    return above[::-1], below
 
 
 def _code(lines: Sequence[str]) -> list[Line]:

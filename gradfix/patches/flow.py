@@ -20,7 +20,17 @@ from difflib import SequenceMatcher
 
 from gradfix.patches.callees import ARGUMENT, Effects, calls, effects, of_call
 from gradfix.patches.lines import Names, lexed
-from gradfix.patches.uses import PARAMETER, SCOPES, Function, Statement, functions, names, objects, parts
+from gradfix.patches.uses import (
+    PARAMETER,
+    SCOPES,
+    Function,
+    Statement,
+    functions,
+    names,
+    objects,
+    parts,
+    takes_parameters,
+)
 from gradfix.patches.values import Flow, Reader, Sides
 
 Ranges = Sequence[tuple[int, int]]  # lines of a text, from 0, the end exclusive
@@ -58,30 +68,58 @@ def new_caller(was: Sequence[Reader], text: str, names: Iterable[str]) -> str:
     return ""
 
 
-def differs(was: Sides, old: str, new: str, before: Ranges, after: Ranges, called: Names) -> str:
-    """Where the change stands in another relation to the rest of its text than `was`, as a sentence; "" where nowhere.
-    `called` are the fix's names as they are called here."""
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Where a change stands in another relation to the rest of its text than it did, as a sentence; "" where nowhere.
+    Where that is only that statements came in among its lines which do no more with its names than take a module's
+    parameters, these are `beside` it: by their lines (from 1), before and after. Who follows the program may know more
+    of them."""
+
+    said: str = ""
+    beside: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+
+
+def differs(was: Sides, old: str, new: str, before: Ranges, after: Ranges, called: Names) -> Doubt:
+    """Where the change stands in another relation to the rest of its text than `was`. `called` are the fix's names as
+    they are called here."""
+    first, beside = "", []
     for text, lines, then in ((old, before, was.before), (new, after, was.after)):
         tables = _Tables.of(text, lines, called)
         if tables is None:
-            return "it would be no Python any more"
-        said = _differs(then, tables.fill({called.get(n) or n for n in was.names}))
+            return Doubt("it would be no Python any more")
+        tables.fill({called.get(n) or n for n in was.names})
+        among = _among(then, tables)
+        said = _differs(then, tables, among)
         if said:
-            return said
-    return ""
+            return Doubt(said)
+        if among:
+            first = (
+                first or f"{_said(tables, among[0])} is among the lines that it changes, and uses their names"
+            )
+        beside.append(frozenset(n for s in among for n in range(s.first, (s.node.end_lineno or s.last) + 1)))
+    return Doubt(first, (beside[0], beside[1]))
 
 
-def _differs(was: Flow, now: _Tables) -> str:
-    here = now.flow()
-    if was.order != here.order:
-        for tag, _, _, j, stop in SequenceMatcher(None, was.order, here.order, autojunk=False).get_opcodes():
+def _among(was: Flow, now: _Tables) -> list[Statement]:
+    """The statements that came in among the changes and only take a module's parameters."""
+    order = [fact for fact, _ in now.order]
+    steps = SequenceMatcher(None, was.order, order, autojunk=False).get_opcodes()
+    new = [s for tag, _, _, j, stop in steps if tag == "insert" for _, s in now.order[j:stop]]
+    return new if all(takes_parameters(s.node, now.names) for s in new) else []
+
+
+def _differs(was: Flow, now: _Tables, among: Sequence[Statement]) -> str:
+    facts = [(fact, s) for fact, s in now.order if s not in among]
+    order = [fact for fact, _ in facts]
+    if list(was.order) != order:
+        for tag, _, _, j, stop in SequenceMatcher(None, was.order, order, autojunk=False).get_opcodes():
             if tag == "equal" or j == stop:
                 continue
-            fact, statement = now.order[j]
+            fact, statement = facts[j]
             if fact.endswith(CHANGE):
                 return f"{_said(now, statement)}, which it changes or says once more, is in other blocks than it was"
             return f"{_said(now, statement)} is among the lines that it changes, and uses their names"
-        first, last = (now.order[n][1].first for n in (0, -1)) if now.order else (0, 0)
+        first, last = (facts[n][1].first for n in (0, -1)) if facts else (0, 0)
         return f"less that uses its names lies among the lines that it changes ({first} to {last}) than did"
     for n, (fact, statement, name) in enumerate(now.origins):
         if n >= len(was.origins) or was.origins[n] != fact:

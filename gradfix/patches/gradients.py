@@ -94,10 +94,23 @@ def _of_uses(a: _Gradients, b: _Gradients) -> Iterator[tuple[str, Site]]:
         words = STEP if key[0] == "step" else READ
         others = b.uses.get(key, [(place, Counter()) for place, _ in uses])
         for (place, one), (_, other) in zip(uses, others, strict=False):
-            for leaf, kind in sorted(one.keys() | other.keys()):
-                said = _differ(one[leaf, kind], other[leaf, kind])
-                if said:
-                    yield f"{words[said]}{kind}", place
+            yield from ((f"{words[said]}{kind}", place) for said, kind in _of_use(one, other))
+
+
+def _of_use(one: Gathered, other: Gathered) -> Iterator[tuple[str, str]]:
+    """What differs in the gradients of one use, and what is to be said of those. How often they were written to counts
+    only where that is not the same before and after: what is lost is lost, clipped or not."""
+    bases: dict[tuple[str, str], set[str]] = {}
+    for leaf, kind in one.keys() | other.keys():
+        written = max((w for w in WRITTEN if kind.endswith(w)), key=len)
+        bases.setdefault((leaf, kind.removesuffix(written)), set()).add(written)
+    for (leaf, base), every in sorted(bases.items()):
+        both = {w: (one[leaf, base + w], other[leaf, base + w]) for w in every}
+        differ = {w: said for w, (old, new) in both.items() if (said := _differ(old, new))}
+        if len({said in ("less", "lost") for said in differ.values()}) > 1:
+            yield from ((said, base + w) for w, said in sorted(differ.items()))
+        elif differ:
+            yield _differ(*(sum(side) for side in zip(*both.values(), strict=True))), base
 
 
 def _differ(before: int, after: int) -> str:

@@ -16,8 +16,8 @@ from itertools import pairwise
 
 from diff_match_patch import diff_match_patch
 
-from gradfix.patches.fit import SLACK, Place, Text, Touched, places, rival
-from gradfix.patches.flow import differs
+from gradfix.patches.fit import SLACK, Place, Text, places, rival
+from gradfix.patches.flow import Doubt, differs
 from gradfix.patches.lines import Indents, Names, level, lexed, quoted, rename, renames
 from gradfix.patches.make import digest
 from gradfix.patches.names import Bindings
@@ -37,11 +37,13 @@ class Refused(Exception):
 @dataclass(frozen=True, slots=True)
 class Placed:
     """The new text, and of each hunk the line (from 1) it was made for and the one it went to; 0 where the text has it
-    already. `doubt` says where the values of its lines go other ways than they did: only a run can tell then."""
+    already. `doubt` says where the values of its lines go other ways than they did: only a run can tell then, or, of
+    what came in `beside` them (flow.Doubt), who follows the program."""
 
     text: str
     lines: tuple[tuple[int, int], ...]
     doubt: str = ""
+    beside: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
 
     @property
     def already(self) -> bool:
@@ -72,7 +74,8 @@ def place(file: FilePatch, text: str) -> Placed:
         bindings = Bindings.of(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise Refused(f"{name} has changed, and can't be parsed as it is") from None
-    spots = [_spot(hunk, lines, bindings, name) for hunk in file.hunks]
+    known = _throughout(file.hunks, lines)
+    spots = [_spot(hunk, lines, bindings, name, known) for hunk in file.hunks]
     _in_order(spots, bindings, name)
     return _edited(spots, lines, name, file.flow)
 
@@ -89,16 +92,28 @@ def _exact(hunk: Hunk, lines: list[str], name: str) -> _Spot:
 # ---- where
 
 
-def _spot(hunk: Hunk, text: Text, bindings: Bindings, name: str) -> _Spot:
-    """The one place for `hunk`. Raises Refused."""
+def _throughout(hunks: Sequence[Hunk], text: Text) -> Names:
+    """The names that are nowhere any more, and called one and the same wherever a hunk may belong."""
+    seen: dict[str, set[str]] = {}
+    for hunk in hunks:
+        for found in places(hunk, text):
+            for old, now in found.names.items():
+                seen.setdefault(old, set()).add(now)
+    return {old: next(iter(now)) for old, now in seen.items() if len(now) == 1 and old not in text.used}
+
+
+def _spot(hunk: Hunk, text: Text, bindings: Bindings, name: str, known: Names) -> _Spot:
+    """The one place for `hunk`; `known` are names that are others in all of the text. Raises Refused."""
     if not hunk.names and any(lexed(x).used for x in (*hunk.old, *hunk.new)):
         raise Refused(f"{name} has changed, and the fix can only be placed in the very file it was made from")
     said: list[str] = []
-    spots = list(_possible(hunk, text, bindings, None, said))
+    spots = list(_possible(hunk, text, bindings, None, said, known))
     if spots:
         return _clearest(spots, hunk, text, name)
     applied = [
-        s for s in _possible(hunk, text, bindings, hunk.new, []) if None not in _beside(hunk, text, s.place)
+        s
+        for s in _possible(hunk, text, bindings, hunk.new, [], known)
+        if None not in _beside(hunk, text, s.place)
     ]
     if applied:
         return _clearest(applied, hunk, text, name)
@@ -118,11 +133,11 @@ def _said(hunk: Hunk) -> str:
 
 
 def _possible(
-    hunk: Hunk, text: Text, bindings: Bindings, old: tuple[str, ...] | None, said: list[str]
+    hunk: Hunk, text: Text, bindings: Bindings, old: tuple[str, ...] | None, said: list[str], known: Names
 ) -> Iterator[_Spot]:
     """The places whose names make sense; `said` gets why others' do not."""
     for found in places(hunk, text, old):
-        names = {**_evidence(hunk, text, found), **found.names}
+        names = {**known, **_evidence(hunk, text, found), **found.names}
         problem = _misnamed(hunk, names, bindings, found.start + 1, old is not None)
         if problem:
             said.append(f"it may be in line {found.start + 1}, but {problem}")
@@ -284,23 +299,22 @@ def _edited(spots: Sequence[_Spot], text: Text, name: str, flow: Sides | None, e
         ast.parse(made)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
         raise Refused(f"{name} would be no Python any more ({getattr(problem, 'msg', problem)})") from None
-    doubt = ""
+    doubt = Doubt()
     if not exact and open_:
         called = {old: now for s in spots for old, now in s.names.items()}
         before = [(s.place.start, s.place.end) for s in open_]
         became = [after[n] for n in range(len(open_))]
-        doubt = differs(flow, "\n".join(text.lines), made, before, became, called) if flow else NOT_KNOWN
+        doubt = (
+            differs(flow, "\n".join(text.lines), made, before, became, called) if flow else Doubt(NOT_KNOWN)
+        )
     lines_ = tuple((s.hunk.line, 0 if s.done else s.place.start + 1) for s in spots)
-    return Placed(made, lines_, f"{name}: {doubt}" if doubt else "")
+    return Placed(made, lines_, f"{name}: {doubt.said}" if doubt.said else "", doubt.beside)
 
 
 def _as_there(spot: _Spot, text: Text, comments: Mapping[int, tuple[str, str]], name: str) -> tuple[str, ...]:
     """The hunk's new lines, called, commented and indented as the text is at its place. Raises Refused."""
     hunk, place = spot.hunk, spot.place
-    touched = Touched.of(hunk)
-    first = place.start - touched.lead
-    there = text.lines[first : place.end + touched.trail]
-    pairs = [(a, b) for a, b in zip(touched.lines, there, strict=True) if lexed(a).kind == "code"]
+    pairs = list(place.pairs)
     pairs += [pair for beside in _beside(hunk, text, place) for pair in beside or ()]
     was = level((*hunk.before, *hunk.old, *hunk.new, *hunk.after))
     indents = Indents.of(((lexed(a).indent, lexed(b).indent) for a, b in pairs), was, text.unit)

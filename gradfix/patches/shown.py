@@ -5,18 +5,19 @@ from __future__ import annotations
 import ast
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
 
 from gradfix.examine import findings, read_text
+from gradfix.graph import Graph
 from gradfix.patches.gradients import GONE, NEW, changes
 from gradfix.read import Reading
 from gradfix.read.watched import Kinds as Values
 from gradfix.read.watched import Watch, spanned
 from gradfix.source import Source, SourceError
-from gradfix.tape import Backward, End, Site
+from gradfix.tape import Backward, Cut, End, Event, GradWrite, Mutate, Site
 
 BACKWARD = "backward"
 DTYPE = "a tensor gets another dtype"
@@ -24,6 +25,8 @@ HOOKED = "gradients reach a hook, or a Function's own backward, in other passes"
 
 Texts = Mapping[str, str]  # by path
 Kinds = tuple[tuple[str, ...], ...]
+GRADIENT, PARAMETER, CALL, ELSE = "a gradient", "a parameter", "a call", "something else"
+Done = Mapping[int, frozenset[str]]  # by line: what is written there, and whether more is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Shown:
     """What the text alone shows of a change: how many `faults` by kind, and how far the reader came (`reading`, as a
     Fix has it), before and after; what becomes of `gradients`, with the places that show it; the `kinds` of values that
     its lines use, by path (a Fix says more of them), with the `names` they have here; the files that the entry came to
-    (`used`)."""
+    (`used`); and what is `done` in each line of the changed files, before and after."""
 
     faults: Mapping[str, tuple[int, int]]
     reading: Mapping[str, tuple[int, int]]
@@ -39,6 +42,7 @@ class Shown:
     kinds: Mapping[str, Kinds]
     names: Mapping[str, Kinds]
     used: frozenset[str]
+    done: Mapping[str, tuple[Done, Done]]
 
 
 def shown(entry: Path, before: Texts, after: Texts) -> Shown:
@@ -67,6 +71,7 @@ def shown(entry: Path, before: Texts, after: Texts) -> Shown:
         {path: old.kinds[path] + new.kinds[path] for path in lines},
         {path: old.names[path] + new.names[path] for path in lines},
         old.used,
+        {path: (old.done(path), new.done(path)) for path in lines},
     )
 
 
@@ -110,6 +115,27 @@ class _Read:
             found.names[path] = tuple(map(tuple, kinds))
             found.kinds[path] = tuple(tuple(", ".join(sorted(k - {""})) for k in x.values()) for x in kinds)
         return found
+
+    def done(self, path: str) -> Done:
+        """By line of a file, what its statements write themselves (GRADIENT, PARAMETER: one that an optimizer steps);
+        CALL where that is in a function that they call, ELSE for anything else that a tape tells but cuts."""
+        found: dict[int, set[str]] = {}
+        for (_, closely), readings in self.readings.items():
+            for each in readings if closely else ():
+                owners = Graph(each.tape).owners
+                for event in each.tape.events:
+                    for site in event.stack if isinstance(event, Event) else ():
+                        if site.file == path and not isinstance(event, Cut):
+                            said = _doing(event, owners) if site is event.stack[-1] else CALL
+                            found.setdefault(site.line, set()).add(said)
+        return {line: frozenset(said) for line, said in found.items()}
+
+
+def _doing(event: Event, owners: Container[int]) -> str:
+    if isinstance(event, GradWrite):
+        return GRADIENT
+    owned = isinstance(event, Mutate) and event.optimizer is None and event.ref.storage in owners
+    return PARAMETER if owned else ELSE
 
 
 def _changed(old: str, new: str) -> tuple[frozenset[int], frozenset[int]]:

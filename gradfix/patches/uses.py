@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from gradfix.read.effects import overloads
@@ -100,6 +100,50 @@ def names(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:
             inside |= isinstance(called, ast.Name) and called.id in TOLD
             inside |= isinstance(called, ast.Attribute) and called.attr in NUMBERS
         stack += [(child, inside) for child in ast.iter_child_nodes(each)]
+
+
+def takes_parameters(node: ast.stmt, fix: Set[str]) -> bool:
+    """Whether a statement is a call that is given ``module.parameters()``, or a loop over them that writes to each in
+    place, and uses none of the names `fix` in another way."""
+    if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and not node.orelse:
+        own = {node.target.id}
+        return _parameters_of(node.iter) and not own & fix and all(_writes_to(x, own, fix) for x in node.body)
+    bound = isinstance(node, ast.Assign) and [n for t in node.targets for n, _, _ in names(t)]
+    if (
+        not isinstance(node, ast.Expr | ast.Assign)
+        or not isinstance(node.value, ast.Call)
+        or {*(bound or ())} & fix
+    ):
+        return False
+    given = [*node.value.args, *(k.value for k in node.value.keywords)]
+    others = [each for each in given if not _parameters_of(each)]
+    return len(others) < len(given) and not any(
+        isinstance(x, ast.Call) or (isinstance(x, ast.Name) and x.id in fix)
+        for each in (node.value.func, *others)
+        for x in ast.walk(each)
+    )
+
+
+def _parameters_of(node: ast.expr) -> bool:
+    """``module.parameters()``."""
+    if not isinstance(node, ast.Call) or node.args or node.keywords:
+        return False
+    method = node.func
+    return (
+        isinstance(method, ast.Attribute)
+        and method.attr == "parameters"
+        and isinstance(method.value, ast.Name)
+    )
+
+
+def _writes_to(node: ast.stmt, own: Set[str], fix: Set[str]) -> bool:
+    if isinstance(node, ast.With):
+        return all(_writes_to(x, own, fix) for x in node.body)
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        return False
+    used = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+    nested = sum(isinstance(x, ast.Call) for x in ast.walk(node)) > 1
+    return bool(used & own) and not used & fix and not nested and any(True for _ in _written(node))
 
 
 def objects(function: Function, name: str, values: set[int]) -> dict[str, set[int]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gradfix.dataclass import dataclass
 from gradfix.patterns import matches, spec
-from gradfix.source import SourceError
+from gradfix.source import SourceError, absent
 
 # Folders that hold no source of the project's: ruff's list, and what is left of builds. Hidden ones come on top.
 SKIPPED = frozenset(
@@ -90,7 +90,7 @@ def discover(paths: Iterable[Path | str], search: Search | None = None) -> Itera
         path = Path(given)
         if not path.is_dir():
             if not path.exists():
-                raise SourceError(f"{path}: there is no such file or directory")
+                raise SourceError(f"{path}: {absent(path, 'there is no such file or directory')}")
             yield path
             continue
         found = False

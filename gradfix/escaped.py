@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,9 +10,8 @@ from pathlib import Path
 
 from gradfix.config import ConfigError, Projects
 from gradfix.messages import Finding, recognise
-from gradfix.report import View, full
+from gradfix.report import View, full, layout
 from gradfix.report.finding import render
-from gradfix.report.layout import safe
 from gradfix.report.places import Paths
 from gradfix.report.terminal import Terminal
 from gradfix.result import Result, Settings
@@ -37,7 +35,7 @@ def explain(traceback: str, script: str | None, arguments: Sequence[str] = (), r
     result = shown(finding, traceback, Path(script)) if script else None
     tell(finding, result, terminal)
     if result is not None and result.diagnoses:
-        terminal.err.print("To try cures and prove them: " + safe(shlex.join(command)), soft_wrap=True)
+        terminal.err.print("To try cures and prove them: " + layout.command(command), soft_wrap=True)
 
 
 def shown(finding: Finding, traceback: str, entry: Path, text: str | None = None) -> Result | None:

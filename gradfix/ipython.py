@@ -72,9 +72,11 @@ def changed_cells(old: str, new: str) -> str:
     """The cells that differ between two joined texts, as they are in the new one."""
     import re
 
+    from gradfix.notebook import written
+
     parts = [re.split(r"^# %% cell \d+\n", text, flags=re.M) for text in (old, new)]
     changed = [b.rstrip("\n") for a, b in zip(*parts, strict=True) if a != b]
-    return re.sub(r"^#~magic~ ", "", "\n\n".join(changed), flags=re.M)
+    return written("\n\n".join(changed))
 
 
 def load(shell: Any) -> None:

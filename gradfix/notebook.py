@@ -1,11 +1,13 @@
 """Notebooks as one script: the code cells joined, a marker line before each, and cut back by cell.
 
-Magics (``%matplotlib``, ``!pip``) become comments, so that lines keep their number. Only the source of changed cells
-differs in what is written: everything else of the file is kept to the byte.
+Magics (``%matplotlib``, ``!pip``) become comments, so that lines keep their number; ``%time`` and ``%timeit``, behind
+which there is code, become the beginning of a statement that is as long, so that columns keep theirs. Only the source
+of changed cells differs in what is written: everything else of the file is kept to the byte.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from typing import Any
@@ -13,6 +15,19 @@ from typing import Any
 MARK = "# %% cell "
 _MAGIC = "#~magic~ "  # what stands before a line that is no Python
 _LINE_MAGIC = re.compile(r"^\s*(?:%|!|\?|[\w.]+\?+\s*$|[\w.]+(?:\s*,\s*[\w.]+)*\s*=\s*[%!])", re.M)
+_OPTION = r"(?:-[nrp] ?\d+|-[tcqov]+)"
+# what a magic with code behind it looks like, and what stands for it: a test that nobody writes, and that holds
+_TIMED: tuple[tuple[str, str], ...] = (
+    (r"^([ \t]*)%time(?= +[^\s-])", r"\1if~0:"),
+    (r"^([ \t]*)%timeit(?= +[^\s-])", r"\1if~1  :"),
+    (rf"^([ \t]*)%timeit ({_OPTION}(?: {_OPTION})*) (?=[^\s-])", r'\1if~1 :"\2";'),
+)
+_WRITTEN: tuple[tuple[str, str], ...] = (
+    (r"^([ \t]*)if~0:(?= +\S)", r"\1%time"),
+    (r"^([ \t]*)if~1  :(?= +\S)", r"\1%timeit"),
+    (r'^([ \t]*)if~1 :"([^"\n]*)";(?=\S)', r"\1%timeit \2 "),
+    (f"^{re.escape(_MAGIC)}", ""),
+)
 _MARKER = re.compile(r"^# %% cell (\d+)$", re.M)
 
 
@@ -44,9 +59,18 @@ def edit(text: str, script: str) -> str:
         cell = cells[int(number)]
         source = _source(cell)
         end = source[len(source.rstrip("\n")) :]
-        new = re.sub(f"^{re.escape(_MAGIC)}", "", body[1:], flags=re.M).rstrip("\n") + end
+        new = written(body[1:]).rstrip("\n") + end
+        if re.search(r"^[ \t]*if~[01] *:", new, flags=re.M):
+            raise NotebookError(f"the new text has no place on the one line of a %time in cell {number}")
         cell["source"] = new.splitlines(keepends=True) if isinstance(cell["source"], list) else new
     return str(style(document))
+
+
+def written(text: str) -> str:
+    """Lines of a joined script as they are in the notebook's cells."""
+    for pattern, new in _WRITTEN:
+        text = re.sub(pattern, new, text, flags=re.M)
+    return text
 
 
 def locate(script: str, line: int) -> tuple[int, int] | None:
@@ -91,9 +115,24 @@ def _python(source: str) -> str:
     closed = 0  # lines after which no statement goes on
     for line in source.split("\n"):
         if _LINE_MAGIC.match(line) and not _open(out[closed:]):
-            line, closed = _MAGIC + line, len(out) + 1
+            line, closed = _timed(line) or _MAGIC + line, len(out) + 1
         out.append(line)
     return "\n".join(out)
+
+
+def _timed(line: str) -> str:
+    """The code behind ``%time`` or ``%timeit``; "" where it is none, or where what it binds is not there later."""
+    for pattern, new in _TIMED:
+        code = re.sub(pattern, new, line)
+        if code == line:
+            continue
+        try:
+            tree = ast.parse(code.strip())
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return ""
+        binds = any(isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store) for x in ast.walk(tree))
+        return "" if binds and "%timeit" in pattern else code
+    return ""
 
 
 def _open(lines: list[str]) -> bool:

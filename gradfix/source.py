@@ -58,8 +58,7 @@ class Source:
         path = Path(path)
         try:
             if not path.is_file():
-                there = path.exists() or path.is_symlink()
-                what = "is not a regular file" if there else "there is no such file"
+                what = "is not a regular file" if path.exists() else absent(path, "there is no such file")
                 raise SourceError(f"{path}: {what}")
             raw = path.read_bytes()
         except (OSError, ValueError) as problem:
@@ -131,6 +130,21 @@ class Source:
                 f"{self.path}:{line}: the new text holds {what}; the file is as it was"
             ) from None
         return self.raw[: len(self.raw) - len(_body(self.raw))] + body
+
+
+def absent(path: Path, otherwise: str) -> str:
+    """Why there is nothing at `path`, where it is a link; `otherwise`, where it is none."""
+    try:
+        target = os.readlink(path)
+    except (OSError, ValueError):
+        return otherwise
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return f"is a link to {target}, which is not there"
+    except OSError as problem:
+        return f"is a link that leads nowhere ({_reason(problem)})"
+    return otherwise
 
 
 def split_lines(text: str) -> list[str]:

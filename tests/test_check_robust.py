@@ -2,7 +2,10 @@
 
 import ast
 import json
+import os
 import random
+import shutil
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -151,7 +154,7 @@ def test_an_unreadable_file_and_a_loop_of_links(check, tmp_path, monkeypatch):
     assert (code, len(out.splitlines())) == (2, 1)
     assert err.splitlines() == [
         "gradfix: secret.py: can't be read (permission denied)",
-        "gradfix: loop.py: is not a regular file",
+        "gradfix: loop.py: is a link that leads nowhere (too many levels of symbolic links)",
     ]
 
 
@@ -256,3 +259,23 @@ def test_ten_thousand_programs_made_from_the_grammar(text, part, tmp_path_factor
 @given(text=hypothesmith.from_node())
 def test_ten_thousand_programs_made_from_trees(text, part, tmp_path_factory):
     _read_made_up(text, tmp_path_factory.getbasetemp())
+
+
+def test_links_to_what_is_not_there(check, tmp_path):
+    (tmp_path / "gone.py").symlink_to("moved.py")
+    (tmp_path / "folder").symlink_to("elsewhere")
+    for name, target in (("gone.py", "moved.py"), ("folder", "elsewhere")):
+        code, _, err = check(name)
+        assert (code, err) == (2, f"gradfix: {name}: is a link to {target}, which is not there\n")
+
+
+def test_a_name_that_could_steer_a_terminal_is_escaped_where_it_can_be_called(check, tmp_path):
+    name = "we\x1b[31mird\n'na\udcffme'\\.py"
+    (tmp_path / name).write_text(FAULT)
+    code, out, _ = check(name)
+    line = next(x for x in out.splitlines() if "gradfix fix" in x)
+    assert code == 1
+    assert line.endswith(r"gradfix fix $'we\x1b[31mird\n\'na\xffme\'\\.py'")
+    shell = ["bash", "-c", "printf %s " + line[line.index("$'") :]]
+    if shutil.which("bash"):
+        assert os.fsdecode(subprocess.run(shell, check=True, capture_output=True).stdout) == name

@@ -136,3 +136,60 @@ def test_a_line_that_goes_on_a_statement_is_no_magic():
     assert notebook.edit(text, script) == text
     changed = json.loads(notebook.edit(text, script.replace("rest = 7", "rest = 9")))
     assert changed["cells"][0]["source"] == cell.replace("rest = 7", "rest = 9")
+
+
+TIMED = [
+    ("%time y.sum().backward()", "y.sum().backward()"),
+    ("    %time   y = f(x)  # once", "y = f(x)  # once"),
+    ("%timeit f(x)", "f(x)"),
+    ("%timeit -n 10 -r3 f(x); g(x)", "f(x); g(x)"),
+]
+
+
+@pytest.mark.parametrize(("line", "code"), TIMED)
+def test_the_code_behind_a_magic_is_read_where_it_stands(line, code):
+    text = json.dumps({"cells": [{"cell_type": "code", "source": f"for x in z:\n{line}\n    x += 1"}]})
+    text = text if line[0] == " " else text.replace("for x in z:\\n", "").replace("    x += 1", "x += 1")
+    script = notebook.join(text)
+    compile(script, "n", "exec")
+    (read,) = [x for x in script.split("\n") if code in x]
+    assert (read.index(code), len(read)) == (line.index(code), len(line))
+    assert notebook.written(read) == line
+    changed = json.loads(notebook.edit(text, script.replace("x += 1", "x = x + 1")))["cells"][0]["source"]
+    assert changed == json.loads(text)["cells"][0]["source"].replace("x += 1", "x = x + 1")
+    inside = json.loads(notebook.edit(text, script.replace(code, "h(x)")))["cells"][0]["source"]
+    assert line.replace(code, "h(x)") in inside.split("\n")
+    with pytest.raises(notebook.NotebookError, match="one line of a %time in cell 0"):
+        notebook.edit(text, script.replace(read, read.replace(code, "").rstrip() + f"\n        {code}"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%time for x in y: pass", "%time", "%timeit", "%timeit -n 10", "%timeit y = f(x)", "%timeit y += 1",
+        "%time f(", "%timeit (y := 2)", "%timeit -p f(x)", "%time --no f(x)", "%timer f(x)", "%time.f(x)",
+        "out = %time f(x)",
+    ],
+)  # fmt: skip
+def test_magics_whose_code_is_left_alone(line):
+    text = json.dumps({"cells": [{"cell_type": "code", "source": f"{line}\nx = 1"}]})
+    assert notebook.join(text) == f"# %% cell 0\n#~magic~ {line}\nx = 1\n"
+
+
+def test_a_fault_in_the_line_of_a_magic_is_told_as_it_is_written(tmp_path):
+    cells = [
+        "import torch\nx = torch.ones(2, requires_grad=True)\ny = x.exp()",
+        "y += 1\n%time y.sum().backward()",
+    ]
+    path = tmp_path / "n.ipynb"
+    path.write_text(json.dumps({"nbformat": 4, "cells": [{"cell_type": "code", "source": c} for c in cells]}))
+    command = [sys.executable, "-m", "gradfix"]
+    check = subprocess.run(
+        [*command, "check", "--no-cache", path], check=False, capture_output=True, text=True
+    )
+    assert "1:2 │ %time y.sum().backward()" in check.stdout, check.stdout
+    fixed = subprocess.run(
+        [*command, "fix", "--no-run", "--diff", path], check=False, capture_output=True, text=True
+    )
+    assert " %time y.sum().backward()" in fixed.stdout, fixed.stdout
+    assert "~" not in fixed.stdout

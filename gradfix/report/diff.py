@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping
 
+from gradfix.notebook import written
 from gradfix.report.places import Paths
 from gradfix.source import Source, SourceError
 
@@ -15,7 +16,8 @@ def unified(files: Mapping[str, tuple[str, str]], paths: Paths) -> Iterator[str]
     for path, (old, new) in sorted(files.items()):
         name = _name(path, paths)
         yield from (f"--- a/{name}", f"+++ b/{name}")
-        yield from _hunks(old, new)
+        cells = path.endswith(".ipynb")
+        yield from _hunks(written(old), written(new)) if cells else _hunks(old, new)
 
 
 def patch(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from rich.text import Text
@@ -10,7 +9,7 @@ from rich.text import Text
 from gradfix.detect import KINDS
 from gradfix.explain import why
 from gradfix.messages import Finding, Frame
-from gradfix.report.layout import fold, safe
+from gradfix.report.layout import command, fold, safe
 from gradfix.wording import shortened
 
 SHOWN = 300  # characters of an error that is not ours
@@ -45,7 +44,7 @@ def render(finding: Finding, width: int) -> Iterator[Text]:
     if finding.kind is not None:
         script = finding.script or "SCRIPT"
         yield Text()
-        yield Text.assemble(("Run   ", "bold"), f"gradfix fix {shlex.quote(safe(script))}")
+        yield Text.assemble(("Run   ", "bold"), f"gradfix fix {command([script])}")
         yield Text.assemble(("Read  ", "bold"), f"gradfix explain {finding.kind}")
 
 

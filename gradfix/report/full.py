@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
+from gradfix import notebook
 from gradfix.explain import why
 from gradfix.messages import recognise
-from gradfix.notebook import locate
 from gradfix.report import Line, Raw, View, faults, shown
 from gradfix.report.diff import patch, unified
-from gradfix.report.layout import fold, safe, wording
+from gradfix.report.layout import command, fold, safe, wording
 from gradfix.report.places import Place, callers, labelled, message, place
 from gradfix.report.places import shown as written
 from gradfix.report.snippet import GUTTER, Span, draw
@@ -87,7 +86,7 @@ def closing(results: Iterable[Result], view: View) -> str:
     counts += [_count(len(asked) + sum(len(d.along) for d in asked), "note")] if asked else []
     sentence = f"Found {' and '.join(counts)}"
     if view.action == "run":
-        names = shlex.join(view.paths.show(str(r.entry)) for r in results if r.diagnoses)
+        names = command(view.paths.show(str(r.entry)) for r in results if r.diagnoses)
         return f"{sentence}.{more} To look for cures: gradfix fix {names}"
     cured = [d for d in found + asked if d.status == "cured"]
     left = len(found) + len(asked) - len(cured)
@@ -181,6 +180,7 @@ def excerpt(diagnosis: Diagnosis, result: Result, view: View) -> Iterator[Text]:
             yield from _hanging(f"{'':>{margin}} {view.glyphs.bar} ", spans_text, view, GUTTER)
         else:
             numbers = _numbering(first.path, result)
+            text = notebook.written(text) if first.path.endswith(".ipynb") else text
             yield from draw(split_lines(text), inside, view.width, margin, view.glyphs, numbers)
 
 
@@ -194,7 +194,7 @@ def _numbering(path: str, result: Result) -> Callable[[int], str]:
     text = result.sources.get(path, "")
 
     def number(line: int) -> str:
-        found = locate(text, line) if path.endswith(".ipynb") else None
+        found = notebook.locate(text, line) if path.endswith(".ipynb") else None
         return f"{found[0]}:{found[1]}" if found else str(line)
 
     return number

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
-from gradfix.notebook import locate
+from gradfix.notebook import locate, written
 from gradfix.report import View
 from gradfix.report.diff import unified
 from gradfix.report.places import Place, callers, cell, labelled, message, place
@@ -133,6 +133,8 @@ def edits(path: str, old: str, new: str) -> list[dict[str, Any]]:
         if tag == "equal":
             continue
         text = "\n".join(b[j:stop])
+        if path.endswith(".ipynb"):
+            text = written(text)
         if end < len(a):
             span = _points(i + 1, 1, end + 1, 1)
             text += "\n" if stop > j else ""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import unicodedata
+from collections.abc import Iterable
 from functools import lru_cache
 
 from gradfix.dataclass import dataclass
@@ -54,6 +57,18 @@ def safe(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join("\ufffd" if _steers(c) else c for c in text)
+
+
+def command(words: Iterable[str]) -> str:
+    """`words` as a line for a shell that a terminal may show: where one could steer it, in the shell's escapes."""
+    return " ".join(shlex.quote(word) if safe(word) == word else f"$'{_escaped(word)}'" for word in words)
+
+
+def _escaped(word: str) -> str:
+    plain = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "'": "\\'", "\\": "\\\\"}
+    return "".join(
+        plain.get(c) or ("".join(f"\\x{b:02x}" for b in os.fsencode(c)) if _steers(c) else c) for c in word
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gradfix.report import faults, shown
+from gradfix.report.layout import command
 from gradfix.suppress import REPORTED
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def closing(results: Sequence[Result], paths: Paths, baseline: Baseline | None =
         parts.append(f"{counted(hidden, 'note')} not shown: --notes shows {_them(hidden)}.")
     faulty = [r for r in results if faults(r)]
     if faulty:
-        name = shlex.quote(paths.show(str(faulty[0].entry))) if len(faulty) == 1 else "SCRIPT"
+        name = command([paths.show(str(faulty[0].entry))]) if len(faulty) == 1 else "SCRIPT"
         parts.append(f"To try cures and prove them: gradfix fix {name}")
     return " ".join(filter(None, (*parts[:1], known(baseline), *parts[1:])))
 

@@ -15,37 +15,52 @@ from gradfix.detect import Conflict
 from gradfix.prove import Baseline
 from gradfix.prove.runs import alike
 from gradfix.result import Settings
-from gradfix.tape import Optimizer, Step, Tape
+from gradfix.tape import Backward, Event, Optimizer, Step, Tape
 
 FURTHER = 32  # times as many steps
 PATIENCE = 30.0  # seconds that they may take
+_PASSING = (Backward, Step)  # events of every pass
 
 
-def longer(
+def behind(
     first: Baseline, entry: Path, script: str, texts: Mapping[str, str], settings: Settings
-) -> Settings | None:
-    """What to record with, where the first steps show no fault and the text does; else None."""
-    if first.outcome.ended != "steps" or _faults(first, texts, settings):
-        return None
-    shown = unproved.certain(entry, script, settings)
-    if not any(f.conflict.severity != "note" for f in shown):
-        return None
+) -> list[Conflict]:
+    """The faults that the text shows behind the first steps: all of them, where those show none; else those of a
+    backward or a step that was not reached."""
+    if first.outcome.ended != "steps":
+        return []
+    found = [f.conflict for f in unproved.certain(entry, script, settings) if f.conflict.severity != "note"]
+    if not _faults(first, texts, settings):
+        return found
+    reached = {_place(e) for e in first.tape.events if isinstance(e, _PASSING)}
+    return [c for c in found if any(_place(e) not in reached for e in _passing(c))]
+
+
+def longer(settings: Settings) -> Settings:
+    """What to record with to come to them."""
     return replace(settings, steps=FURTHER * settings.steps, timeout=min(PATIENCE, settings.timeout))
 
 
-def enough(again: Baseline, texts: Mapping[str, str], settings: Settings) -> Settings | None:
-    """As few steps as show the first fault of a long run, with what comes of it; None where that shows none, either."""
-    found, tape = _faults(again, texts, settings), again.tape
+def enough(
+    again: Baseline, first: Baseline, shown: list[Conflict], texts: Mapping[str, str], settings: Settings
+) -> Settings | None:
+    """As few steps of a long run as come to the faults `shown` by the text, or, where it shows none of those, to the
+    first that the `first` run does not, with what comes of it; None where that shows no other, either."""
+    tape, known = again.tape, _faults(first, texts, settings)
+    found = [c for c in _faults(again, texts, settings) if not any(alike(c, k) for k in known)]
     if not found:
         return None
-    return replace(settings, steps=max(settings.steps, min(_steps_before(tape, _when(c)) for c in found) + 2))
+    told = {(c.kind, c.at.file, c.at.line) for c in shown}
+    expected = [c for c in found if (c.kind, c.at.file, c.at.line) in told]
+    counts = [_steps_before(tape, _when(c)) for c in expected or found]
+    return replace(settings, steps=max(settings.steps, (max if expected else min)(counts) + 2))
 
 
 def said(first: Settings, now: Settings) -> str:
     """What the person is told of it."""
     return (
-        f"the first {first.steps} steps show no fault; the text does, so {now.steps} steps of every optimizer were "
-        "recorded."
+        f"the text shows a fault that the first {first.steps} steps do not come to, so {now.steps} steps of every "
+        "optimizer were recorded."
     )
 
 
@@ -89,6 +104,15 @@ def out_of_time(settings: Settings) -> str:
 
 def _faults(baseline: Baseline, texts: Mapping[str, str], settings: Settings) -> list[Conflict]:
     return [c for c in baseline.conflicts if c.severity != "note" and asked(c, settings, texts)]
+
+
+def _passing(conflict: Conflict) -> list[Event]:
+    return [e for e in (conflict.backward, conflict.earlier, conflict.event) if isinstance(e, _PASSING)]
+
+
+def _place(event: Event) -> tuple[type[Event], str, int]:
+    at = event.at
+    return (type(event), at.file, at.line) if at is not None else (type(event), "", 0)
 
 
 def _when(conflict: Conflict) -> int:

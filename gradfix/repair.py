@@ -64,12 +64,12 @@ def repair(
         remarks: tuple[str, ...] = ()
         in_time = settings
         settings = late.hurried(settings, baseline)
-        further = late.longer(baseline, entry, script, texts, settings)
-        if further is not None:
+        shown = late.behind(baseline, entry, script, texts, settings)
+        if shown:
             say("the text shows a fault that the first steps did not come to: recording more of them")
-            _, again, seen = recorded(further)
+            _, again, seen = recorded(late.longer(settings))
             settings = late.hurried(settings, again)
-            enough = late.enough(again, seen, settings)
+            enough = late.enough(again, baseline, shown, seen, settings)
             if enough is not None:
                 remarks = (late.said(settings, enough),)
                 settings = enough

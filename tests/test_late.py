@@ -144,3 +144,48 @@ for n in range(4):
 def test_an_optimizer_that_is_made_when_the_first_has_done(tmp_path, zygote):
     _, result = one(ANOTHER, tmp_path, zygote)
     assert [(d.conflict.kind, d.status) for d in result.diagnoses] == [("freed-graph", "cured")]
+
+
+TWO = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+G, D = nn.Linear(3, 2), nn.Linear(2, 1)
+optG = torch.optim.Adam(G.parameters())
+optD = torch.optim.Adam(D.parameters())
+for n in range(6):
+    score = D(G(torch.randn(4, 3)))
+    loss = (score - D(torch.randn(4, 2))).mean()
+    optD.zero_grad()
+    loss.backward(retain_graph=True)
+    optD.step()
+    optG.zero_grad()
+    (-score.mean()).backward()
+    optG.step()
+net = nn.Linear(3, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+state = torch.zeros(2, 3)
+for n in range(4):
+    state = torch.tanh(net(state{detach}) + 1)
+    opt.zero_grad()
+    state.pow(2).sum().backward()
+    opt.step()
+"""
+
+
+def test_a_fault_in_each_of_two_loops(tmp_path, zygote):
+    """Behind an optimizer that is made only when the first loop has done; the rounds of either are known."""
+    _, result = one(TWO.replace("{detach}", ""), tmp_path, zygote)
+    kinds = [(d.conflict.kind, d.status, d.cures[0].codemod) for d in result.diagnoses]
+    assert kinds == [
+        ("stale-saved-tensor", "cured", "recompute-after-step"),
+        ("freed-graph", "cured", "detach-carried-state"),
+    ]
+    assert any("first 3 steps do not come to" in line for line in result.lines)
+
+
+def test_a_fault_in_the_first_of_two_loops(tmp_path, zygote):
+    _, result = one(TWO.replace("{detach}", ".detach()"), tmp_path, zygote)
+    assert [(d.conflict.kind, d.status) for d in result.diagnoses] == [("stale-saved-tensor", "cured")]
+    assert not any("first 3 steps" in line for line in result.lines)

@@ -16,7 +16,7 @@ from gradfix.detect import detect
 from gradfix.prove import Baseline, Prover, Runner, Verdict, words
 from gradfix.prove.compare import difference, likeness, off_by, told_apart
 from gradfix.prove.cured import Lines, left
-from gradfix.prove.effects import own_loss_by_time, period
+from gradfix.prove.effects import own_loss_by_time, rounds
 from gradfix.prove.measured import Measured, Vector, read
 from gradfix.prove.prover import Refusal
 from gradfix.run import Outcome, Run
@@ -678,13 +678,20 @@ def test_own_loss_of_two_backwards_before_two_steps_follows_the_clearing():
     assert own_loss_by_time(run) == [[0], [1]]
 
 
-def test_period_of_a_critic_loop():
-    steps = [("s", 1), ("s", 1), ("s", 0)] * 2
-    assert period(_measured(*steps)) == (1, 1, 0)
-
-
-def test_no_period_after_pretraining():
-    assert period(_measured(*[("s", 1)] * 5, ("s", 0), ("s", 1), ("s", 0))) is None
+@pytest.mark.parametrize(
+    ("optimizers", "lengths"),
+    [
+        ([1, 1, 0] * 2, (3,)),
+        ([0, 1], (2,)),
+        ([0, 1, 0], (2,)),
+        ([0, 0, 1], ()),
+        ([1] * 5 + [0, 1, 0], (1, 1, 1, 1, 1, 2)),  # pretraining of one of them
+        ([0, 1] * 3 + [2] * 3, (2, 2, 2, 1)),  # another model behind
+        ([0, 1, 0, 1, 0, 2, 2], (2, 2, 1, 1)),
+    ],
+)
+def test_rounds(optimizers, lengths):
+    assert rounds(_measured(*[("s", k) for k in optimizers])) == lengths
 
 
 def test_zero_gradients_prove_nothing():

@@ -92,24 +92,24 @@ def _together(kinds: tuple[EffectKind, ...], chosen: Sequence[Attempt]) -> Attem
 
 
 def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: Measured) -> Iterator[Attempt]:
-    round_ = period(before) or ()
-    rounds: dict[str, Any] = {"period": list(round_)}
+    lengths = rounds(before)
+    counted: dict[str, Any] = {"rounds": list(lengths)}
     if kind in ("later-parameters", "new-draw"):
         # what a clip or an ascent makes of the parameters is a change of theirs, as the step's is
         for clips in ({}, {"clips": True}) if before.steps and _clips(tape) else ({},):
-            for steps in dict.fromkeys((round_, _steps_a_making(round_, conflicts, tape))):
-                own: dict[str, Any] = {"period": list(steps), **clips}
-                if len(steps) > 1:
+            for steps in dict.fromkeys((lengths, _steps_a_making(lengths, conflicts, tape))):
+                own: dict[str, Any] = {"rounds": list(steps), **clips}
+                if max(steps, default=1) > 1:
                     # updates put off to the round's end: parameters still move, so a frozen copy or lr=0 shows
                     moving = {"null": "rounds", "draws": {}, **own}
                     yield Attempt(
-                        before=moving, after=moving, terms=Terms(still=True), frozen=steps != round_
+                        before=moving, after=moving, terms=Terms(still=True), frozen=steps != lengths
                     )
                 still = {"null": "steps" if before.steps else "writes", "draws": {}, **own}
                 yield Attempt(before=still, after=still, terms=Terms(still=True), frozen=True)
     elif kind == "cut-round":
         for limit in ("step", "backward"):
-            yield Attempt(before={"cut": limit, **rounds}, terms=Terms(cut=True, losses=False))
+            yield Attempt(before={"cut": limit, **counted}, terms=Terms(cut=True, losses=False))
         places = made_before(conflicts, tape)
         if places:
             yield Attempt(before={"cut": "places", "places": places}, terms=Terms(cut=True, losses=False))
@@ -138,7 +138,7 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
             yield Attempt(before={"apart": made})
     elif kind == "adds-gradient":
         if before.steps:
-            still = {"null": "steps", **rounds}
+            still = {"null": "steps", **counted}
             yield Attempt(before=still, after=still, terms=Terms(gains=True, still=True), frozen=True)
         else:  # a leaf that is updated by hand
             yield Attempt(terms=Terms(gains=True))
@@ -170,28 +170,51 @@ def _clips(tape: Tape) -> bool:
     return False
 
 
-def period(before: Measured) -> tuple[int, ...] | None:
-    """The optimizers in the order of their steps in one round, or None where the steps do not repeat."""
-    steps = [s.optimizer for s in before.steps]
+def rounds(before: Measured) -> tuple[int, ...]:
+    """How many steps each round has; the last number goes for all that come behind. Empty where the steps
+    do not repeat."""
+    return _rounds([s.optimizer for s in before.steps])
+
+
+def _rounds(steps: Sequence[int]) -> tuple[int, ...]:
     used = set(steps)
-    for length in range(len(used), len(steps) // 2 + 1):
+    if length := _period(steps, len(steps) // 2) or (len(steps) if len(steps) == len(used) else 0):
+        return (length,)
+    # training in several phases: a later one begins with an optimizer that has not stepped before
+    for at in sorted(steps.index(k) for k in used)[1:]:
+        length = _period(steps[:at], at // 2)
+        then = _rounds(steps[at:]) if length else ()
+        if then and sum(then) < len(steps) - at:  # (one round alone may be the end of a longer one)
+            whole, rest = divmod(at, length)
+            return (*[length] * whole, *([rest] if rest else []), *then)
+    length = _period(steps, len(steps) - 1)
+    return (length,) if length else ()
+
+
+def _period(steps: Sequence[int], most: int) -> int:
+    """After how many steps they repeat, every optimizer having stepped; 0 where they do not after `most`."""
+    used = set(steps)
+    for length in range(len(used), most + 1):
         head = steps[:length]
         if set(head) == used and all(k == head[i % length] for i, k in enumerate(steps)):
-            return tuple(head)
-    return tuple(steps) if steps and len(steps) == len(used) else None
+            return length
+    return 0
 
 
-def _steps_a_making(round_: tuple[int, ...], conflicts: Sequence[Conflict], tape: Tape) -> tuple[int, ...]:
+def _steps_a_making(lengths: tuple[int, ...], conflicts: Sequence[Conflict], tape: Tape) -> tuple[int, ...]:
     """The optimizers' steps between two makings of what the steps made stale, where these are several whole rounds (a
     loop that steps with each of its losses); else a round's."""
+    if len(lengths) != 1:
+        return lengths
+    (length,) = lengths
     steps = [e.time for e in tape.events if isinstance(e, Step)]
-    for made in (c.record for c in conflicts if c.record is not None and round_):
+    for made in (c.record for c in conflicts if c.record is not None):
         times = (e.time for e in tape.events if isinstance(e, Record) and e.stack == made.stack)
         done = list(dict.fromkeys(bisect_left(steps, time) for time in times))
         count = done[1] - done[0] if len(done) > 1 else 0
-        if count > len(round_) and count % len(round_) == 0:
-            return round_ * (count // len(round_))
-    return round_
+        if count > length and count % length == 0:
+            return (count,)
+    return lengths
 
 
 def own_loss(before: Measured, tape: Tape) -> Iterator[list[list[int] | None]]:

@@ -5,7 +5,7 @@ The request is a JSON object; every key is optional, and they combine:
 ``null``     ``steps``: a step() leaves parameters and optimizer state as they were. ``rounds``: updates take
              effect when the round ends, not at the step. ``writes``: without an optimizer, in-place writes to
              leaves that a backward has reached are left out. Running statistics stand still in both.
-``period``   the optimizers' numbers in the order of their steps in one round; that many steps end a round.
+``rounds``   how many steps each round has; the last number goes for all that come behind.
 ``draws``    random draws (torch's, Python's, NumPy's) depend on (round, op, arguments, how many before in the
              round), not on how many were made in all; for the keys listed under ``constant`` on (round, op,
              arguments) alone.
@@ -68,7 +68,7 @@ class Imposer:
         self.request = request
         self.emit = emit
         self.optimizers = Optimizers()
-        self.rounds = Rounds(len(request.get("period") or ()))
+        self.rounds = Rounds(list(request.get("rounds") or ()))
         self.backwards = 0
         self.depth = 0
         self.edges = {(consumer, producer) for consumer, producer in request.get("edges", ())}

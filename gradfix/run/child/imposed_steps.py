@@ -18,20 +18,23 @@ if TYPE_CHECKING:
 
 
 class Rounds:
-    """Counts steps into rounds of `period` steps; each step is a round where there is no period."""
+    """Counts steps into rounds of so many steps as `lengths` says, the last for all that come; each step is a round
+    where there are none."""
 
-    def __init__(self, period: int) -> None:
-        self.period = period or 1
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths or [1]
         self.steps = 0
         self.number = 0
         self.start = 0  # the first sequence number of this round
+        self._end = self.lengths[0]  # in steps
 
     def stepped(self) -> bool:
         """Count one step; whether it ended a round."""
         self.steps += 1
-        if self.steps % self.period:
+        if self.steps < self._end:
             return False
         self.number += 1
+        self._end += self.lengths[min(self.number, len(self.lengths) - 1)]
         self.start = torch._C._autograd._get_sequence_nr()
         return True
 

@@ -81,6 +81,11 @@ def _brought(document: Document, pattern: str) -> list[int]:
     return [n for n, x in every if not x.old and len(x.new) == 1 and re.fullmatch(pattern, x.new[0])]
 
 
+def _alone(*found: list[int]) -> list[int]:
+    """The only one of each; none at all where one of them has none or several."""
+    return [some[0] for some in found] if all(len(some) == 1 for some in found) else []
+
+
 def _both(*lines: str) -> list[Node]:
     return [Node((x,), (x,)) for x in lines]
 
@@ -153,9 +158,9 @@ def window(document: Document, random: Random) -> Document | None:
     """The losses of several passes have one backward."""
     brought = _brought(document, r"\s+\w+ = .*\.detach\(\).*")
     backwards = _found(document, r"\s+\w+\.backward\(\)")
-    if len(brought) != 1 or len(backwards) != 1:
+    if not (alone := _alone(brought, backwards)):
         return None
-    at = backwards[0]
+    put, at = alone
     line = document.nodes[at].old[0]
     indent, loss = _indent(line), line.strip().removesuffix(".backward()")
     first, last = at, at + 1
@@ -165,9 +170,9 @@ def window(document: Document, random: Random) -> Document | None:
         rf"{indent}\w+\.(step|zero_grad)\(\)", "\n".join(document.nodes[last].old)
     ):
         last += 1
-    if last == at + 1 or _indent(document.nodes[brought[0]].new[0]) != indent or brought[0] >= first:
+    if last == at + 1 or _indent(document.nodes[put].new[0]) != indent or put >= first:
         return None
-    detach = document.nodes[brought[0]].new[0].strip()
+    detach = document.nodes[put].new[0].strip()
     block = [x.strip() for node in document.nodes[first:last] for x in node.old]
     head = [f"{indent}losses.append({loss})"]
     if random.random() < 0.5:
@@ -180,8 +185,8 @@ def window(document: Document, random: Random) -> Document | None:
     body = [f"{into}{x}" for x in (f"{loss} = {made}", "losses.clear()", *block)]
     nodes = [*document.nodes]
     nodes[first:last] = [*_both(*head, *body), Node((), (f"{into}{detach}",))]
-    del nodes[brought[0]]
-    return _begun(document, nodes, "losses = []") if brought[0] >= _first(document) else None
+    del nodes[put]
+    return _begun(document, nodes, "losses = []") if put >= _first(document) else None
 
 
 @edit
@@ -189,17 +194,18 @@ def learned(document: Document, random: Random) -> Document | None:
     """The first state is a parameter: a detach would take its gradient for good."""
     brought = _brought(document, r"\s+(\w+) = \1\.detach\(\)")
     optimizers = _found(document, r"\w+ = torch\.optim\..*")
-    if len(brought) != 1 or len(optimizers) != 1:
+    if not (alone := _alone(brought, optimizers)):
         return None
-    name = document.nodes[brought[0]].new[0].split()[0]
+    put, made = alone
+    name = document.nodes[put].new[0].split()[0]
     starts = _found(document, rf"{name} = torch\.zeros\(.*\)")
     if len(starts) != 1:
         return None
     nodes = [*document.nodes]
     value = nodes[starts[0]].old[0].partition(" = ")[2]
     nodes[starts[0] : starts[0] + 1] = _both(f"{name} = torch.nn.Parameter({value})")
-    optimizer = nodes[optimizers[0]].old[0].split()[0]
-    to = max(starts[0], optimizers[0]) + 1
+    optimizer = nodes[made].old[0].split()[0]
+    to = max(starts[0], made) + 1
     nodes[to:to] = _both(f"{optimizer}.add_param_group({{'params': [{name}]}})")
     return replace(_nodes(document, nodes), never=True)
 

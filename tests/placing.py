@@ -8,6 +8,32 @@ from gradfix.patches.values import Cured, Fix, Meant
 from gradfix.source import write
 from gradfix.verdict import EffectKind, Verdict
 
+GAN = """\
+import torch
+
+G, D = torch.nn.Linear(4, 2), torch.nn.Linear(2, 1)
+optG = torch.optim.Adam(G.parameters(), lr=1e-2)
+optD = torch.optim.Adam(D.parameters(), lr=1e-2)
+real = torch.randn(8, 2)
+
+for step in range(100):
+    fake = G(torch.randn(8, 4))
+    score = D(fake)
+    lossD = (score - D(real)).mean()
+    optD.zero_grad()
+    lossD.backward(retain_graph=True)
+    optD.step()
+    lossG = -score.mean()
+    optG.zero_grad()
+    lossG.backward()
+    optG.step()
+"""
+RECOMPUTED = (
+    GAN.replace("score = D(fake)", "score = D(fake.detach())")
+    .replace("retain_graph=True", "")
+    .replace("-score.mean()", "-D(fake).mean()")
+)
+STALE = "stale-saved-tensor"
 Texts = dict[str, tuple[str, str]]  # by path: before the fix, and after it
 
 
@@ -16,12 +42,14 @@ def cured(kind: str, path: str = "train.py", line: int = 1, effect: EffectKind =
 
 
 def fix(folder: Path, texts: Texts, *cures: Cured, entry: str = "train.py") -> Fix:
-    """The change of `texts` as a fix; the files are made where they are not there."""
+    """The change of `texts` as a fix, of a stale saved tensor unless told; files that are not there are made."""
     for path, (old, _) in texts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         if not (folder / path).exists():
             (folder / path).write_text(old)
-    return make.fix(entry, Verdict("proved", "every gradient equal"), list(cures), texts, folder)
+    return make.fix(
+        entry, Verdict("proved", "every gradient equal"), list(cures) or [cured(STALE)], texts, folder
+    )
 
 
 def applied(
@@ -47,8 +75,8 @@ def applied(
     return found
 
 
-def refused(folder: Path, *given: str, **more: str) -> str:
+def refused(folder: Path, now: str, old: str, new: str, kind: str, *, effect: EffectKind = "none") -> str:
     """Why the fix is not applied."""
-    found = applied(folder, *given, **more)  # type: ignore[arg-type]
+    found = applied(folder, now, old, new, kind, effect=effect)
     assert found.status == "refused"
     return found.why

@@ -121,6 +121,7 @@ def test_a_detached_head_and_a_shallow_clone_get_their_branch(tmp_path):
         "This is a shallow clone",
     ]
     assert git(repo, "rev-parse", "cured~1") == git(repo, "rev-parse", "HEAD")
+    assert git(repo, "reflog", "cured")
 
 
 def test_a_bare_repository_is_read_from_its_objects(tmp_path):
@@ -129,6 +130,7 @@ def test_a_bare_repository_is_read_from_its_objects(tmp_path):
     found, (result, _) = one(tmp_path, tmp_path / "bare.git", Wish(branch="cured", write=True))
     assert (found.kind, result, len(found.faults)) == ("bare", "done", 2)
     assert git(tmp_path / "bare.git", "rev-list", "--count", "HEAD..cured") == "2"
+    assert not (tmp_path / "bare.git/logs").exists()  # it keeps none of its own
     assert said(tmp_path / "ws", found.name)["write"][1].startswith("a bare repository has no working tree")
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from placing import fix
 
 from gradfix.patches import file, make
-from gradfix.patches.values import Cured, Fix, Meant
-from gradfix.verdict import Verdict
+from gradfix.patches.values import Fix
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = json.loads((ROOT / "gradfix/patches/applied.json").read_text())
@@ -34,24 +34,6 @@ for step in range(3):
     opt.step()
 """
 NEW = OLD.replace("hidden += 1", "hidden = hidden + 1")
-CURE = Meant("none")
-
-
-def cured(kind: str = "stale-saved-tensor", path: str = "train.py") -> Cured:
-    return Cured(
-        kind, "it is overwritten", path, 7, "out-of-place", "make a new one", CURE, "proved", "equal"
-    )
-
-
-def fix(
-    root: Path, texts: dict[str, tuple[str, str]], kind: str = "stale-saved-tensor", entry: str = "train.py"
-) -> Fix:
-    """The change of `texts` as a fix; the files are made where they are not there."""
-    for path, (old, _) in texts.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        if not (root / path).exists():
-            (root / path).write_text(old)
-    return make.fix(entry, Verdict("proved", "every gradient equal"), [cured(kind)], texts, root)
 
 
 def patch(root: Path, *fixes: Fix) -> Path:

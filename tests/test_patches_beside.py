@@ -1,11 +1,10 @@
 """Places that are clear to a person: everything renamed, comments in between, clipping beside the lines of a fix."""
 
 import pytest
-from placing import applied, refused
-from test_patches_flow import CARRIED, CRITIC, DETACHED, RECOMPUTED, before
+from placing import GAN, RECOMPUTED, STALE, applied, refused
+from test_patches_flow import CARRIED, DETACHED, before
 from test_patches_place import placed
 
-STALE = "stale-saved-tensor"
 LATER = {"effect": "later-parameters"}
 RENAMED = {
     "optG": "g_optimizer", "optD": "d_optimizer", "lossG": "generator_loss", "lossD": "critic_loss",
@@ -21,7 +20,7 @@ def renamed(text: str) -> str:
 
 
 def test_every_name_is_another_one():
-    assert placed(renamed(CRITIC), CRITIC, RECOMPUTED).text == renamed(RECOMPUTED)
+    assert placed(renamed(GAN), GAN, RECOMPUTED).text == renamed(RECOMPUTED)
 
 
 def test_a_name_that_the_place_itself_does_not_use():
@@ -36,7 +35,7 @@ def test_a_name_that_the_place_itself_does_not_use():
 
 @pytest.mark.parametrize("between", ["", "\n", "\n    # the generator\n", "    # one\n    # two\n\n"])
 def test_comments_between_the_lines_around_it(between):
-    old = CRITIC.replace("    optD.step()\n", "    optD.step()\n\n") if not between else CRITIC
+    old = GAN.replace("    optD.step()\n", "    optD.step()\n\n") if not between else GAN
     new = old.replace("    lossG = -score", "    score = D(fake)\n    lossG = -score")
     now = old.replace("    lossG = -score", f"{between}    lossG = -score")
     assert placed("import sys\n" + now, old, new).text == "import sys\n" + now.replace(
@@ -64,8 +63,8 @@ CLIP = "torch.nn.utils.clip_grad_norm_({}.parameters(), 0.1)"
     ],
 )
 def test_gradients_are_clipped_beside_it(tmp_path, lines):
-    now, new = (before(text, "optD.step()", *lines) for text in (CRITIC, RECOMPUTED))
-    found = applied(tmp_path, now, CRITIC, RECOMPUTED, STALE, **LATER)
+    now, new = (before(text, "optD.step()", *lines) for text in (GAN, RECOMPUTED))
+    found = applied(tmp_path, now, GAN, RECOMPUTED, STALE, **LATER)
     assert (found.status, found.why) == ("placed", "")
     assert [text for _, text in found.files.values()] == [new]
 
@@ -76,8 +75,8 @@ UNTOLD = "with torch.no_grad():", "    for p in D.parameters():", "        p.cla
 
 @pytest.mark.parametrize("lines", [WEIGHTS, UNTOLD])
 def test_weights_are_clipped_behind_their_step(tmp_path, lines):
-    now, new = (before(text, "lossG =", *lines) for text in (CRITIC, RECOMPUTED))
-    found = applied(tmp_path, now, CRITIC, RECOMPUTED, STALE, **LATER)
+    now, new = (before(text, "lossG =", *lines) for text in (GAN, RECOMPUTED))
+    found = applied(tmp_path, now, GAN, RECOMPUTED, STALE, **LATER)
     assert (found.status, found.why) == ("placed", "")
     assert [text for _, text in found.files.values()] == [new]
 
@@ -101,16 +100,16 @@ SHAKE = "def shake(some):\n    for p in some:\n        p.data.add_(torch.randn_l
     ],
 )  # fmt: skip
 def test_more_than_that_is_for_a_run_to_tell(tmp_path, lines, first):
-    now = before(CRITIC, "lossG =", *lines).replace("for step", f"{first}for step", 1)
+    now = before(GAN, "lossG =", *lines).replace("for step", f"{first}for step", 1)
     now = now.replace(
         "torch.nn.Linear(4, 2)", "torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 2))"
     )
-    assert "(--reprove runs it)" in refused(tmp_path, now, CRITIC, RECOMPUTED, STALE, **LATER)
+    assert "(--reprove runs it)" in refused(tmp_path, now, GAN, RECOMPUTED, STALE, **LATER)
 
 
 def test_a_fix_that_means_to_change_nothing_sees_no_other_parameters(tmp_path):
-    now = before(CRITIC, "lossG =", *WEIGHTS)
-    why = refused(tmp_path, now, CRITIC, RECOMPUTED, STALE)
+    now = before(GAN, "lossG =", *WEIGHTS)
+    why = refused(tmp_path, now, GAN, RECOMPUTED, STALE)
     assert "line 15 (`for p in D.parameters():`) is among the lines that it changes" in why
 
 

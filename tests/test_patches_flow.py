@@ -2,44 +2,17 @@
 
 import json
 import textwrap
-from pathlib import Path
 
 import pytest
+from placing import GAN, RECOMPUTED, STALE, applied
 from test_patches_drift import CASES
 from test_patches_place import placed
 
-from gradfix.patches import file, make
-from gradfix.patches.apply import Tree, apply
+from gradfix.patches import make
 from gradfix.patches.place import Refused, place
-from gradfix.patches.values import Cured, FilePatch, Meant
-from gradfix.source import write
+from gradfix.patches.values import FilePatch
 from gradfix.verdict import Verdict
 
-CRITIC = """\
-import torch
-
-G, D = torch.nn.Linear(4, 2), torch.nn.Linear(2, 1)
-optG = torch.optim.Adam(G.parameters(), lr=1e-2)
-optD = torch.optim.Adam(D.parameters(), lr=1e-2)
-real = torch.randn(8, 2)
-
-for step in range(100):
-    fake = G(torch.randn(8, 4))
-    score = D(fake)
-    lossD = (score - D(real)).mean()
-    optD.zero_grad()
-    lossD.backward(retain_graph=True)
-    optD.step()
-    lossG = -score.mean()
-    optG.zero_grad()
-    lossG.backward()
-    optG.step()
-"""
-RECOMPUTED = (
-    CRITIC.replace("score = D(fake)", "score = D(fake.detach())")
-    .replace("retain_graph=True", "")
-    .replace("-score.mean()", "-D(fake).mean()")
-)
 CARRIED = """\
 import torch
 
@@ -82,7 +55,7 @@ def before(text: str, line: str, *new: str) -> str:
     ],
 )  # fmt: skip
 def test_a_value_that_goes_another_way(line, new, said):
-    assert said in refused(before(CRITIC, line, new), CRITIC, RECOMPUTED)
+    assert said in refused(before(GAN, line, new), GAN, RECOMPUTED)
 
 
 @pytest.mark.parametrize(
@@ -96,17 +69,17 @@ def test_a_value_that_goes_another_way(line, new, said):
     ],
 )
 def test_a_value_that_goes_the_same_way(change):
-    assert placed(change(CRITIC), CRITIC, RECOMPUTED).text == change(RECOMPUTED)
+    assert placed(change(GAN), GAN, RECOMPUTED).text == change(RECOMPUTED)
 
 
 def test_a_part_that_is_in_a_block_of_its_own_now():
-    head, _, tail = CRITIC.partition("    lossG = ")
+    head, _, tail = GAN.partition("    lossG = ")
     block = "    lossG = " + tail
     now = head + "    if step % 5 == 0:\n" + textwrap.indent(block, "    ")
-    assert "is in other blocks than it was" in refused(now, CRITIC, RECOMPUTED)
+    assert "is in other blocks than it was" in refused(now, GAN, RECOMPUTED)
     new = RECOMPUTED.replace("\n", "\n    ").rstrip(" ")
-    deeper = "if True:\n    " + CRITIC.replace("\n", "\n    ").rstrip(" ")
-    assert placed(deeper, CRITIC, RECOMPUTED).text == "if True:\n    " + new
+    deeper = "if True:\n    " + GAN.replace("\n", "\n    ").rstrip(" ")
+    assert placed(deeper, GAN, RECOMPUTED).text == "if True:\n    " + new
 
 
 def test_what_a_moved_line_passes():
@@ -244,10 +217,10 @@ def test_functions_in_another_order():
 
 
 def test_without_a_flow_it_goes_into_its_very_text_alone():
-    made = make.file_patch("x.py", CRITIC, RECOMPUTED)
+    made = make.file_patch("x.py", GAN, RECOMPUTED)
     bare = FilePatch("x.py", made.sha256, made.hunks, None)
-    assert place(bare, CRITIC).text == RECOMPUTED
-    assert "is not known" in place(bare, "import sys\n" + CRITIC).doubt
+    assert place(bare, GAN).text == RECOMPUTED
+    assert "is not known" in place(bare, "import sys\n" + GAN).doubt
 
 
 def test_loops_in_one_another_take_no_time():
@@ -274,18 +247,6 @@ def test_what_has_nothing_to_do_with_it_is_no_hindrance(change):
 # ---- how far a reader comes
 
 
-def applied(tmp_path: Path, old: str, new: str, now: str, kind: str = "freed-graph"):
-    path = tmp_path / "train.py"
-    path.write_text(old)
-    cures = [Cured(kind, "it is", "train.py", 1, "a-cure", "cure it", Meant("none"), "proved", "equal")]
-    fix = make.fix("train.py", Verdict("proved", "equal"), cures, {"train.py": (old, new)}, tmp_path)
-    made = file.loads(file.dumps(make.patch([fix])).encode())
-    path.write_text(now)
-    (done,) = apply(made, Tree(tmp_path, write=write))
-    assert (done.status == "placed") == (path.read_text() != now)
-    return done
-
-
 @pytest.mark.parametrize(
     "now",
     [
@@ -296,14 +257,14 @@ def applied(tmp_path: Path, old: str, new: str, now: str, kind: str = "freed-gra
     ],
 )
 def test_a_state_of_another_type(tmp_path, now):
-    done = applied(tmp_path, CARRIED, DETACHED, now)
+    done = applied(tmp_path, now, CARRIED, DETACHED, "freed-graph")
     assert done.status == "refused"
     assert done.why.startswith("train.py: with the fix, ") or "does not show in the text any more" in done.why
 
 
 def test_a_state_of_the_same_type(tmp_path):
     now = CARRIED.replace("RNN(3, 4)", "GRU(3, 4)").replace("range(3)", "range(9)")
-    assert applied(tmp_path, CARRIED, DETACHED, now).status == "placed"
+    assert applied(tmp_path, now, CARRIED, DETACHED, "freed-graph").status == "placed"
 
 
 def test_fewer_passes_are_a_loss(tmp_path):
@@ -311,26 +272,22 @@ def test_fewer_passes_are_a_loss(tmp_path):
     now = CARRIED.replace("import torch\n", "import torch, sys\n").replace(
         "h = torch.zeros(1, 2, 4)", "class State:\n    def detach(self):\n        sys.exit()\nh = State()"
     )
-    done = applied(tmp_path, CARRIED, DETACHED, now)
+    done = applied(tmp_path, now, CARRIED, DETACHED, "freed-graph")
     assert done.status == "refused", json.dumps(done.lines)
 
 
 def test_a_run_has_the_last_word(tmp_path):
     """Another reader of what the fix changes: nobody can tell from the text what that one wants."""
-    now = before(CRITIC, "optD.zero_grad()", "right = (score > 0).float().mean()")
-    assert "(--reprove runs it)" in applied(tmp_path, CRITIC, RECOMPUTED, now, "stale-saved-tensor").why
+    now = before(GAN, "optD.zero_grad()", "right = (score > 0).float().mean()")
+    assert "(--reprove runs it)" in applied(tmp_path, now, GAN, RECOMPUTED, STALE).why
     verdicts = []
 
     def proof(fix, root, old, new):
         verdicts.append((old[str(root / "train.py")], new[str(root / "train.py")]))
         return Verdict("intended", "equal once the effect is imposed")
 
-    path = tmp_path / "train.py"
-    path.write_text(CRITIC)
-    fix = make.fix("train.py", Verdict("intended", ""), [], {"train.py": (CRITIC, RECOMPUTED)}, tmp_path)
-    path.write_text(now)
-    (done,) = apply(make.patch([fix]), Tree(tmp_path, proof, write=write))
+    done = applied(tmp_path, now, GAN, RECOMPUTED, STALE, proof=proof)
     assert done.status == "placed"
     assert done.seen.startswith("train.py: line 12 (`right = (score > 0).float().mean()`) is among the lines")
     assert [old for old, _ in verdicts] == [now]
-    assert path.read_text() == verdicts[0][1]
+    assert (tmp_path / "train.py").read_text() == verdicts[0][1]

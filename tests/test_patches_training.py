@@ -1,14 +1,12 @@
 """Fixes in scripts that train otherwise than they did: refused where a gradient would be lost or a value is another."""
 
 import re
-from pathlib import Path
 
 import pytest
+from placing import GAN, applied, cured, fix, refused
 
 from gradfix.patches import make
-from gradfix.patches.apply import Applied, Tree, apply
-from gradfix.patches.values import Cured, Meant
-from gradfix.verdict import Verdict
+from gradfix.patches.apply import Tree, apply
 
 NEVER_CLEARED = """\
 import torch
@@ -105,25 +103,7 @@ EACH_DETACHED = STATES.replace(
     "    out, state", "    state = tuple(s.detach() for s in state)\n    out, state"
 )
 
-CRITIC = """\
-import torch
-
-G, D = torch.nn.Linear(4, 2), torch.nn.Linear(2, 1)
-optG = torch.optim.Adam(G.parameters(), lr=1e-2)
-optD = torch.optim.Adam(D.parameters(), lr=1e-2)
-real = torch.randn(8, 2)
-
-for step in range(100):
-    fake = G(torch.randn(8, 4))
-    lossD = (D(fake) - D(real)).mean()
-    optD.zero_grad()
-    lossD.backward()
-    optD.step()
-    lossG = -D(fake).mean()
-    optG.zero_grad()
-    lossG.backward()
-    optG.step()
-"""
+CRITIC = GAN.replace("    score = D(fake)\n", "").replace("score", "D(fake)").replace("retain_graph=True", "")
 APART = CRITIC.replace("(D(fake) -", "(D(fake.detach()) -")
 
 TWO_LOSSES = """\
@@ -171,25 +151,6 @@ class Clip(torch.autograd.Function):
         return grad / grad.norm()
 
 """
-
-
-def done(folder: Path, now: str, old: str, new: str, kind: str, **others: str) -> Applied:
-    """What comes of the change from `old` to `new` where the script is `now`; `others` are its modules."""
-    path = folder / "train.py"
-    for name, text in others.items():
-        (folder / f"{name}.py").write_text(text)
-    path.write_text(old)
-    cure = Cured(kind, "it is", "train.py", 1, "a-cure", "cure it", Meant("none"), "proved", "equal")
-    fix = make.fix("train.py", Verdict("proved", "equal"), [cure], {"train.py": (old, new)}, folder)
-    path.write_text(now)
-    (found,) = apply(make.patch([fix]), Tree(folder))
-    return found
-
-
-def refused(*given: object) -> str:
-    found = done(*given)  # type: ignore[arg-type]
-    assert found.status == "refused"
-    return found.why
 
 
 @pytest.mark.parametrize("way", GATHERED)
@@ -287,14 +248,14 @@ def test_what_happens_between_two_backwards(tmp_path, line, new, said):
 )
 def test_what_is_written_is_held_by_something_else_as_well(tmp_path, line, new):
     assert (
-        done(tmp_path, WRITTEN.replace("x *= 2", "x += 2"), WRITTEN, OUT, "stale-saved-tensor").status
+        applied(tmp_path, WRITTEN.replace("x *= 2", "x += 2"), WRITTEN, OUT, "stale-saved-tensor").status
         == "placed"
     )
     now = WRITTEN.replace(
         "for x", "kept = {}\ndef keep(h, seen=[]):\n    seen.append(h)\n    return h\nfor x", 1
     )
     now = now.replace("    return h\n", "    return h\nkeep.last = lambda h: kept.setdefault('h', h)\n", 1)
-    assert done(tmp_path, now, WRITTEN, OUT, "stale-saved-tensor").status == "placed"
+    assert applied(tmp_path, now, WRITTEN, OUT, "stale-saved-tensor").status == "placed"
     why = refused(tmp_path, now.replace(line, new), WRITTEN, OUT, "stale-saved-tensor")
     assert "`hidden`, which the fix uses, is a tensor that something else holds as well here" in why
 
@@ -327,7 +288,7 @@ SELDOM = "    if t % 4 == 0:\n        opt.step()\n        opt.zero_grad()\n"
 
 
 @pytest.mark.parametrize(
-    ("fix", "changes"),
+    ("name", "changes"),
     [
         ("cleared", {"0.1": "0.3", "(3, 1)": "(3, 1, False)"}),
         ("cleared", {"12, 4": "12, 8", STEP: f"{STEP}    print(loss.item())\n"}),
@@ -339,8 +300,8 @@ SELDOM = "    if t % 4 == 0:\n        opt.step()\n        opt.zero_grad()\n"
         ("summed", {"SGD": "Adam", "exp()": "cosh()"}),
     ],
 )
-def test_what_trains_alike_is_placed(tmp_path, fix, changes):
-    old, new, kind = FIXES[fix]
+def test_what_trains_alike_is_placed(tmp_path, name, changes):
+    old, new, kind = FIXES[name]
 
     def changed(text: str) -> str:
         for was, now in changes.items():
@@ -348,7 +309,7 @@ def test_what_trains_alike_is_placed(tmp_path, fix, changes):
             text = text.replace(was, now)
         return text
 
-    found = done(tmp_path, changed(old), old, new, kind)
+    found = applied(tmp_path, changed(old), old, new, kind)
     assert found.status == "placed", found.why
     assert [text for _, text in found.files.values()] == [changed(new)]
 
@@ -379,16 +340,12 @@ for x in torch.randn(6, 2, 3):
 
 def test_a_file_that_the_entry_does_not_come_to(tmp_path):
     (tmp_path / "train.py").write_text(ENTRY)
-    (tmp_path / "shapes.py").write_text(MODULE)
     new = MODULE.replace("hidden += 1", "hidden = hidden + 1")
-    cure = Cured(
-        "missing-grad", "it is", "shapes.py", 1, "a-cure", "cure it", Meant("none"), "proved", "equal"
-    )
-    fix = make.fix("train.py", Verdict("proved", "equal"), [cure], {"shapes.py": (MODULE, new)}, tmp_path)
-    assert fix.used == ("shapes.py",)
-    (found,) = apply(make.patch([fix]), Tree(tmp_path))
+    made = fix(tmp_path, {"shapes.py": (MODULE, new)}, cured("missing-grad", "shapes.py"))
+    assert made.used == ("shapes.py",)
+    (found,) = apply(make.patch([made]), Tree(tmp_path))
     assert found.status == "placed"
     (tmp_path / "train.py").write_text(ENTRY.replace("from shapes import", "from figures import"))
     (tmp_path / "figures.py").write_text(MODULE)
-    (found,) = apply(make.patch([fix]), Tree(tmp_path))
+    (found,) = apply(make.patch([made]), Tree(tmp_path))
     assert "train.py: it does not come to shapes.py, which the fix changes, as it does" in found.why

@@ -156,7 +156,7 @@ class Repository:
 
     def move(self, branch: str, new: str, old: str) -> None:
         """Set a branch that is at `old` ("": not there) to `new`: at once, or not at all. Raises GitError."""
-        self._git("update-ref", "--create-reflog", f"refs/heads/{branch}", new, old or "0" * len(new))
+        self._git("update-ref", f"refs/heads/{branch}", new, old or "0" * len(new))
 
     def _text(self, *words: str, given: bytes = b"", more: Mapping[str, str] | None = None) -> str:
         return self._git(*words, given=given, more=more).decode("utf-8", "replace").strip()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 PLAIN: dict[type, str] = {tuple: "sequence", list: "sequence", dict: "dictionary", str: "text"}
 LIBRARY = {"optim": "optimizer", "nn": "module"}
 SHARED = "tensor that something else holds as well"
+NOTHING = object()  # what a name has that is bound nowhere
 MOST = 5_000  # values that are looked at for who holds a tensor
 Kinds = dict[str, set[str]]
 Place = tuple[str, int, int]  # of a statement: path, line and column
@@ -49,7 +50,7 @@ class Watch:
         kinds = self.kinds.setdefault((path, statement.lineno, statement.col_offset), {})
         for said, name in names.items():
             if isinstance(name.ctx, ast.Load) or isinstance(statement, ast.AugAssign):
-                kinds.setdefault(said, set()).add(kind_of(_value(m, name)))
+                kinds.setdefault(said, set()).add(_kind(_value(m, name)))
         written = _written(statement)
         value = _value(m, written) if written is not None else NOTHING
         if written is not None and isinstance(value, Tensor) and _shared(m, value):
@@ -60,6 +61,58 @@ class Watch:
             if isinstance(value, Tensor):
                 self.dtypes.setdefault((path, said), set()).add(value.dtype)
         return left
+
+
+def spanned(statement: ast.stmt) -> range:
+    """The lines of a statement; of a compound one, those of its head."""
+    body = getattr(statement, "body", None) or getattr(statement, "cases", None)
+    if not body:
+        return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+    first = body[0].pattern if isinstance(body[0], ast.match_case) else body[0]
+    return range(statement.lineno, max(first.lineno, statement.lineno + 1))
+
+
+def _names(statement: ast.stmt) -> Iterator[ast.Name | ast.Attribute]:
+    """The names, and the attributes of names, that a statement evaluates itself."""
+    parts = [n for n in ast.iter_child_nodes(statement) if not isinstance(n, ast.stmt | ast.excepthandler)]
+    for part in parts:
+        inner = [c.target for c in ast.walk(part) if isinstance(c, ast.comprehension)]
+        own = {n.id for target in inner for n in ast.walk(target) if isinstance(n, ast.Name)}
+        for node in ast.walk(part):
+            base: ast.AST = node
+            while isinstance(base, ast.Attribute):
+                base = base.value
+            if (
+                isinstance(node, ast.Name | ast.Attribute)
+                and isinstance(base, ast.Name)
+                and base.id not in own
+            ):
+                yield node
+
+
+def _value(m: Machine, node: ast.expr) -> Value:
+    """What a name has now; nothing is run for it."""
+    if isinstance(node, ast.Name):
+        frame = m.frame
+        while frame is not None:
+            if node.id in frame.names:
+                return frame.names[node.id]
+            frame = frame.parent  # type: ignore[assignment]
+        return m.frame.unit.names.get(node.id, NOTHING)
+    owner = _value(m, node.value) if isinstance(node, ast.Attribute) else NOTHING
+    return owner.attrs.get(node.attr, NOTHING) if isinstance(owner, Instance) else NOTHING  # type: ignore[attr-defined]
+
+
+def _kind(value: Value) -> str:
+    """A word for what `value` is; "" where that is not known, or tells nothing."""
+    if isinstance(value, Tensor):
+        return "" if value.guessed else "tensor of integers" if value.dtype in INTEGERS else "tensor"
+    if isinstance(value, bool | int | float | Number | Taken):
+        return "number"
+    if isinstance(value, Instance):
+        library = value.kind.rpartition(".")[0]
+        return next((said for part, said in LIBRARY.items() if f".{part}" in library), "")
+    return "None" if value is None else next((w for kind, w in PLAIN.items() if isinstance(value, kind)), "")
 
 
 def _written(statement: ast.stmt) -> ast.expr | None:
@@ -104,58 +157,3 @@ def _parts(value: Value) -> list[Value]:
     if isinstance(value, dict):
         return list(value.values())
     return list(value) if isinstance(value, list | tuple) else []
-
-
-def spanned(statement: ast.stmt) -> range:
-    """The lines of a statement; of a compound one, those of its head."""
-    body = getattr(statement, "body", None) or getattr(statement, "cases", None)
-    if not body:
-        return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-    first = body[0].pattern if isinstance(body[0], ast.match_case) else body[0]
-    return range(statement.lineno, max(first.lineno, statement.lineno + 1))
-
-
-def kind_of(value: Value) -> str:
-    """A word for what `value` is; "" where that is not known, or tells nothing."""
-    if isinstance(value, Tensor):
-        return "" if value.guessed else "tensor of integers" if value.dtype in INTEGERS else "tensor"
-    if isinstance(value, bool | int | float | Number | Taken):
-        return "number"
-    if isinstance(value, Instance):
-        library = value.kind.rpartition(".")[0]
-        return next((said for part, said in LIBRARY.items() if f".{part}" in library), "")
-    return "None" if value is None else next((w for kind, w in PLAIN.items() if isinstance(value, kind)), "")
-
-
-def _names(statement: ast.stmt) -> Iterator[ast.Name | ast.Attribute]:
-    """The names, and the attributes of names, that a statement evaluates itself."""
-    parts = [n for n in ast.iter_child_nodes(statement) if not isinstance(n, ast.stmt | ast.excepthandler)]
-    for part in parts:
-        inner = [c.target for c in ast.walk(part) if isinstance(c, ast.comprehension)]
-        own = {n.id for target in inner for n in ast.walk(target) if isinstance(n, ast.Name)}
-        for node in ast.walk(part):
-            base: ast.AST = node
-            while isinstance(base, ast.Attribute):
-                base = base.value
-            if (
-                isinstance(node, ast.Name | ast.Attribute)
-                and isinstance(base, ast.Name)
-                and base.id not in own
-            ):
-                yield node
-
-
-def _value(m: Machine, node: ast.expr) -> Value:
-    """What a name has now; nothing is run for it."""
-    if isinstance(node, ast.Name):
-        frame = m.frame
-        while frame is not None:
-            if node.id in frame.names:
-                return frame.names[node.id]
-            frame = frame.parent  # type: ignore[assignment]
-        return m.frame.unit.names.get(node.id, NOTHING)
-    owner = _value(m, node.value) if isinstance(node, ast.Attribute) else NOTHING
-    return owner.attrs.get(node.attr, NOTHING) if isinstance(owner, Instance) else NOTHING  # type: ignore[attr-defined]
-
-
-NOTHING = object()

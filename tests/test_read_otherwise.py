@@ -481,3 +481,35 @@ def test_a_program_ends_where_it_asks_something_of_a_gradient_that_was_not_kept(
     assert found(tmp_path, attack) == {("certain", "missing-grad")}
     guarded = attack.replace("move.grad.sign()", "(x if move.grad is None else move.grad)")
     assert ("certain", "freed-graph") in found(tmp_path, guarded)
+
+
+CLEARED = """\
+import elsewhere
+net = nn.Linear(3, 1)
+first, second = torch.optim.Adam(net.parameters()), torch.optim.Adam(net.parameters())
+for i in range(10):
+    {between}
+    net(torch.randn(4, 3)).mean().backward()
+    {used}
+    second.zero_grad()
+    {later}
+    second.step()
+"""
+LATER = "elsewhere.loss(net).backward()"
+
+
+@pytest.mark.parametrize(
+    ("used", "later", "expected"),
+    [
+        ("pass", "pass", {("certain", "unreset-grad")}),
+        ("pass", LATER, set()),  # the step has the gradient of a loss that the text does not show
+        ("pass", "elsewhere.train(net)", set()),
+        ("first.step()", LATER, set()),
+        ("first.step()", "pass", set()),  # they were for the other one's step
+    ],
+)
+def test_gradients_that_are_cleared_before_a_step(
+    tmp_path: Path, used: str, later: str, expected: set[tuple[str, str]]
+) -> None:
+    between = "first.zero_grad()" if used != "pass" else "pass"
+    assert found(tmp_path, CLEARED.format(between=between, used=used, later=later)) == expected

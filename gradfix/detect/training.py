@@ -66,7 +66,7 @@ def unreset(graph: Graph) -> Found:
         between = [graph.before_step(s) for s in steps]
         if not any(map(_managed, between[1:])):
             yield from _never_cleared(graph, number, optimizer, steps)
-        elif all(_cleared_last(s, events) for s, events in zip(steps, between, strict=True) if events):
+        elif all(_cleared_last(graph, s, events) for s, events in zip(steps, between, strict=True) if events):
             yield from _cleared_early(graph, number, optimizer, steps, between)
         else:
             yield from _cleared_between(graph, number, steps, between)
@@ -112,14 +112,18 @@ def _never_cleared(graph: Graph, number: int, optimizer: Optimizer, steps: list[
     )
 
 
-def _cleared_last(step: Step, events: tuple[Leaf, ...]) -> bool:
+def _cleared_last(graph: Graph, step: Step, events: tuple[Leaf, ...]) -> bool:
     """Whether all that the backwards filled of what is stepped was cleared behind them, and nothing put in its place;
-    part of it is cleared to keep that part as it is."""
+    part of it is cleared to keep that part as it is. What another optimizer has stepped with was not for this step."""
     own = {r.storage for r in step.refs + step.without}
     filled: set[int] = set()
+    others = [s for s in graph.steps if s.optimizer != step.optimizer and s.time < step.time]
     for event in events:
         if isinstance(event, Backward):
-            filled |= own & {r.storage for r in event.accumulates}
+            given = own & {r.storage for r in event.accumulates}
+            if any(s.time > event.time and given & {r.storage for r in s.refs} for s in others):
+                return False
+            filled |= given
         elif isinstance(event, Zero):
             filled -= {r.storage for r in event.refs}
         elif isinstance(event, GradWrite):
@@ -201,7 +205,8 @@ def _thrown_away(graph: Graph, events: tuple[Leaf, ...], step: Step) -> list[tup
         within = backward.stack[: len(step.stack)] == step.stack
         filled = own & {r.storage for r in backward.accumulates}
         if (
-            backward.stack != last.stack
+            backward is last
+            or backward.stack != last.stack
             or within
             or not filled
             or not filled <= {r.storage for r in zero.refs}

@@ -252,6 +252,8 @@ class Trace:
 
     def stepped(self, number: int, having: list[Tensor], without: list[Tensor], vague: list[Tensor]) -> None:
         refs = tuple(self.ref(t) for t in having + vague)
+        if vague:  # whatever filled them, the text doesn't show it
+            self.add(GradWrite(self.tick(), self._stack(), tuple(self.ref(t) for t in vague)))
         self.add(Step(self.tick(), self._stack(), number, refs, tuple(self.ref(t) for t in without)))
 
     def off(self, stack: Stack) -> None:

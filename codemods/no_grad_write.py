@@ -25,7 +25,7 @@ from gradfix.rewrite.spelling import (
 )
 from gradfix.rewrite.tensors import accumulates
 from gradfix.rewrite.writes import write_at, write_of
-from gradfix.tape import Mutate
+from gradfix.tape import GradRead, Mutate
 
 Belongs = Callable[[cst.CSTNode], bool]
 
@@ -112,7 +112,8 @@ def _summary(view: View, run: Sequence[cst.BaseSmallStatement]) -> str:
 
 
 def _refused(view: View, project: Project) -> set[cst.CSTNode]:
-    """The small statements in which a plain run would have been refused a write to a leaf."""
+    """The small statements in which a plain run would have been refused a write to a leaf; and those that update by its
+    ``.grad`` what should be one."""
     found: set[cst.CSTNode] = set()
     for event in project.tape.events:
         at = event.at
@@ -121,6 +122,15 @@ def _refused(view: View, project: Project) -> set[cst.CSTNode]:
             small = view.small_statement(node) if node is not None else None
             written = write_at(project, at)
             if small is not None and not (written and written.name and accumulates(view, written)):
+                found.add(small)
+        elif isinstance(event, GradRead) and at and at.file == view.path:
+            read = view.at(at)
+            small = view.small_statement(read) if read is not None else None
+            if (
+                read is not None
+                and isinstance(small, cst.AugAssign)
+                and dotted(read) == f"{dotted(small.target)}.grad"
+            ):
                 found.add(small)
     return found
 

@@ -21,7 +21,7 @@ from gradfix.prove.measured import Measured, Vector, read
 from gradfix.prove.prover import Refusal
 from gradfix.run import Outcome, Run
 from gradfix.run.zygote import Zygote
-from gradfix.tape import Tape
+from gradfix.tape import Optimizer, Ref, Tape
 from gradfix.verdict import Effect, EffectKind
 
 HEAD = """\
@@ -810,3 +810,13 @@ def test_a_small_difference_is_said_with_the_digits_that_show_it():
     assert words.differs(found, words.Names({})).endswith("at step 1 of optimizer 1, off by 0.4 of its norm")
     near = words.alike(likeness(run(1.4e-3), run(1e-3)), words.Names({}))
     assert near.endswith("norm ratio 1, one parameter's off by 0.4 of its norm")
+
+
+def test_optimizers_of_one_name_are_told_apart_by_what_they_step():
+    def made(number: int, name: str, *parameters: str) -> Optimizer:
+        refs = tuple(Ref(n, 0, p, (1,), "float32") for n, p in enumerate(parameters))
+        return Optimizer(number, (), number, "Adam", name, refs)
+
+    one, other, third = made(0, "opt", "G.weight", "G.bias"), made(1, "opt", "D.weight"), made(2, "last", "w")
+    names = words.Names({0: one, 1: other, 2: third})
+    assert [names.optimizer(n) for n in range(3)] == ["G's `opt`", "D's `opt`", "`last`"]

@@ -218,3 +218,62 @@ def test_a_cure_behind_one_that_changes_nothing_is_measured_from_there(
     assert [d.status for d in result.diagnoses] == ["cured", "cured"], result.held_back
     assert "critic(made.detach()).mean()" in text
     assert "self.first(x)\n" in text
+
+
+BY_HAND = """\
+import torch
+
+torch.manual_seed(0)
+w = torch.randn(3, 4, requires_grad=True) * 0.1
+b = torch.zeros(4, requires_grad=True)
+inputs, labels = torch.randn(8, 3), torch.randn(8, 4)
+for epoch in range(5):
+    loss = (inputs @ w + b - labels).pow(2).mean()
+    loss.backward()
+    b -= 0.1 * b.grad
+    w -= 0.1 * w.grad
+    w.grad = b.grad = None
+"""
+
+
+def test_an_update_by_hand_of_what_should_be_a_leaf(tmp_path: Path, zygote: Zygote) -> None:
+    """Its update goes under no_grad with those of the leaves: as a leaf it is refused like them."""
+    script = tmp_path / "train.py"
+    script.write_text(BY_HAND)
+    result = testing.one(script, zygote, Settings())
+    assert {(d.conflict.kind, d.status) for d in result.diagnoses} == {
+        ("leaf-write", "cured"),
+        ("missing-grad", "cured"),
+    }
+    new = result.files[str(script)][1]
+    assert "w = (torch.randn(3, 4) * 0.1).requires_grad_()\n" in new
+    assert "    with torch.no_grad():\n        b -= 0.1 * b.grad\n        w -= 0.1 * w.grad\n" in new
+
+
+WINDOWS = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+cell = nn.GRUCell(3, 6)
+optimizer = torch.optim.Adam(cell.parameters(), lr=1e-2)
+sequence = torch.randn(40, 2, 3)
+h, loss = torch.zeros(2, 6), 0.0
+for t in range(40):
+    h = cell(sequence[t], h)
+    loss = loss + h.pow(2).mean()
+    if (t + 1) % 5 == 0:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_a_fault_that_is_still_there_is_told_as_it_was(tmp_path: Path, zygote: Zygote) -> None:
+    """Its places are those of the script as it is, where a cure that does not help has moved lines."""
+    script = tmp_path / "train.py"
+    script.write_text(WINDOWS)
+    (diagnosis,) = testing.one(script, zygote, Settings()).diagnoses
+    said = [c.verdict.reason for c in diagnosis.cures if "still there" in c.verdict.reason]
+    assert said
+    assert all("`loss.backward()` meets what it has freed" in reason for reason in said)

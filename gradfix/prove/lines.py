@@ -33,6 +33,11 @@ class Lines:
                 )
         return range(0)
 
+    def texts_before(self) -> dict[str, str]:
+        """The files that changed, as they were."""
+        texts = {path: self.before.get(path, on_disk(path)) for path in self.after}
+        return {path: text for path, text in texts.items() if text is not None}
+
     def same(self, after: Site, before: Site) -> bool:
         return after.file == before.file and before.line in self.origin(after)
 

@@ -221,7 +221,8 @@ class Prover:
             more_left = tuple(c for c in rest.still if c.severity == "error")
             rest = replace(rest, still=(), others=(*more_left, *rest.others))
         if rest.still:
-            raise Refusal("rejected", f"the fault is still there: {describe(rest.still[0], files)}")
+            said = describe(rest.still[0], lines.texts_before())  # its places are those of the run before
+            raise Refusal("rejected", f"the fault is still there: {said}")
         mixed = next((c for c in found if _mixes(c, conflicts, lines)), None)
         worse = rest.new[0] if rest.new else mixed if baseline.plain.failure is not None else None
         if worse is not None:

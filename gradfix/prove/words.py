@@ -25,12 +25,16 @@ class Names:
 
     def optimizer(self, number: int) -> str:
         event = self.optimizers.get(number)
-        if event is None or event.name:
-            return f"`{event.name}`" if event else f"optimizer {number + 1}"
+        if event is None:
+            return f"optimizer {number + 1}"
+        alone = all(e is event or e.name != event.name for e in self.optimizers.values())
+        if event.name and alone:
+            return f"`{event.name}`"
         owners = {ref.name.partition(".")[0] for ref in event.refs}
+        what = f"`{event.name}`" if event.name else event.kind
         if len(owners) == 1 and "" not in owners:
-            return f"{owners.pop()}'s {event.kind}"
-        return f"optimizer {number + 1} ({event.kind})"
+            return f"{owners.pop()}'s {what}"
+        return f"optimizer {number + 1} ({what})"
 
     def parameters(self, optimizer: int, which: Sequence[int]) -> str:
         """``D's 12 parameters``, or the name of the only one."""

@@ -73,7 +73,8 @@ def hurried(settings: Settings, *ran: Baseline) -> Settings:
 
 def calls_enough(first: Baseline, texts: Mapping[str, str], settings: Settings) -> int | None:
     """How many steps of all optimizers together show every fault of a run that went on until its time was over, since
-    an optimizer has not stepped in it; None where that ended it otherwise, shows none, or needs all of its steps."""
+    an optimizer has not stepped in it, or all have done; None where that ended it otherwise, shows none, or has too few
+    steps behind them."""
     found = _faults(first, texts, settings)
     if first.outcome.ended != "timeout" or not found:
         return None
@@ -83,8 +84,10 @@ def calls_enough(first: Baseline, texts: Mapping[str, str], settings: Settings) 
     for n, step in enumerate(made, 1):
         seen[step.optimizer] += 1
         after[step.optimizer] += step.time > last
-        if all(seen[k] >= min(settings.steps, in_all[k]) and after[k] > 1 for k in in_all):
-            return n if n < len(made) else None
+        # a pass more than shows them; or, at the end, what there is
+        more = 1 if n < len(made) else 0
+        if all(seen[k] >= min(settings.steps, in_all[k]) and after[k] > more for k in in_all):
+            return n
     return None
 
 

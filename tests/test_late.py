@@ -111,6 +111,20 @@ def test_a_run_that_ends_with_its_time_has_its_cures_proved_on_a_short_one(tmp_p
     assert any("`spare` (made in line 8) had not stepped yet" in line for line in result.lines)
 
 
+IDLE = (
+    ENDLESS.replace("while True:", "for n in range(2):").replace("{spare}", "")
+    + "while True:\n    time.sleep(0.01)\n"
+)
+
+
+def test_a_script_that_has_trained_and_goes_on_for_ever(tmp_path, zygote):
+    """All of its steps are few: they end the runs that its cures are proved with."""
+    _, result = one(IDLE.format(seconds=0.01), tmp_path, zygote, Settings(timeout=4))
+    (diagnosis,) = (d for d in result.diagnoses if d.conflict.severity != "note")
+    assert (diagnosis.conflict.kind, diagnosis.status) == ("stale-saved-tensor", "cured")
+    assert (result.ended, result.seconds < 10) == ("timeout", True)
+
+
 def test_proofs_of_a_script_that_took_all_of_its_time_get_as_much_together(tmp_path, zygote):
     _, result = one(ENDLESS.format(spare="", seconds=1.2), tmp_path, zygote, Settings(timeout=2))
     diagnosis = result.diagnoses[0]

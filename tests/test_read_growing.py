@@ -157,3 +157,77 @@ def test_a_test_of_what_grows_comes_out_the_other_way_some_day(tmp_path, loop, t
 def test_a_loop_that_is_gone_through_wholly_is_as_it_is(tmp_path):
     text = counted("for n in range(3):", "if steps > 64: learn(net, buffer.items)")
     assert found(tmp_path, text) == []
+
+
+EPISODE = """\
+import torch
+from somewhere import env, lost
+net = torch.nn.Linear(2, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+def episode():
+    values, rewards, n = [], [], 0
+    while True:
+        values.append(net(torch.ones(2)).mean())
+        reward, done = env.step()
+        rewards.append(reward)
+        n += 1
+        {leave}
+for _ in range(5):
+    values = {values}
+    value = torch.stack(values).pow(2)
+    value.mean().backward(){retain}
+    value.sum().backward()
+    opt.step()
+    opt.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("leave", "values", "kinds"),
+    [
+        ("if done: return values, rewards", "episode()[0]", ["certain"]),
+        ("if n > 500: return values, rewards", "episode()[0]", ["certain"]),
+        ("if lost():\n            if done: return values, rewards", "episode()[0]", ["certain"]),
+        (
+            "if done:\n            opt.zero_grad()\n            return values, rewards",
+            "episode()[0]",
+            ["certain"],
+        ),
+        ("if done: return values, rewards\n        if lost(): return None, None", "episode()[0]", []),
+        ("if done: return values, rewards\n        if lost(): break", "episode()[0]", []),
+        (
+            "def later():\n            return 2\n        if done: return values, rewards",
+            "episode()[0]",
+            ["certain"],
+        ),
+    ],
+)
+def test_a_loop_without_end_is_left_by_its_one_return(tmp_path, leave, values, kinds):
+    text = EPISODE.format(leave=leave, values=values, retain="")
+    assert [e for kind, _, e in found(tmp_path, text) if kind == "freed-graph"] == kinds
+    text = EPISODE.format(leave=leave, values=values, retain="; value = value.detach().requires_grad_()")
+    assert [e for kind, _, e in found(tmp_path, text) if kind == "freed-graph"] == []
+
+
+SUMMED = """\
+import torch
+from somewhere import data
+net = torch.nn.Linear(2, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+total = 0.0
+for {target} in {source}:
+    total = total + net(torch.ones(2)).pow(2).mean()
+    if (i + 1) % {every} == 0:
+        total.backward()
+        opt.step()
+        opt.zero_grad(){reset}
+"""
+
+
+@pytest.mark.parametrize(("target", "source"), [("i, x", "enumerate(data)"), ("i", "range(90)")])
+@pytest.mark.parametrize("every", [2, 8])
+def test_what_is_done_every_so_often_comes_twice(tmp_path, target, source, every):
+    text = SUMMED.format(target=target, source=source, every=every, reset="")
+    assert [kind for kind, *_ in found(tmp_path, text)] == ["freed-graph"]
+    text = SUMMED.format(target=target, source=source, every=every, reset="; total = 0.0")
+    assert found(tmp_path, text) == []

@@ -73,12 +73,12 @@ def around(m: Machine, partial: bool) -> Iterator[bool]:
 def ripe(m: Machine) -> Iterator[None]:
     """Passes in which everything has grown. That the program ends in one ends the loop alone: what comes behind it has
     been come to before."""
-    frame, m.ripe = m.frame, True
+    frame, before, m.ripe = m.frame, m.ripe, True
     m.loops += 1
     try:
         yield
     except Raised:
         m.frame = frame
     finally:
-        m.ripe = False
+        m.ripe = before
         m.loops -= 1

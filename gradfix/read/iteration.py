@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from gradfix.read import calls, growing, indexing, objects
@@ -94,10 +95,20 @@ def each(m: Machine, source: Value, one: One, node: ast.AST) -> bool:
     )
     whole = length is not None and usual < length <= WIDE and _apart(m, source, node)
     count = (4 * SHORT if building else PATIENT) if patient else usual
-    items = listed(m, source, WIDE if whole else count)
+    if length is None:
+        usual = count = m.budget.passes
+    turns = length is None and m.loops <= 1 and _counts(m, node) and "backward" in m.frame.unit.text
+    items = listed(m, source, WIDE if whole else PATIENT if turns else count)
     with growing.around(m, items is None or length is None or len(items) < length) as outermost:
         spent = m.steps
-        if not _first(m, source, items, one, node, usual, count):
+        if items is None:
+            some = [m.unknown(_origin(source)) for _ in range(PATIENT if turns else count)]
+            left = not _first(m, some, one, (), usual, count)
+        else:
+            late = _late(source, len(items)) if m.loops == 0 and _waits(m, node) else ()
+            with _inside(m):
+                left = not _first(m, items, one, late, usual, count)
+        if left:
             return False
         if outermost and m.awaited and m.steps - spent < (m.limit - m.steps) // 2:
             with growing.ripe(m):
@@ -117,33 +128,33 @@ def _origin(source: Value) -> str:
     return source.origin if isinstance(source, Unknown) else "item"
 
 
-def _first(
-    m: Machine, source: Value, items: list[Value] | None, one: One, node: ast.AST, usual: int, count: int
-) -> bool:
-    """The first passes, and some late ones; whether it came to the end of them."""
-    if items is None:
-        return all(not one(m.unknown(_origin(source))) for _ in range(m.budget.passes))
-    before, done = m.backwards, len(items)
-    late = _late(source, done) if m.loops == 0 and _waits(m, node) else ()
+@contextmanager
+def _inside(m: Machine) -> Iterator[None]:
     m.loops += 1
     try:
-        for i, item in enumerate(items):
-            if i >= usual and m.backwards - before >= 2:
-                break  # what waits for a certain pass has come about
-            if i >= count and m.late > (m.limit - m.steps) // 4:
-                break
-            spent = m.steps
-            if one(item):
-                return False
-            if i >= count:
-                m.late += 1 + m.steps - spent
-        m.doubts += 1
-        try:
-            return not any(map(one, late))
-        finally:
-            m.doubts -= 1
+        yield
     finally:
         m.loops -= 1
+
+
+def _first(m: Machine, items: list[Value], one: One, late: Sequence[Value], usual: int, count: int) -> bool:
+    """The first passes, and `late` ones; whether it came to the end of them."""
+    before = m.backwards
+    for i, item in enumerate(items):
+        if i >= usual and m.backwards - before >= 2:
+            break  # what waits for a certain pass has come about
+        if i >= count and m.late > (m.limit - m.steps) // 4:
+            break
+        spent = m.steps
+        if one(item):
+            return False
+        if i >= count:
+            m.late += 1 + m.steps - spent
+    m.doubts += 1
+    try:
+        return not any(map(one, late))
+    finally:
+        m.doubts -= 1
 
 
 def _late(source: Value, done: int) -> Sequence[Value]:
@@ -227,7 +238,8 @@ def listed(m: Machine, source: Value, count: int = LONG) -> list[Value] | None:
     if isinstance(source, dict | set | frozenset):
         return list(source)[:count]
     if isinstance(source, Lazy):
-        return source.items(min(count, LONG if source.length is not None else m.budget.passes))
+        endless = source.length is None and count > PATIENT
+        return source.items(m.budget.passes if endless else min(count, LONG))
     if isinstance(source, Tensor):
         return None if source.guessed else indexing.rows(m, source, count)
     if isinstance(source, Generator):

@@ -143,6 +143,8 @@ def _if(m: Machine, node: ast.If) -> Left:
         known = False
     if known is not None:
         return block(m, node.body if known else node.orelse)
+    if node.body[-1] is m.way_out:
+        return block(m, node.body)
     if ends(m, node.body) and not ends(m, node.orelse):
         taken = False
     elif ends(m, node.orelse) and not ends(m, node.body):
@@ -223,11 +225,44 @@ def _while(m: Machine, node: ast.While) -> Left:
             if left == "on" and outermost and m.awaited:
                 with growing.ripe(m):
                     left = _passes(m, node, growing.PASSES)
+            if left == "on" and (way_out := _way_out(m, node)) is not None:
+                outer, m.way_out = m.way_out, way_out
+                try:
+                    with growing.ripe(m):
+                        left = _passes(m, node, 1)
+                finally:
+                    m.way_out = outer
     finally:
         m.turned = turned
     if left == "over":
         return block(m, node.orelse)
     return "return" if left == "return" else None
+
+
+def _way_out(m: Machine, node: ast.While) -> ast.stmt | None:
+    """The return in a test by which alone ``while True:`` is left: then the program comes to it some day."""
+    key = id(node), "out"
+    if key not in m.called:
+        endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
+        ways = _ways_out(node.body) if endless else []
+        m.called[key] = ways[0] if len(ways) == 1 and isinstance(ways[0], ast.Return) else None
+    found: ast.stmt | None = m.called[key]
+    return found
+
+
+def _ways_out(body: list[ast.stmt], inside: bool = False) -> list[ast.stmt]:
+    """What leaves a loop of which this is the body, or is `inside` of it in a loop of its own."""
+    found: list[ast.stmt] = []
+    for each in body:
+        if isinstance(each, ast.Return) or (isinstance(each, ast.Break) and not inside):
+            found.append(each)
+        deeper = inside or isinstance(each, ast.For | ast.AsyncFor | ast.While)
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for name in ("body", "orelse", "finalbody"):
+                found += _ways_out(getattr(each, name, []), deeper and name == "body")
+            for part in (*getattr(each, "handlers", ()), *getattr(each, "cases", ())):
+                found += _ways_out(part.body, deeper)
+    return found
 
 
 def _passes(m: Machine, node: ast.While, most: int | None = None) -> Left:

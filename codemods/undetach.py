@@ -315,11 +315,11 @@ def _made_of_list(view: View, node: cst.CSTNode) -> cst.Call | None:
     call = node.value if isinstance(node, cst.Expr) else node
     if not isinstance(call, cst.Call) or function_of(call) not in MAKERS or not call.args:
         return None
-    first = call.args[0].value
-    listed = isinstance(first, cst.List | cst.ListComp) or (
-        bool(dotted(first)) and _filled(view, dotted(first))
-    )
-    return call if listed else None
+    return call if _is_list(view, call.args[0].value) else None
+
+
+def _is_list(view: View, node: cst.BaseExpression) -> bool:
+    return isinstance(node, cst.List | cst.ListComp) or (bool(dotted(node)) and _filled(view, dotted(node)))
 
 
 def _filled(view: View, name: str) -> bool:
@@ -483,6 +483,14 @@ def _stacked(view: View, call: cst.BaseExpression) -> list[Edit]:
     def build(node: cst.CSTNode) -> cst.CSTNode:
         assert isinstance(node, cst.Call)
         first = node.args[0].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+        if isinstance(first.value, cst.List):  # the lists in it are tensors, too
+            elements = [
+                e.with_changes(value=cst.Call(stack.expression, [cst.Arg(e.value)]))
+                if _is_list(view, e.value)
+                else e
+                for e in first.value.elements
+            ]
+            first = first.with_changes(value=first.value.with_changes(elements=elements))
         return node.with_changes(func=stack.expression, args=[first])
 
     top = _top(view, call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gradfix.read import (
@@ -191,15 +191,33 @@ def _tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     data = args[0] if args else kwargs.get("data")
     shape, dtype = _contents(data)
     made = tensors.fresh(m, shape, shapes.dtype_name(kwargs.get("dtype")) or dtype, _wants(kwargs))
-    for each in ops.tensors_of(data):
+    _leave(m, made, data)
+    if isinstance(data, Taken):
+        made.cut = data.cut
+    return made
+
+
+def _leave(m: Machine, made: Tensor, data: Value) -> None:
+    """`made` has the values that are in `data`, and no graph."""
+    within = list(_within(data))
+    for each in within:
         if each.requires:
             made.left |= {m.trace.cut("tensor", each, each.node)}
             m.constants = True
     if made.requires is not False:
         made.left = frozenset()
-    if isinstance(data, Taken):
-        made.cut = data.cut
-    return constants.constant(m, made, data) if isinstance(data, Tensor) else made
+    first = next((t for t in within if t.requires and t.node is not None), within[0] if within else None)
+    if first is not None:
+        constants.constant(m, made, first)
+
+
+def _within(data: Value) -> Iterator[Tensor]:
+    """The tensors in a list, and in its lists."""
+    if isinstance(data, Tensor):
+        yield data
+    elif isinstance(data, list | tuple):
+        for each in data:
+            yield from _within(each)
 
 
 def _contents(data: Value) -> tuple[Shape, str]:
@@ -238,7 +256,9 @@ def _typed(m: Machine, dtype: str, args: list[Value]) -> Value:
     data = args[0] if args else []
     if isinstance(data, Tensor):
         return data
-    return tensors.fresh(m, _contents(data)[0], dtype)
+    made = tensors.fresh(m, _contents(data)[0], dtype)
+    _leave(m, made, data)
+    return made
 
 
 def _arange(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:

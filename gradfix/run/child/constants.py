@@ -10,6 +10,7 @@ than a target, is for the reader of the tape to say.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,32 @@ class Constants:
         # is made of; empty in most passes
         self.living: dict[int, tuple[weakref.ref[Any], frozenset[int | None], frozenset[int]]] = {}
         self._numbers: set[int | None] = set()  # nodes whose value is used as a number on purpose
+
+    def install(self) -> None:
+        """``torch.Tensor(losses)`` comes to no mode: look at it where it is made."""
+        me, plain = self, torch.Tensor.__new__
+
+        def __new__(*args: Any, **kwargs: Any) -> Any:  # torch._dynamo compares signatures
+            tensors = within(args[1]) if len(args) > 1 and args[0] is torch.Tensor else []
+            if not tensors or me.r.quiet or me.r.off():
+                return plain(*args, **kwargs)
+            with torch._C.DisableTorchFunction():  # each is read as a number
+                made = plain(*args, **kwargs)
+            me.leave("tensor", tensors, made, sys._getframe(1))
+            return made
+
+        torch.Tensor.__new__ = __new__  # type: ignore[method-assign]
+
+    def leave(self, how: str, tensors: Any, result: Any, frame: Any) -> None:
+        """`result` was made of `tensors`, and the graph left, in `frame`."""
+        remade = how in ("detach", "tensor")
+        if remade:
+            self.cut(how, tensors, result)
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                time = self.r.cut(how, tensor, frame)
+                if remade:
+                    self.left(result, time)
 
     def given(self, gradients: Any) -> None:
         """``torch.autograd.grad`` without ``create_graph`` gave these."""
@@ -101,6 +128,21 @@ class Constants:
         if isinstance(tensor, torch.Tensor) and not tensor.requires_grad and tensor.is_floating_point():
             key, living = id(tensor), self.living
             living[key] = weakref.ref(tensor, lambda _: living.pop(key, None)), cut, left
+
+
+def within(data: Any) -> list[torch.Tensor]:
+    """The tensors in a list, and in its lists (not where these begin with numbers: they may be many)."""
+    if not isinstance(data, (list, tuple)):
+        return []
+    first = data[0] if data else None
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    deep = isinstance(first, torch.Tensor)
+    return [
+        t
+        for each in data
+        for t in ([each] if isinstance(each, torch.Tensor) else within(each) if deep else ())
+    ]
 
 
 def _tensors(values: Any) -> Iterator[Any]:

@@ -106,9 +106,23 @@ def _without_momentum(call: Any, position: int) -> Any:
     return frozen
 
 
+def joined(value: Any) -> torch.Tensor | None:
+    """The tensors of a list, and of its lists, as one with their graphs; None where they have none, or it is another
+    list."""
+    if not isinstance(value, (list, tuple)):
+        return None
+    parts = [each if isinstance(each, torch.Tensor) else joined(each) for each in value[:1]]
+    if not parts or parts[0] is None:
+        return None
+    parts += [each if isinstance(each, torch.Tensor) else joined(each) for each in value[1:]]
+    known = [part for part in parts if part is not None and part.shape == parts[0].shape]
+    whole = torch.stack(known) if len(known) == len(parts) else None
+    return whole if whole is not None and whole.requires_grad else None
+
+
 def see_through(sites: Any) -> None:
-    """`.data`, `.detach()`, `torch.tensor(t)` give the tensor itself in user lines: all, or [file, line]s. In those
-    that are listed so do `.item()`, `.numpy()` and `float(t)`: a number that is a term of a loss."""
+    """`.data`, `.detach()`, `torch.tensor(t)` give the tensor itself (a list's, stacked) in user lines: all, or [file,
+    line]s. In those that are listed so do `.item()`, `.numpy()` and `float(t)`: a number that is a term of a loss."""
     wanted = None if sites is True else {(os.path.realpath(f), line) for f, line in sites}
 
     def here(depth: int = 2) -> bool:
@@ -118,7 +132,7 @@ def see_through(sites: Any) -> None:
             return (file, frame.f_lineno) in wanted
         return not foreign(file)
 
-    plain_detach, plain_tensor = torch.Tensor.detach, torch.tensor
+    plain_detach, plain_tensor, plain_new = torch.Tensor.detach, torch.tensor, torch.Tensor.__new__
 
     def data(self: Any) -> Any:
         return self if here() else DATA.__get__(self)
@@ -127,9 +141,16 @@ def see_through(sites: Any) -> None:
         return self if here() else plain_detach(self)
 
     def tensor(value: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(value, torch.Tensor) and here():
-            return value
-        return plain_tensor(value, *args, **kwargs)
+        kept = value if isinstance(value, torch.Tensor) else joined(value)
+        if kept is None or not here():
+            return plain_tensor(value, *args, **kwargs)
+        return kept if kwargs.get("dtype") is None else kept.to(kwargs["dtype"])
+
+    def __new__(*args: Any, **kwargs: Any) -> Any:  # torch._dynamo compares signatures
+        kept = joined(args[1]) if len(args) > 1 and args[0] is torch.Tensor else None
+        if kept is None or not here():
+            return plain_new(*args, **kwargs)
+        return kept.to(torch.get_default_dtype())
 
     def number(plain: Any) -> Any:
         return lambda self, *args, **kwargs: self if here() else plain(self, *args, **kwargs)
@@ -137,6 +158,7 @@ def see_through(sites: Any) -> None:
     torch.Tensor.data = property(data, DATA.__set__)  # type: ignore
     torch.Tensor.detach = detach
     torch.tensor = tensor  # type: ignore
+    torch.Tensor.__new__ = __new__  # type: ignore
     if wanted is not None:
         torch.Tensor.item, torch.Tensor.numpy = number(torch.Tensor.item), number(torch.Tensor.numpy)  # type: ignore
         _replace_float(lambda value: value if isinstance(value, torch.Tensor) and here(3) else None)

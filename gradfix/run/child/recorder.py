@@ -110,6 +110,7 @@ class Recorder:
         self.threads.install()
         self.legacy.install()
         Modes(self).install()
+        self.constants.install()
         self.processes.install()
 
     def finish(self, how: str, exc: BaseException | None) -> None:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from . import writes
+from .constants import within
 from .multiview import MultiViews, splits
 from .saves import GONE, Entry, fate_of
 from .storages import address_of
@@ -376,9 +377,7 @@ class Watch(TorchFunctionMode):
         r = self.r
         tensors = [a for a in (*args[:2], *kwargs.values()) if isinstance(a, torch.Tensor)]
         if how == "tensor" and not tensors:
-            tensors = [
-                t for a in args[:1] if isinstance(a, (list, tuple)) for t in a if isinstance(t, torch.Tensor)
-            ]
+            tensors = within(args[0]) if args else []
         if how == "tensor" and not tensors and args and func is torch.as_tensor:
             r.aliases.take_in(result, args[0], _getframe(2))
         if how == "tensor" and self._numbers and args and not tensors:
@@ -387,13 +386,7 @@ class Watch(TorchFunctionMode):
             r.aliases.hand_out(tensors[0], result, _getframe(2))
         if how == "detach" and isinstance(result, torch.Tensor):
             self._alias(result, how)
-        if how in ("detach", "tensor"):
-            r.constants.cut(how, tensors, result)
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                time = r.cut(how, tensor, _getframe(2))
-                if how in ("detach", "tensor"):
-                    r.constants.left(result, time)
+        r.constants.leave(how, tensors, result, _getframe(2))
         if how in ("item", "numpy"):
             r.numbers.taken(tensors, result, _getframe(2))
         return result

@@ -78,7 +78,7 @@ class InplaceModuleOff(Codemod):
     When not: everywhere else: the other in-place modules of the program do no harm and stay.
     """
 
-    kinds = ("stale-saved-tensor", "leaf-write", "forbidden-view-write")
+    kinds = ("stale-saved-tensor", "silent-overwrite", "leaf-write", "forbidden-view-write")
     examples = (
         Example(
             """\

@@ -167,3 +167,15 @@ def test_what_takes_too_much_memory_is_not_kept(run: Callable[..., Outcome]) -> 
     outcome = run(program, record=True)
     assert json.loads(outcome.stdout) == pytest.approx(json.loads(run(program).stdout), rel=1e-4)
     assert detect(outcome.tape) == () or {c.severity for c in detect(outcome.tape)} == {"note"}
+
+
+def test_what_has_no_name_is_told_by_what_saved_it(run: Callable[..., Outcome]) -> None:
+    program = """
+        import torch
+        from torch import nn
+        from torch.utils.checkpoint import checkpoint
+        body = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.LeakyReLU(0.1, inplace=True), nn.Linear(3, 3), nn.Tanh())
+        checkpoint(body, torch.randn(4, 3), use_reentrant=False).sum().backward()
+    """
+    (conflict,) = detect(run(textwrap.dedent(program), record=True).tape)
+    assert "a tensor that the op in line 6 saved within a checkpoint is overwritten by" in conflict.message

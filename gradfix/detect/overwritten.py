@@ -240,8 +240,8 @@ def _kept(graph: Graph, hit: Hit, wrong: float) -> Conflict | None:
     writer = _writer(graph, write, _pattern(hit) == "optimizer-step")
     if hit.record.checkpoint:
         pattern, kept = "checkpoint", "saved within a checkpoint"
-        name = wording.name(ref, _unnamed(hit))
-        message = f"{name}, {kept}, is overwritten by {writer} before {needed} needs it"
+        name = f"{wording.name(ref)}, {kept}," if ref.name else f"{_unnamed(hit)} within a checkpoint"
+        message = f"{name} is overwritten by {writer} before {needed} needs it"
     else:
         pattern, kept = "ctx-attribute", "kept on ctx"
         name = wording.name(ref, f"a tensor on the ctx of `{function}`")

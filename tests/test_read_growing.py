@@ -209,6 +209,38 @@ def test_a_loop_without_end_is_left_by_its_one_return(tmp_path, leave, values, k
     assert [e for kind, _, e in found(tmp_path, text) if kind == "freed-graph"] == []
 
 
+DELAYED = """\
+import torch
+class Trainer:
+    def __init__(self):
+        self.actor, self.critic, self.count = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1), 0
+        self.first = torch.optim.Adam(self.actor.parameters())
+        self.second = torch.optim.Adam(self.critic.parameters())
+    def train(self, x):
+        self.count += 1
+        loss = (self.critic(x) - 1).pow(2).mean()
+        self.second.zero_grad()
+        loss.backward()
+        self.second.step()
+        if {every} == 0:
+            {clear}
+            (-self.critic(self.actor(x))).mean().backward()
+            self.first.step()
+trainer = Trainer()
+{loop}
+    trainer.train(torch.randn(3, 2))
+"""
+
+
+@pytest.mark.parametrize("loop", ["for n in range(90):", "while True:"])
+@pytest.mark.parametrize("every", ["self.count % 2", "(self.count + 1) % 5"])
+def test_what_another_function_does_every_so_often_comes_twice(tmp_path, loop, every):
+    line = "(-self.critic(self.actor(x))).mean().backward()"
+    text = DELAYED.format(loop=loop, every=every, clear="pass")
+    assert found(tmp_path, text) == [("unreset-grad", line, "certain")]
+    assert found(tmp_path, text.replace("pass", "self.first.zero_grad()")) == []
+
+
 SUMMED = """\
 import torch
 from somewhere import data

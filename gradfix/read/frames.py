@@ -82,6 +82,7 @@ class Machine:
         self.grown: dict[int, Value] = {}  # containers that something was put into in such a loop, by id
         self.awaited = False  # a test was met that comes out otherwise when something has grown
         self.ripe = False  # it has
+        self.turn = 0  # the passes after which what comes every so often, by a count that grows, comes again
         self.way_out: Any = None  # the one statement by which the loop is left that runs
         self.turned = False  # unknown tests come out the other way in this pass of the loop
         self.backwards = 0  # that were evaluated
@@ -126,7 +127,7 @@ class Machine:
         """Another entry: a tape of its own, with the optimizers that are there already, and nobody's gradient."""
         self.trace = self.trace.following()
         self.blurs, self.loops, self.late, self.partial = 0, 0, 0, 0
-        self.awaited, self.ripe, self.way_out = False, False, None
+        self.awaited, self.ripe, self.way_out, self.turn = False, False, None, 0
         self.limit = min(self.steps + self.budget.entry, self.budget.steps)
         self.doubts, self.grad, self.inference, self.autocast = 0, True, False, False
         self.variant = variant

@@ -15,6 +15,7 @@ from gradfix.read.frames import Machine, Raised
 from gradfix.read.values import Unknown, Value
 
 PASSES = 2  # that are read of what has grown
+LONGEST = 8  # passes after which something comes again, for which two turns are read
 _RISING = {"gt": 1, "ge": 1, "lt": -1, "le": -1}
 
 
@@ -56,13 +57,23 @@ def compared(m: Machine, name: str, left: Value, right: Value, now: bool) -> boo
     return Grown("grown", then=not now) if m.ripe else now
 
 
+def counting(m: Machine, name: str, left: Value, right: Value, value: Value) -> Value:
+    """`value`, which an operator makes of `left` and `right`."""
+    if isinstance(left, Count) and type(right) is int:
+        if name == "remainder" and right <= LONGEST:
+            m.turn = max(m.turn, right)
+        if name == "add" and right >= 0:
+            return Count(value)
+    return value
+
+
 @contextmanager
 def around(m: Machine, partial: bool) -> Iterator[bool]:
     """The passes of a loop, `partial` where there are more than are read. Gives whether it is the outermost such."""
     outermost = partial and not m.partial
     m.partial += partial
     if outermost:
-        m.awaited = False
+        m.awaited, m.turn = False, 0
     try:
         yield outermost
     finally:

@@ -141,7 +141,7 @@ def _first(m: Machine, items: list[Value], one: One, late: Sequence[Value], usua
     """The first passes, and `late` ones; whether it came to the end of them."""
     before = m.backwards
     for i, item in enumerate(items):
-        if i >= usual and m.backwards - before >= 2:
+        if i >= max(usual, 2 * m.turn) and m.backwards - before >= 2:
             break  # what waits for a certain pass has come about
         if i >= count and m.late > (m.limit - m.steps) // 4:
             break

@@ -82,7 +82,7 @@ def binary(m: Machine, name: str, concrete: Callable[[Any, Any], Any], left: Val
     if isinstance(left, list | tuple) and name not in ("add", "mul"):
         return m.unknown("operator")
     try:
-        return bounded(m, concrete(left, right))
+        return bounded(m, growing.counting(m, name, left, right, concrete(left, right)))
     except FAILS:
         return m.unknown("operator")
 

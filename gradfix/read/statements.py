@@ -275,7 +275,7 @@ def _passes(m: Machine, node: ast.While, most: int | None = None) -> Left:
         known = not test.then if isinstance(test, growing.Grown) else truth(m, test)
         if known is False:
             return "over"
-        if passes >= (most or iteration.most(m, node, 1 << 30 if known else None)):
+        if passes >= (most or max(iteration.most(m, node, 1 << 30 if known else None), 2 * m.turn)):
             return "on"
         m.turned = m.closely and passes % 2 == 1
         passes += 1

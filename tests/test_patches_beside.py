@@ -117,3 +117,63 @@ def test_what_is_lost_is_lost_clipped_or_not(tmp_path):
     now = before(CARRIED, "opt.step()", CLIP.format("rnn"))
     found = applied(tmp_path, now, CARRIED, DETACHED, "freed-graph", effect="cut-round")
     assert (found.status, found.why) == ("placed", "")
+
+
+WRITTEN = """\
+import torch
+
+net = torch.nn.Linear(3, 3)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+for x in torch.randn(6, 2, 3):
+    hidden = net(x).exp()
+    hidden += 1
+    loss = hidden.mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+OUT = WRITTEN.replace("hidden += 1", "hidden = hidden + 1")
+ELSEWHERE = """\
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+
+    def forward(self, x):
+        hidden = self.first(x).exp()
+        hidden += 1
+        loss = self.last(hidden).mean()
+        return loss
+
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), 0.1)
+for x in torch.randn(6, 2, 3):
+    opt.zero_grad()
+    net(x).backward()
+    opt.step()
+"""
+
+
+def test_the_only_place_of_its_lines_in_another_program(tmp_path):
+    found = applied(tmp_path, ELSEWHERE, WRITTEN, OUT, STALE)
+    assert (found.status, found.why) == ("placed", "")
+    assert (tmp_path / "train.py").read_text() == ELSEWHERE.replace("hidden += 1", "hidden = hidden + 1")
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        (".exp()", ".neg()", "too much around it is not what it was"),
+        ("opt.step()", "opt.step()\n    w = net.last.weight.exp()\n    w *= 2\n    w.sum().backward()", "too much"),
+        ("hidden = self", "hidden = x = self", "is a tensor that something else holds as well here"),
+        ("        loss = ", "        hidden += 1\n        loss = ", "`hidden += 1`"),
+    ],
+    ids=["no_fault", "another_error_is_left", "held_by_another", "two_places"],
+)  # fmt: skip
+def test_what_does_not_tell_that_it_is_the_place(tmp_path, was, now, said):
+    text = ELSEWHERE.replace(was, now)
+    assert said in refused(tmp_path, text, WRITTEN, OUT, STALE)

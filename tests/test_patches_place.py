@@ -155,8 +155,20 @@ def test_something_came_in_between():
 
 
 def test_only_the_line_is_left():
-    said = refused("import torch\n\n\ndef other(hidden):\n    hidden += 1\n    return hidden\n")
-    assert "too much around it is not what it was" in said
+    new = OLD.replace("hidden += 1", "hidden = hidden + 1")
+    other = "import torch\n\n\ndef other(hidden):\n    hidden += 1\n    hidden.mean().backward()\n"
+    found = placed(other, OLD, new)
+    assert not found.open  # its values go another way, too
+    once = f"hidden = torch.ones(2)\n{OLD.partition('hidden = net(batch).exp()')[2]}".replace(
+        "\n        ", "\n"
+    )
+    found = placed(once[: once.index("    return")], OLD, new)
+    assert found.doubt.startswith(
+        "x.py: `hidden += 1` (line 12 of the source of the fix) may be in line 3, but too"
+    )
+    assert found.open
+    twice = f"{other}\n\n{other.partition('torch')[2].replace('other', 'more')}"
+    assert "too much around it is not what it was" in refused(twice, OLD, new)
 
 
 def test_applied_already():

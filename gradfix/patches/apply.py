@@ -103,12 +103,14 @@ def _applied(fix: Fix, tree: Tree, known: dict[str, Source], texts: Mapping[str,
     before = {path: texts.get(path, known[path].text) for path in placed}
     after = {path: each.text for path, each in placed.items()}
     changed = {path: (before[path], after[path]) for path in placed if before[path] != after[path]}
-    doubt = next((p.doubt for p in placed.values() if p.doubt and not any(p.beside)), "")
+    doubt = next((p.doubt for p in placed.values() if p.doubt and not p.open), "")
     doubt = doubt or _calls(fix, tree.root, {**texts, **before})
     if doubt and tree.prove is None:
         raise Refused(f"{doubt} (--reprove runs it)")
     here = shown(tree.root / fix.entry, {**texts, **before}, {**texts, **after})
-    doubt = doubt or next((p.doubt for path, p in placed.items() if not _passes(fix, here, path, p)), "")
+    doubt = doubt or next(
+        (p.doubt for path, p in placed.items() if not _told(fix, here, tree.root, path, p)), ""
+    )
     if doubt and tree.prove is None:
         raise Refused(f"{doubt} (--reprove runs it)")
     seen = _seen(fix, tree, here)
@@ -163,25 +165,33 @@ def _moved(file: FilePatch, root: Path) -> str:
     below = list(islice(Search(suffixes=SUFFIXES, scripts=True).below(root), LOOKED))
     for path in sorted(below, key=lambda p: p.name != name):
         try:
-            if path.suffix == Path(name).suffix:
-                place(file, Source.read(path).text)
+            if path.suffix == Path(name).suffix and not place(file, Source.read(path).text).open:
                 return path.relative_to(root).as_posix()
         except (Refused, SourceError):
             continue
     return ""
 
 
-def _passes(fix: Fix, here: Shown, path: str, placed: Placed) -> bool:
-    """Whether what came in beside the lines of a fix goes on as it did: it writes to gradients alone, of which `here`
-    tells by itself what becomes of them, or to parameters, where the fix means to see them as they are later. Nothing
-    is known of that where the fault does not show, or another one is left."""
+def _told(fix: Fix, here: Shown, root: Path, path: str, placed: Placed) -> bool:
+    """Whether what is open of a place is told by who follows the program: the fault shows before the fix, no error
+    after it, and of the values that its lines use as much is known as in the source. What came in beside its lines
+    must write to gradients alone, of which `here` tells what becomes of them, or to parameters, where the fix means to
+    see them as they are later."""
+    if not placed.open:
+        return True
+    then, now = fix.kinds.get(os.path.relpath(path, root), ()), here.kinds.get(path, ())
+    known = [[bool(kind) for kind in some] for some in now]
+    if [len(some) for some in then] != [len(some) for some in now] or any(
+        kind and not found for a, b in zip(then, known, strict=True) for kind, found in zip(a, b, strict=True)
+    ):
+        return False
     errors = [both for kind, both in here.faults.items() if REPORTED.get(kind) == "error"]
     if not any(old > new for old, new in errors) or any(new for _, new in errors):
-        return not any(placed.beside)
+        return False
     allowed = {GRADIENT}
     if all(cure.effect.kind == "later-parameters" for cure in fix.cures):
         allowed.add(PARAMETER)
-    for lines, done in zip(placed.beside, here.done[path] if any(placed.beside) else (), strict=False):
+    for lines, done in zip(placed.beside, here.done[path], strict=True):
         said = frozenset().union(*(done.get(line, frozenset()) for line in lines))
         if lines and (not said or not said <= allowed):
             return False

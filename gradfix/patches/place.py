@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import pairwise
 
@@ -37,12 +37,15 @@ class Refused(Exception):
 @dataclass(frozen=True, slots=True)
 class Placed:
     """The new text, and of each hunk the line (from 1) it was made for and the one it went to; 0 where the text has it
-    already. `doubt` says where the values of its lines go other ways than they did: only a run can tell then, or, of
-    what came in `beside` them (flow.Doubt), who follows the program."""
+    already. `doubt` says where the values of its lines go other ways than they did: only a run can tell then.
+
+    Where it is `open`, who follows the program may know, too: something came in `beside` its lines (flow.Doubt), or
+    they are at no other place, and the text around them does not tell this one from others."""
 
     text: str
     lines: tuple[tuple[int, int], ...]
     doubt: str = ""
+    open: bool = False
     beside: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
 
     @property
@@ -54,13 +57,14 @@ class Placed:
 @dataclass(frozen=True, slots=True)
 class _Spot:
     """A hunk at its place; `names` are all that it uses as they are called there. `done`: nothing is left to do.
-    `doubt`: why it may belong elsewhere near by."""
+    `doubt`: why it may belong elsewhere near by, `around`: or elsewhere at all."""
 
     hunk: Hunk
     place: Place
     names: Names
     done: bool = False
     doubt: str = ""
+    around: str = ""
 
 
 def place(file: FilePatch, text: str) -> Placed:
@@ -172,22 +176,24 @@ def _count(lines: Iterable[str], names: Names) -> Counter[str]:
 
 
 def _clearest(spots: list[_Spot], hunk: Hunk, text: Text, name: str) -> _Spot:
-    """The spot that fits, and clearly better than the others do. Raises Refused."""
+    """The spot that fits, and clearly better than the others do; where it is the only one and does not, with what is
+    said `around` it. Raises Refused."""
     ranked = sorted(spots, key=lambda s: -s.place.score)
     best = ranked[0].place
     if ranked[0].doubt:
         raise Refused(f"{name}: {_said(hunk)}: it may be in line {best.start + 1}, but {ranked[0].doubt}")
-    if best.score < max(FITS, min(hunk.alike + CLEAR, 1.0)):
-        raise Refused(
-            f"{name}: {_said(hunk)} may be in line {best.start + 1}, but too much around it is not what it was"
-        )
     others = [(s.place.score, s.place.start) for s in ranked[1:]]
     second, line = max([rival(hunk, text, best), *others])
+    around = ""
+    if best.score < max(FITS, min(hunk.alike + CLEAR, 1.0)):
+        around = f"may be in line {best.start + 1}, but too much around it is not what it was"
     # where another place fits better than any other did in the source, there is a copy
-    if second > min(best.score - CLEAR, hunk.alike + COPY):
+    elif second > min(best.score - CLEAR, hunk.alike + COPY):
         where = " and ".join(str(n) for n in sorted((best.start + 1, line + 1)))
-        raise Refused(f"{name}: {_said(hunk)} may be in line {where}, which fit equally well")
-    return ranked[0]
+        around = f"may be in line {where}, which fit equally well"
+    if around and others:
+        raise Refused(f"{name}: {_said(hunk)} {around}")
+    return replace(ranked[0], around=f"{_said(hunk)} {around}" if around else "")
 
 
 def _nearest(hunk: Hunk, text: Text) -> str:
@@ -307,8 +313,11 @@ def _edited(spots: Sequence[_Spot], text: Text, name: str, flow: Sides | None, e
         doubt = (
             differs(flow, "\n".join(text.lines), made, before, became, called) if flow else Doubt(NOT_KNOWN)
         )
+    around = next((s.around for s in open_ if s.around), "")
+    said = doubt.said or around
+    may_be_told = bool(said) and (not doubt.said or any(doubt.beside))
     lines_ = tuple((s.hunk.line, 0 if s.done else s.place.start + 1) for s in spots)
-    return Placed(made, lines_, f"{name}: {doubt.said}" if doubt.said else "", doubt.beside)
+    return Placed(made, lines_, f"{name}: {said}" if said else "", may_be_told, doubt.beside)
 
 
 def _as_there(spot: _Spot, text: Text, comments: Mapping[int, tuple[str, str]], name: str) -> tuple[str, ...]:

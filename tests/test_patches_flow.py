@@ -236,8 +236,9 @@ def test_what_has_nothing_to_do_with_it_is_no_hindrance(change):
     for _, old, new in CASES:
         try:
             made = place(make.file_patch("x.py", old, new), change(old))
-            assert (made.text, made.doubt) == (change(new), "")
-            landed += 1
+            said += [made.doubt] if made.open else []
+            assert (made.text, made.open or made.doubt) == (change(new), made.open or "")
+            landed += not made.open
         except Refused as why:
             said.append(str(why))
     assert all("fit equally well" in why or "end of the file" in why for why in said)

@@ -113,14 +113,14 @@ def _spot(hunk: Hunk, text: Text, bindings: Bindings, name: str, known: Names) -
     said: list[str] = []
     spots = list(_possible(hunk, text, bindings, None, said, known))
     if spots:
-        return _clearest(spots, hunk, text, name)
+        return _clearest(spots, hunk, text, name, not said)
     applied = [
         s
         for s in _possible(hunk, text, bindings, hunk.new, [], known)
         if None not in _beside(hunk, text, s.place)
     ]
     if applied:
-        return _clearest(applied, hunk, text, name)
+        return _clearest(applied, hunk, text, name, False)
     what = _said(hunk)
     if said:
         raise Refused(f"{name}: {what}: {said[0]}")
@@ -175,9 +175,9 @@ def _count(lines: Iterable[str], names: Names) -> Counter[str]:
     return Counter(line.spelled(names) for line in map(lexed, lines) if line.kind == "code")
 
 
-def _clearest(spots: list[_Spot], hunk: Hunk, text: Text, name: str) -> _Spot:
-    """The spot that fits, and clearly better than the others do; where it is the only one and does not, with what is
-    said `around` it. Raises Refused."""
+def _clearest(spots: list[_Spot], hunk: Hunk, text: Text, name: str, only: bool) -> _Spot:
+    """The spot that fits, and clearly better than the others do; where it is the `only` place of its lines and does
+    not, with what is said `around` it. Raises Refused."""
     ranked = sorted(spots, key=lambda s: -s.place.score)
     best = ranked[0].place
     if ranked[0].doubt:
@@ -187,11 +187,13 @@ def _clearest(spots: list[_Spot], hunk: Hunk, text: Text, name: str) -> _Spot:
     around = ""
     if best.score < max(FITS, min(hunk.alike + CLEAR, 1.0)):
         around = f"may be in line {best.start + 1}, but too much around it is not what it was"
-    # where another place fits better than any other did in the source, there is a copy
-    elif second > min(best.score - CLEAR, hunk.alike + COPY):
+    # where another place fits better than any other did in the source, there is a copy; where none did, any is one
+    elif second > min(best.score - CLEAR, hunk.alike + COPY) or (
+        others and not hunk.alike and max(others)[0]
+    ):
         where = " and ".join(str(n) for n in sorted((best.start + 1, line + 1)))
         around = f"may be in line {where}, which fit equally well"
-    if around and others:
+    if around and (others or not only):
         raise Refused(f"{name}: {_said(hunk)} {around}")
     return replace(ranked[0], around=f"{_said(hunk)} {around}" if around else "")
 

@@ -185,8 +185,9 @@ def _told(fix: Fix, here: Shown, root: Path, path: str, placed: Placed) -> bool:
         kind and not found for a, b in zip(then, known, strict=True) for kind, found in zip(a, b, strict=True)
     ):
         return False
-    errors = [both for kind, both in here.faults.items() if REPORTED.get(kind) == "error"]
-    if not any(old > new for old, new in errors) or any(new for _, new in errors):
+    shows = any(here.faults.get(c.kind, (0, 0))[0] > here.faults.get(c.kind, (0, 0))[1] for c in fix.cures)
+    left = any(new for kind, (_, new) in here.faults.items() if REPORTED.get(kind) == "error")
+    if not shows or left:
         return False
     allowed = {GRADIENT}
     if all(cure.effect.kind == "later-parameters" for cure in fix.cures):

@@ -113,7 +113,7 @@ def _spot(hunk: Hunk, text: Text, bindings: Bindings, name: str, known: Names) -
     said: list[str] = []
     spots = list(_possible(hunk, text, bindings, None, said, known))
     if spots:
-        return _clearest(spots, hunk, text, name, not said)
+        return _clearest(spots, hunk, text, name, _once(hunk, text))
     applied = [
         s
         for s in _possible(hunk, text, bindings, hunk.new, [], known)
@@ -125,6 +125,12 @@ def _spot(hunk: Hunk, text: Text, bindings: Bindings, name: str, known: Names) -
     if said:
         raise Refused(f"{name}: {what}: {said[0]}")
     raise Refused(f"{name}: {what} can't be found any more{_nearest(hunk, text)}")
+
+
+def _once(hunk: Hunk, text: Text) -> bool:
+    """Whether no two places of the hunk's lines say the same, whatever their names are."""
+    said = [tuple(lexed(here).spelled({}) for _, here in found.pairs) for found in places(hunk, text)]
+    return len(set(said)) == len(said)
 
 
 def _said(hunk: Hunk) -> str:

@@ -199,7 +199,7 @@ def _kept(
         (first, _), state = states[0], states[count]
         verdict = rounds[0].tried[0].verdict if alone else prover.prove_whole(first, state[1], effects)
         same = _same(rounds[:count])
-        if verdict.status == "rejected" and 0 < same < count:
+        if verdict.status in ("rejected", "untried") and 0 < same < count:
             later = [r.tried[0].candidate.proposal.effect for r in rounds[same:count] if r.applied]
             verdict = prover.prove_whole(states[same][0], state[1], later)
         if verdict.measured.get("unlike") and _step_by_step(states[0], applied):
@@ -219,10 +219,7 @@ def _same(rounds: Sequence[choose.Round]) -> int:
     """How many of the first rounds have left every gradient as it was: what the others' cures do to the script as those
     have left it, they do to the script as it was first."""
     for n, round_ in enumerate(rounds):
-        best = round_.tried[0] if round_.applied else None
-        if best is not None and (
-            best.candidate.proposal.effect.kind != "none" or best.verdict.status == "intended"
-        ):
+        if round_.applied and round_.tried[0].verdict.status not in ("proved", "preserved"):
             return n
     return len(rounds)
 

@@ -314,6 +314,7 @@ _AUTOGRAD = (
     "backward through the graph a second time",
     "leaf Variable that requires grad",
     "is being modified inplace",
+    "is a view and its base",
     "refers to a single memory location",
     "does not require grad and does not have a grad_fn",
     "can't optimize a non-leaf Tensor",

@@ -91,6 +91,11 @@ OLD = "one of the variables needed for gradient computation has been modified by
         ),
         (
             "forbidden-view-write",
+            "RuntimeError: Output 0 of Unbind is a view and its base or another view of its base has been modified "
+            "inplace. This view is the output of a function that returns multiple views.",
+        ),
+        (
+            "forbidden-view-write",
             "RuntimeError: A view was created in no_grad mode and is being modified inplace with grad mode "
             "enabled.",
         ),

@@ -98,13 +98,13 @@ for x in torch.randn(2, 4, 3):
             # (a state that is carried from one update to the next wants its graph cut, not kept for ever)
             elif conflict.pattern != "two-losses" or _between(project, earlier, later, Step):
                 return
-            if first[1] is second[1] and not stale(project, later)[0]:
+            if first[1] is second[1] and not stale(project, later)[0] and not _grows(project, conflict):
                 keep = gather((first[0], [retain(first[1])]))
                 yield Proposal("keep the graph that the losses share", NONE, keep, 3)
             return
         if first[0] is second[0] and not _between(project, earlier, later):
             yield from _summed(first[0], first[1], second[1])
-        if not stale(project, later)[0]:
+        if not stale(project, later)[0] and not _grows(project, conflict):
             keep = gather((first[0], [retain(first[1])]))
             yield Proposal("keep the graph for the second backward", NONE, keep, 3)
 
@@ -115,6 +115,23 @@ def _between(project: Project, earlier: Backward, later: Backward, *kinds: type[
         isinstance(e, kinds or (Step, Zero)) and earlier.time < e.time < later.time
         for e in project.tape.events
     )
+
+
+def _grows(project: Project, conflict: Conflict) -> bool:
+    """Whether a backward comes to what was made before its optimizer's previous step, and carried on since: a graph that
+    is kept gets longer with every update."""
+    graph, later = project.graph, conflict.backward
+    if later is None or conflict.pattern == "before-loop":
+        return False
+    for backward in graph.passes(later):
+        step = next((s for s in graph.steps if s.time > backward.time), None)
+        times = (s.time for s in graph.steps_of(step.optimizer) if s.time < backward.time) if step else ()
+        since = max(times, default=None)
+        if since is not None and any(
+            n in graph.records and graph.records[n].time < since for n in graph.walk(backward)
+        ):
+            return True
+    return False
 
 
 def _summed(view: View, first: cst.Call, second: cst.Call) -> Iterator[Proposal]:

@@ -55,8 +55,8 @@ MESSAGES = (
     ),
     _m(r"in-?place operations? can't be used on (?:a leaf|leaf) variable", "leaf-write"),
     _m(
-        r"Output (?P<output>\d+) of (?P<op>\w+) is a view and (?:is being|its base or another view of its base has been) "
-        r"modified in-?place",
+        r"Output (?P<output>\d+) of (?P<op>\w+) is a view and (?:is being|its base or another view of its base has "
+        r"been) modified in-?place",
         "forbidden-view-write",
     ),
     _m(

@@ -12,6 +12,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.rewrite.boundary import gather, returns
 from gradfix.rewrite.drawn import views
+from gradfix.rewrite.elsewhere import mentioned
 from gradfix.rewrite.keyed import split_by_keys
 from gradfix.rewrite.rerun import DRAW, LATER, Plan
 from gradfix.rewrite.returned import shared_losses
@@ -246,11 +247,13 @@ def _callers(
 ) -> _Callers:
     old = function.name.value
     edits: list[tuple[View, tuple[Edit, ...]]] = []
-    keep = False
+    keep = mentioned(project, old)
     for view in views(project):
+        imports: list[cst.ImportAlias] = []
+        otherwise = False
         for node in list(view.parents):
             if isinstance(node, cst.ImportAlias) and dotted(node.name) == old and node.asname is None:
-                edits.append((view, (Replace(node, imported_as(new)),)))
+                imports.append(node)
                 continue
             if not isinstance(node, cst.Name) or node.value != old:
                 continue
@@ -262,14 +265,16 @@ def _callers(
             named = parent if isinstance(parent, cst.Attribute) and parent.attr is node else node
             call = view.parents[named]
             small = view.parents.get(call)
-            if not (isinstance(call, cst.Call) and call.func is named and isinstance(small, cst.Assign)):
-                keep = True
-                continue
-            rewritten = _rewritten(view, small, call, found, groups, new, cuts)
+            rewritten = None
+            if isinstance(call, cst.Call) and call.func is named and isinstance(small, cst.Assign):
+                rewritten = _rewritten(view, small, call, found, groups, new, cuts)
             if rewritten is None:
-                keep = True
+                otherwise = True
             else:
                 edits.append((view, rewritten))
+        keep = keep or otherwise
+        several = imported_as([old, *new] if otherwise else new)
+        edits += [(view, (Replace(alias, several),)) for alias in imports]
     return _Callers(tuple(edits), keep)
 
 

@@ -118,8 +118,8 @@ def _between(project: Project, earlier: Backward, later: Backward, *kinds: type[
 
 
 def _grows(project: Project, conflict: Conflict) -> bool:
-    """Whether a backward comes to what was made before its optimizer's previous step, and carried on since: a graph that
-    is kept gets longer with every update."""
+    """Whether a backward comes to what was made before its optimizer's previous step, and carried on since: a graph
+    that is kept gets longer with every update."""
     graph, later = project.graph, conflict.backward
     if later is None or conflict.pattern == "before-loop":
         return False

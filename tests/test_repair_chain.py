@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from gradfix import testing
 from gradfix.result import Result, Settings
 from gradfix.run.zygote import Zygote
@@ -277,3 +279,45 @@ def test_a_fault_that_is_still_there_is_told_as_it_was(tmp_path: Path, zygote: Z
     said = [c.verdict.reason for c in diagnosis.cures if "still there" in c.verdict.reason]
     assert said
     assert all("`loss.backward()` meets what it has freed" in reason for reason in said)
+
+
+LOSSES = """\
+from torch.nn.functional import softplus
+
+
+def losses(critic, made, real):
+    of_made, of_real = critic(made), critic(real)
+    return softplus(of_made).mean() + softplus(-of_real).mean(), softplus(-of_made).mean()
+"""
+SHARED = """\
+import torch
+from terms import losses
+
+torch.manual_seed(0)
+maker, critic = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+of_maker = torch.optim.SGD(maker.parameters(), 0.1)
+of_critic = torch.optim.SGD(critic.parameters(), 0.1)
+for _ in range(4):
+    made = maker(torch.randn(5, 3))
+    of_critics, of_makers = losses(critic, made, torch.randn(5, 2))
+    of_critic.zero_grad()
+    of_critics.backward(retain_graph=True)
+    of_critic.step()
+    of_maker.zero_grad()
+    of_makers.backward()
+    of_maker.step()
+"""
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_function_stays_where_a_file_that_did_not_run_uses_it(
+    tmp_path: Path, zygote: Zygote, used: bool
+) -> None:
+    (tmp_path / "terms.py").write_text(LOSSES)
+    (tmp_path / "evaluate.py").write_text(f"from terms import {'losses' if used else 'softplus'}\n")
+    script = tmp_path / "train.py"
+    script.write_text(SHARED)
+    result = testing.one(script, zygote, Settings())
+    _, text = result.files[str(tmp_path / "terms.py")]
+    assert text.count("def ") == 2 + used
+    assert ("def losses(" in text) == used

@@ -9,6 +9,7 @@ import libcst as cst
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.rewrite.boundary import returns
 from gradfix.rewrite.drawn import views
+from gradfix.rewrite.elsewhere import mentioned
 from gradfix.rewrite.rerun import Plan
 from gradfix.rewrite.returned import item_key, returned_by_key
 from gradfix.rewrite.slices import (
@@ -151,6 +152,8 @@ def _imported(
 
 def _kept(project: Project, old: str, call: cst.Call, at: View) -> bool:
     """Whether somebody uses the function otherwise, or imports it elsewhere."""
+    if mentioned(project, old):
+        return True
     imports = (
         n
         for v in views(project)

@@ -1,0 +1,44 @@
+"""What files of the project that did not run may count on."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from gradfix.edit import Project
+
+MANY = 5000  # files looked through; behind that, a name counts as used
+SUFFIXES = (".py", ".pyi", ".ipynb")
+INSTALLED = {"site-packages", "node_modules", "__pycache__", "venv", "env"}
+
+
+def mentioned(project: Project, name: str) -> bool:
+    """Whether a file of the project that the run did not come to has `name` as a word: what it means by it is not
+    looked into. True, too, where there are too many files to tell."""
+    word = re.compile(rf"\b{re.escape(name)}\b".encode())
+    for count, path in enumerate(_others(project)):
+        if count >= MANY:
+            return True
+        try:
+            with open(path, "rb") as opened:
+                if word.search(opened.read()):
+                    return True
+        except OSError:
+            continue
+    return False
+
+
+def _others(project: Project) -> Iterator[str]:
+    folders = {os.path.dirname(path) for path in project.files}
+    if not folders:
+        return
+    top = os.path.commonpath(folders)
+    while os.path.exists(os.path.join(top, "__init__.py")):
+        top = os.path.dirname(top)
+    for here, inside, names in os.walk(top):
+        inside[:] = [x for x in inside if x[0] != "." and x not in INSTALLED]
+        for name in names:
+            path = os.path.join(here, name)
+            if name.endswith(SUFFIXES) and path not in project.files and os.path.isfile(path):
+                yield path

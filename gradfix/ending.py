@@ -39,6 +39,11 @@ def problem(entry: Path, first: Baseline, faults: bool) -> Problem | None:
         return None if first.conflicts else _unexplained(entry, failure)
     if failure is not None:
         return Problem(_with(f"{entry} {_not_autograds(failure)}", outcome.missed), failure.traceback)
+    watched = outcome.failure
+    if watched is not None and outcome.ended == "failed" and not reached_backward(first.tape):
+        said = f"{watched.type}: {_short(watched.message)}".removesuffix(": ")
+        why = "fails while it is recorded, and not without that, so nothing was seen of its training"
+        return Problem(f"{entry} {why}: {said}", watched.traceback)
     missed = _missed(first.tape)
     if missed:
         advice = "; call the training itself, in one process and one thread, to have it checked"

@@ -227,8 +227,24 @@ def test_a_warning_names_the_line_of_the_user(gradfix, folder):
         ('input("name? ")\n', [], "it reads standard input, which is empty here"),
         ("import sys\nsys.exit('no data')\n", [], "the script called sys.exit('no data')"),
         ("torch.ones(3, requires_grad=True).backward()\n", [], "implicitly created only for scalar outputs"),
+        (
+            "assert not torch.overrides._get_current_function_mode_stack(), 'watched'\n"
+            "torch.ones(3, requires_grad=True).sum().backward()\n",
+            [],
+            "fails while it is recorded, and not without that",
+        ),
     ],
-    ids=["foreign", "endless", "os._exit", "SIGKILL", "SIGSEGV", "stdin", "sys.exit", "no fault of ours"],
+    ids=[
+        "foreign",
+        "endless",
+        "os._exit",
+        "SIGKILL",
+        "SIGSEGV",
+        "stdin",
+        "sys.exit",
+        "no fault of ours",
+        "recorded",
+    ],
 )
 def test_scripts_that_give_nothing_to_report(gradfix, folder, text, words, sentence):
     (folder / "s.py").write_text("import torch\n" + text)

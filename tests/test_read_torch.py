@@ -381,3 +381,28 @@ for step in range(3):
 )
 def test_modes_that_a_context_manager_of_the_programs_enters(tmp_path, mode, enter, kinds):
     assert [kind for kind, *_ in found(tmp_path, WATCHING.format(mode=mode, enter=enter))] == kinds
+
+
+HEARD = """\
+kept = []
+def hook(module, args, output):
+    {body}
+net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+handle = net[1].register_forward_hook(hook)
+{after}
+net(torch.randn(2, 3)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "after", "kinds"),
+    [
+        ("output += 1", "", ["stale-saved-tensor"]),
+        ("return output + 1", "", []),
+        ("return output.detach()", "net[2].requires_grad_(False)", ["cut-graph"]),
+        ("output += 1", "handle.remove()", []),
+        ("kept.append(output)", "", []),
+    ],
+)
+def test_a_forward_hook_is_called_with_what_the_module_gives(tmp_path, body, after, kinds):
+    assert [kind for kind, *_ in found(tmp_path, HEARD.format(body=body, after=after))] == kinds

@@ -44,8 +44,10 @@ VIEWING = {
 def call(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """``module(x)``: its forward, or what a module of torch.nn does."""
     if module.extra.get("hooks"):
-        return hooks.called(m, _call, module, args, kwargs)
-    return _call(m, module, args, kwargs)
+        made = hooks.called(m, _call, module, args, kwargs)
+    else:
+        made = _call(m, module, args, kwargs)
+    return hooks.heard(m, module, args, made) if module.extra.get("listening") else made
 
 
 def _call(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -1,13 +1,13 @@
-"""Full backward hooks of modules: what flows in and out of such a module passes a custom Function of torch's, which
-hands it on as a view of its own."""
+"""Hooks of modules. With a full backward hook, what flows in and out of a module passes a custom Function of torch's,
+which hands it on as a view of its own; a forward hook is called with what the module gives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gradfix.read import ops
+from gradfix.read import calls, ops
 from gradfix.read.frames import Machine
-from gradfix.read.values import Instance, Native, Tensor, Value
+from gradfix.read.values import Bound, Function, Instance, Native, Tensor, Value
 
 HANDLE = "torch.utils.hooks.RemovableHandle"
 
@@ -22,9 +22,38 @@ def register(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, 
     return handle
 
 
+def listen(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``module.register_forward_hook(hook)``."""
+    m.overheard = True
+    hook = args[0] if args else kwargs.get("hook")
+    if (
+        not m.sure()
+        or not isinstance(hook, Function | Bound)
+        or kwargs.get("with_kwargs", False) is not False
+    ):
+        return m.unknown("hook")
+    handle = Instance(None, kind=HANDLE)
+    module.extra.setdefault("listening", []).append((handle, hook))
+    handle.attrs["remove"] = Native("remove", lambda machine, args, kwargs: _remove(module, handle))
+    return handle
+
+
+def heard(m: Machine, module: Instance, args: list[Value], result: Value) -> Value:
+    """What a module gives, when its forward hooks have seen it."""
+    node = m.frame.node
+    for _, hook in tuple(module.extra.get("listening", ())):
+        m.frame.node = node
+        given = calls.call(m, hook, [module, tuple(args), result], {})
+        result = result if given is None else given
+    m.frame.node = node
+    return result
+
+
 def _remove(module: Instance, handle: Instance) -> None:
     if handle in module.extra.get("hooks", ()):
         module.extra["hooks"].remove(handle)
+    kept = module.extra.get("listening", [])
+    kept[:] = [(each, hook) for each, hook in kept if each is not handle]
 
 
 def called(

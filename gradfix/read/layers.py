@@ -379,11 +379,6 @@ def _plainly(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, 
     return forwards.base(m, module, args, kwargs)
 
 
-def _hook(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    m.overheard = True
-    return m.unknown("hook")
-
-
 METHODS: dict[str, Callable[..., Value]] = {
     "__init__": _init,
     "__call__": _forward,
@@ -413,7 +408,7 @@ METHODS: dict[str, Callable[..., Value]] = {
     "items": _view_of("items"),
     "state_dict": _state_dict,
     "load_state_dict": _load,
-    "register_forward_hook": _hook,
+    "register_forward_hook": hooks.listen,
     "register_full_backward_hook": hooks.register,
     "register_full_backward_pre_hook": hooks.register,
     **dict.fromkeys(

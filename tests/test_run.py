@@ -324,6 +324,12 @@ def test_a_killed_zygote_is_replaced(project: Path) -> None:
     assert outcome.stdout == "ran\n"
 
 
+def test_a_zygote_that_is_killed_as_it_begins_is_replaced() -> None:
+    with Zygote() as zygote:
+        os.kill(zygote._process.pid, signal.SIGKILL)
+        assert zygote.ready()["torch"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_host_that_ends_takes_its_runs_along(project: Path, number: int) -> None:
     mark = f"gradfix-orphan-{number}-{os.getpid()}"

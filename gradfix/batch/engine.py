@@ -62,15 +62,17 @@ def dask(address: str) -> Iterator[Engine]:
         from distributed import Client
     except ImportError:
         raise EngineError("--engine dask needs dask.distributed: pip install 'gradfix[dask]'") from None
+    client: Any = None
     try:
-        client: Any = Client(address, timeout=10, set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as problem:
-        raise EngineError(f"there is no Dask scheduler at {address} ({problem})") from None
-    try:
-        threads = sum(client.nthreads().values())
+        try:
+            client = Client(address, timeout=10, set_as_default=False)
+            threads = sum(client.nthreads().values())
+        except (OSError, TimeoutError, ValueError) as problem:
+            raise EngineError(f"there is no Dask scheduler at {address} ({problem})") from None
         if not threads:
             raise EngineError(f"the Dask scheduler at {address} has no workers")
         yield Engine(client.get_executor(pure=False, retries=TRIES), threads)
     finally:
         with suppress(OSError, TimeoutError):
-            client.close(timeout=5)
+            if client is not None:
+                client.close(timeout=5)

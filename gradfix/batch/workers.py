@@ -29,6 +29,7 @@ MANY = 50  # repositories of one worker, before another takes its place: what ma
 GRACE = 60.0  # seconds above a repository's own before its worker is killed
 LOOK = 0.25  # seconds between two looks at memory
 LINES = 100  # the last ones of a worker's, that are kept
+LEAVE = 3.0  # seconds for a worker that is asked to end
 DRAIN = 5.0  # seconds for what an ended worker has said to be read
 PREFIX = "gradfix-migrate-"
 
@@ -167,15 +168,18 @@ class Worker:
         return Attempt(None, f"its worker {ended}: {last[0]}", again=True)
 
     def end(self) -> None:
-        """The end of it, of all that it has started, and of its folder."""
+        """The end of it, of all that it has started, and of its folder. It is asked first: it takes all of that along,
+        whoever is killed meanwhile."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(LEAVE)
         if self.alive:
             kill_below(self._process.pid)
         with suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _result(self, patience: float) -> RepoResult | None:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -282,13 +283,19 @@ class Zygote:
                 "Name a Python that has torch with --python."
             ) from None
 
-    def _read_hello(self) -> Mapping[str, str]:
+    def _read_hello(self, again: bool = True) -> Mapping[str, str]:
+        """What it says of itself. One that somebody killed as it began says nothing, and is replaced once."""
         try:
             said = self._hear(self._socket) if self._socket is not None else self._hear_all()
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InterpreterError(f"{self.python} did not import torch within {START:.0f} s.") from None
         if not said:
-            raise InterpreterError(self._why_it_died())
+            why = self._why_it_died()
+            if again and not self._closed and self._process.returncode == -signal.SIGKILL:
+                self._end()
+                self._process, self._socket = self._start()
+                return self._read_hello(again=False)
+            raise InterpreterError(why)
         hello: dict[str, str] = json.loads(said)
         if hello["problem"]:
             raise InterpreterError(_no_torch(self.python, hello["problem"]))

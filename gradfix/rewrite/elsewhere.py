@@ -8,18 +8,20 @@ from collections.abc import Iterator
 
 from gradfix.edit import Project
 
-MANY = 5000  # files looked through; behind that, a name counts as used
+MANY = 5000  # folders and files looked through; behind that, a name counts as used
 SUFFIXES = (".py", ".pyi", ".ipynb")
 INSTALLED = {"site-packages", "node_modules", "__pycache__", "venv", "env"}
 
 
 def mentioned(project: Project, name: str) -> bool:
     """Whether a file of the project that the run did not come to has `name` as a word: what it means by it is not
-    looked into. True, too, where there are too many files to tell."""
+    looked into. True, too, where there is too much to tell (a script in a home folder)."""
     word = re.compile(rf"\b{re.escape(name)}\b".encode())
     for count, path in enumerate(_others(project)):
         if count >= MANY:
             return True
+        if not path:
+            continue
         try:
             with open(path, "rb") as opened:
                 if word.search(opened.read()):
@@ -30,6 +32,7 @@ def mentioned(project: Project, name: str) -> bool:
 
 
 def _others(project: Project) -> Iterator[str]:
+    """The files; "" for each folder on the way."""
     folders = {os.path.dirname(path) for path in project.files}
     if not folders:
         return
@@ -37,6 +40,7 @@ def _others(project: Project) -> Iterator[str]:
     while os.path.exists(os.path.join(top, "__init__.py")):
         top = os.path.dirname(top)
     for here, inside, names in os.walk(top):
+        yield ""
         inside[:] = [x for x in inside if x[0] != "." and x not in INSTALLED]
         for name in names:
             path = os.path.join(here, name)

@@ -292,8 +292,7 @@ class Zygote:
         if not said:
             why = self._why_it_died()
             if again and not self._closed and self._process.returncode == -signal.SIGKILL:
-                self._end()
-                self._process, self._socket = self._start()
+                self._begin_anew()
                 return self._read_hello(again=False)
             raise InterpreterError(why)
         hello: dict[str, str] = json.loads(said)
@@ -361,9 +360,12 @@ class Zygote:
             self._replace_process()
 
     def _replace_process(self) -> None:
+        self._begin_anew()
+        self._hello = self._read_hello()
+
+    def _begin_anew(self) -> None:
         self._end()
         self._process, self._socket = self._start()
-        self._hello = self._read_hello()
         self._has_dynamo = False
 
     def _load_dynamo(self, needed: bool) -> None:

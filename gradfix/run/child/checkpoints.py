@@ -18,6 +18,10 @@ from .custom import Held
 from .saves import EVERYWHERE, GONE, NOBODY, number_of_maker
 
 BUDGET = 64 << 20  # bytes of activations that the program itself would not have kept
+FULL = (
+    f"What checkpoints save beyond {BUDGET >> 20} MiB is not kept: parameters that are written between such a "
+    "checkpoint and its backward are not noticed there."
+)
 _sequence = torch._C._autograd._get_sequence_nr
 
 
@@ -160,6 +164,7 @@ class Checkpoints:
         self._kept = [ref for ref in (*self._kept, weakref.ref(frame)) if ref() is not None]
         if sum(f.size for ref in self._kept if (f := ref()) is not None) <= BUDGET:
             return
+        self.r.note_once(FULL)
         frame.size = 0
         for entry in living:
             if entry.fate is None or entry.fate.time is None:

@@ -505,7 +505,7 @@ def test_status_before_the_end(tmp_path):
     known.add([Spec("one", "/one")])
     known.close()
     done = call("--workspace", "ws", "--status", cwd=tmp_path)
-    assert "1 repository: 1 waiting; 0 files, 0 scripts run; 0 faults" in done.stdout
+    assert "1 repository: 1 waiting; 0 faults and 0 notes found in 0 files;" in done.stdout
     assert "Reports" not in done.stdout
 
 

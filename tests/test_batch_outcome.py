@@ -49,7 +49,7 @@ def test_a_refused_branch_is_no_cure(tmp_path):
     document, markdown, page = told(tmp_path)
     assert document["totals"]["outcomes"] == {"not applied": 1}
     assert document["repositories"][0]["faults"][0]["outcome"] == "not applied"
-    assert "| repo | done, branch main refused | 1 | 1 | 1 untried | 1 not applied |" in markdown
+    assert "| repo | done, branch main refused | 1 | 0 | 1 | 1 untried | 1 not applied |" in markdown
     assert said in markdown
     assert "branch main refused: main is checked out" in page
     assert "repo  branch main refused: main is checked out" in call("--status", cwd=tmp_path).stdout
@@ -61,7 +61,7 @@ def test_a_cure_that_is_not_accepted_is_only_shown(tmp_path):
     assert (done.returncode, "cures for 0 of them: 1 only shown" in done.stdout) == (1, True)
     assert "repo: 1 fault, 1 only shown, " in done.stderr
     _, markdown, page = told(tmp_path)
-    assert "| repo | done | 1 | 0 | none | 1 only shown |" in markdown
+    assert "| repo | done | 1 | 0 | 0 | none | 1 only shown |" in markdown
     assert "· only shown ·" in page
 
 
@@ -72,7 +72,7 @@ def test_what_an_earlier_call_has_written_is_not_forgotten(tmp_path):
     assert "earlier calls" not in told(tmp_path)[1]
     done = call("--retry", "all", "--accept", "untried", cwd=tmp_path)
     assert (
-        "0 faults and 0 notes found; cures for 0 of them; applied by earlier calls: 1 cure, 1 written;"
+        "0 faults and 0 notes found in 1 file; cures for 0 of them; applied by earlier calls: 1 cure, 1 written;"
         in (done.stdout)
     )
     document, markdown, page = told(tmp_path)
@@ -112,3 +112,29 @@ def test_a_kill_between_the_note_and_the_branch(tmp_path):
     only = Options(accept=UNTRIED.accept, codemods=("clone-before-write",))
     migrate(tmp_path / "ws", options=only, wish=branch)
     assert git(repo, "log", "-1", "--format=%s", "cured") == "gradfix: clone-before-write in train.py"
+
+
+NOTES = "import torch\nx = torch.ones(2, requires_grad=True)\n" + "print(x.data)\n" * 3
+
+
+def test_what_is_wrong_comes_before_what_is_noted(tmp_path):
+    plain(tmp_path / "a", {"old.py": NOTES})
+    plain(tmp_path / "b", {"train.py": faulty()})
+    call("a", "b", cwd=tmp_path)
+    document, markdown, page = told(tmp_path)
+    assert [(g["severity"], g["faults"], g["place"], g["code"]) for g in document["groups"]] == [
+        ("error", 1, "b: train.py:7", "value += 1"),
+        ("note", 3, "a: old.py:3", "x.data"),
+    ]
+    assert document["totals"]["kinds"] == {"stale-saved-tensor": 1}
+    assert document["totals"]["noted"] == {"data-attribute": 3}
+    faults = markdown.partition("## Faults")[2].partition("## Groups")[0].splitlines()[4:-1]
+    assert len(faults) == 1
+    assert faults[0].startswith("| b | train.py:7 | stale-saved-tensor | ")
+    assert faults[0].endswith(" | out-of-place (untried) | only shown |")
+    rows = markdown.partition("## Repositories")[2].splitlines()
+    assert [row.split(" | ")[:4] for row in rows[4:6]] == [
+        ["| b", "done", "1", "0"],
+        ["| a", "done", "0", "3"],
+    ]
+    assert page.index('href="#repo-b"') < page.index('href="#repo-a"')

@@ -70,7 +70,7 @@ def test_the_documents_agree(workspace):
     assert document["groups"][0]["repositories"] == ["a", "b"]
     assert document["groups"][0]["hint"] == "out-of-place"
     told = (workspace / "report.md").read_text()
-    assert "| stale-saved-tensor | 3 | 2 | out-of-place | 3 proved | 3 in a patch |" in told
+    assert "| stale-saved-tensor | `value += 1` | 3 | 2 | out-of-place | 3 proved | 3 in a patch |" in told
     assert "**proved**" in (workspace / "pull-requests/a.md").read_text()
     assert not (workspace / "pull-requests/none.md").exists()
 
@@ -80,6 +80,8 @@ def test_in_a_browser(workspace, tmp_path):
     with Page(workspace / "report.html", tmp_path) as seen:
         assert seen.js("document.title") == "gradfix migrate: 3 repositories"
         names = "[...document.querySelectorAll('#repositories tbody tr')].map(r => r.cells[0].textContent)"
+        assert seen.js(names) == ["b", "a", "none"]
+        seen.click("#repositories th:nth-child(1)")
         assert seen.js(names) == ["a", "b", "none"]
         seen.click("#repositories th:nth-child(3)")
         assert seen.js(names) == ["none", "a", "b"]
@@ -92,7 +94,7 @@ def test_in_a_browser(workspace, tmp_path):
         assert seen.js(visible) == ["repo-none"]
         seen.js("document.getElementById('filter').value = ''")
         seen.type(" ")
-        assert seen.js(visible) == ["repo-a", "repo-b", "repo-none"]
+        assert seen.js(visible) == ["repo-b", "repo-a", "repo-none"]
         roles = (
             "[...document.querySelectorAll('#repo-a svg.timeline text[font-weight]')].map(t => t.textContent)"
         )

@@ -72,5 +72,7 @@ def test_what_kept_scripts_from_training_is_told(tmp_path):
     report = "\n".join(markdown({"totals": found, "groups": [], "repositories": []}))
     assert f"| 2 | {no} |" in report
     none = totals([], [failed()], {})
-    assert "0 files, 1 script run; 0 faults" in sentence(none)
+    assert "0 faults and 0 notes found in 0 files; cures for 0 of them; 1 script run; a repo" in sentence(
+        none
+    )
     assert "failed" not in "\n".join(markdown({"totals": none, "groups": [], "repositories": []}))

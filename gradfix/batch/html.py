@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from gradfix.batch.drawing import gradients, timeline
+from gradfix.batch.summary import by_faults
 from gradfix.batch.words import counts, sentence
 from gradfix.report.layout import safe
 from gradfix.run import walls
@@ -53,7 +54,7 @@ def page(document: Mapping[str, Any]) -> str | None:
         totals=totals,
         sentence=sentence(totals),
         groups=document["groups"],
-        repositories=[_repository(r) for r in document["repositories"]],
+        repositories=[_repository(r) for r in sorted(document["repositories"], key=by_faults)],
         walls="; ".join(walls.words(name) for name in totals["walls"]),
         most=max(totals["kinds"].values(), default=1),
         gradfix=document["gradfix"],

@@ -55,7 +55,8 @@ def totals(specs: list[Spec], results: list[RepoResult], effects: Mapping[str, E
         "outcomes": outcomes((f, effects.get(r.name, {})) for r in results for f in r.faults),
         "refused": sum(bool(refused(effects.get(s.name, {}))) for s in specs),
         "earlier": {},
-        "kinds": dict(Counter(f.kind for f in faults).most_common()),
+        "kinds": dict(Counter(f.kind for f in errors).most_common()),
+        "noted": dict(Counter(f.kind for f in faults if f.severity == "note").most_common()),
         "verdicts": dict(Counter(s.verdict for s in steps).most_common()),
         "codemods": dict(Counter(s.codemod for s in steps).most_common()),
         "changed": sum(bool(r.changes) for r in results),
@@ -85,15 +86,16 @@ def _reason(entry: Entry) -> str:
 def groups(
     results: Iterable[RepoResult], decisions: dict[str, str], effects: Mapping[str, Effects]
 ) -> list[Data]:
-    """Faults that are copies of each other, the most frequent first. `hint`: the cure that held most often, which says
-    nothing of the next copy but where to begin."""
+    """Faults that are copies of each other: notes behind the others, the most frequent first. `place` and `code` are
+    those of one of them; `hint`: the cure that held most often, which says nothing of the next copy but where to
+    begin."""
     found: dict[str, list[tuple[str, Fault]]] = {}
     for result in results:
         for fault in result.faults:
             found.setdefault(fault.fingerprint, []).append((result.name, fault))
     out = []
     for name, members in found.items():
-        first = members[0][1]
+        repo, first = members[0]
         best = [f.cures[0] for _, f in members if f.cures]
         held = Counter(c.codemod for c in best if c.verdict in HELD)
         out.append(
@@ -102,6 +104,8 @@ def groups(
                 "kind": first.kind,
                 "severity": first.severity,
                 "message": first.message,
+                "place": f"{repo}: {first.path}:{first.line}",
+                "code": _code(first),
                 "faults": len(members),
                 "repositories": sorted({repo for repo, _ in members}),
                 "status": dict(Counter(f.status for _, f in members)),
@@ -111,7 +115,12 @@ def groups(
                 "decision": decisions.get(name),
             }
         )
-    return sorted(out, key=lambda g: (-g["faults"], g["fingerprint"]))
+    return sorted(out, key=lambda g: (g["severity"] == "note", -g["faults"], g["fingerprint"]))
+
+
+def _code(fault: Fault) -> str:
+    """The statement that a fault is reported at."""
+    return next((m.code for m in fault.marks if (m.path, m.line) == (fault.path, fault.line)), "")
 
 
 def repositories(state: State, specs: Iterable[Spec]) -> Iterator[Data]:
@@ -140,3 +149,10 @@ def repositories(state: State, specs: Iterable[Spec]) -> Iterator[Data]:
             },
             "effects": {e: {"result": result_, "said": said} for e, (result_, said) in effects.items()},
         }
+
+
+def by_faults(repository: Data) -> tuple[int, int, str]:
+    """Where a repository's document stands in a report: those with faults come first, then those with notes."""
+    faults = repository.get("faults", ())
+    errors = sum(f["severity"] != "note" for f in faults)
+    return -errors, -len(faults), repository["name"]

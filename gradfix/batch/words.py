@@ -25,10 +25,8 @@ def sentence(totals: Mapping[str, Any]) -> str:
     ended = totals["ended"]
     waiting = {"waiting": totals["waiting"]} if totals["waiting"] else {}
     parts = [f"{many(totals['repositories'], 'repository', 'repositories')}: {counts({**ended, **waiting})}"]
-    parts.append(
-        f"{many(totals['files'], 'file')}, {many(totals['runs'], 'script')} run{_stopped(totals['stopped'])}"
-    )
-    parts.append(f"{many(totals['faults'], 'fault')} and {many(totals['notes'], 'note')} found")
+    parts.append(f"{many(totals['faults'], 'fault')} and {many(totals['notes'], 'note')} found "
+                 f"in {many(totals['files'], 'file')}")  # fmt: skip
     verdicts = f" ({counts(totals['verdicts'])})" if totals["verdicts"] else ""
     came = counts(totals["outcomes"]) if totals["outcomes"] else ""
     parts.append(f"cures for {totals['cured']} of them{verdicts}{': ' if came else ''}{came}")
@@ -42,6 +40,7 @@ def sentence(totals: Mapping[str, Any]) -> str:
         parts.append(
             f"{many(totals['crashes'], 'file')} that gradfix could not follow, a fault of its own: see report.json"
         )
+    parts.append(f"{many(totals['runs'], 'script')} run{_stopped(totals['stopped'])}")
     seconds = totals["seconds"]
     parts.append(f"a repository took {seconds['median']:.1f} s (median), {seconds['p95']:.1f} s (p95)")
     return "; ".join(parts) + "."

@@ -12,7 +12,7 @@ from gradfix.batch.delivery import save
 from gradfix.batch.html import page
 from gradfix.batch.outcome import earlier
 from gradfix.batch.state import State
-from gradfix.batch.summary import Data, repositories, summary
+from gradfix.batch.summary import Data, by_faults, repositories, summary
 from gradfix.batch.values import Fault, Had, RepoResult, Spec, Step
 from gradfix.batch.words import code, counts, escaped, sentence
 from gradfix.report.layout import safe
@@ -50,11 +50,24 @@ def markdown(document: Data) -> Iterator[str]:
     totals = document["totals"]
     yield from ("# gradfix migrate", "")
     yield sentence(totals)
-    yield from ("", "## Groups", "", "The same fault in several places, names and numbers aside.", "")
+    found = [_found(r["name"], f) for r in document["repositories"] for f in r.get("faults", ()) if _error(f)]
+    if found:
+        yield from ("", "## Faults", "")
+        yield from table(
+            ["repository", "place", "fault", "what is wrong", "cure", "what became of it"], found
+        )
+    yield from (
+        "",
+        "## Groups",
+        "",
+        "The same fault in several places, names and numbers aside; notes come last.",
+        "",
+    )
     rows = [
         [
             g["fingerprint"],
             g["kind"],
+            code(g["code"]) if g["code"] else g["place"],
             g["faults"],
             len(g["repositories"]),
             g["hint"] or "",
@@ -63,9 +76,17 @@ def markdown(document: Data) -> Iterator[str]:
         ]
         for g in document["groups"]
     ]
-    yield from table(
-        ["fingerprint", "fault", "times", "repositories", "cure", "verdicts", "what became of it"], rows
-    )
+    head = [
+        "fingerprint",
+        "fault",
+        "such as",
+        "times",
+        "repositories",
+        "cure",
+        "verdicts",
+        "what became of it",
+    ]
+    yield from table(head, rows)
     if totals["stopped"]:
         yield from (
             "",
@@ -80,16 +101,18 @@ def markdown(document: Data) -> Iterator[str]:
         [
             r["name"],
             ", ".join([r["ended"], *(f"{effect} refused" for effect in r["refused"])]),
-            len(r.get("faults", ())),
+            sum(map(_error, r.get("faults", ()))),
+            sum(not _error(f) for f in r.get("faults", ())),
             _cured(r),
             counts(_verdicts(r)),
             counts(_outcomes(r)),
             r.get("seconds", ""),
             _why(r),
         ]
-        for r in document["repositories"]
+        for r in sorted(document["repositories"], key=by_faults)
     ]
-    yield from table(["repository", "", "found", "cures", "verdicts", "what became of them", "s", ""], rows)
+    head = ["repository", "", "faults", "notes", "cures", "verdicts", "what became of them", "s", ""]
+    yield from table(head, rows)
     had = [
         [
             r["name"],
@@ -172,6 +195,17 @@ def _told_of(step: Step, fingerprint: str, untold: Sequence[Fault]) -> Fault | N
     alike = [f for f in untold if f.fingerprint == fingerprint]
     same = [f for f in alike if f.cures and f.cures[0].summary in step.summary]
     return next(iter(same or alike), None)
+
+
+def _error(fault: Data) -> bool:
+    return bool(fault["severity"] != "note")
+
+
+def _found(repo: str, fault: Data) -> list[str]:
+    """A row of the faults."""
+    cure = next((f"{c['codemod']} ({c['verdict']})" for c in fault["cures"]), "none")
+    place = f"{fault['path']}:{fault['line']}"
+    return [repo, place, fault["kind"], fault["message"], cure, fault["outcome"] or ""]
 
 
 def _cured(repo: Data) -> int:

@@ -78,6 +78,7 @@ class Machine:
         self.autocast = False
         self.late = 0  # steps that went into the rest of long lists
         self.loops = 0  # that stand around what runs
+        self.gathering = 0  # generators that run whose values are gathered first
         self.partial = 0  # of those around what runs: that go on behind the passes which are read
         self.grown: dict[int, Value] = {}  # containers that something was put into in such a loop, by id
         self.awaited = False  # a test was met that comes out otherwise when something has grown

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gradfix.read import calls, growing, indexing, objects
+from gradfix.read import calls, growing, indexing, objects, steady
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.values import Generator, Instance, Lazy, Tensor, Unknown, Value
 
@@ -107,7 +107,7 @@ def each(m: Machine, source: Value, one: One, node: ast.AST) -> bool:
         else:
             late = _late(source, len(items)) if m.loops == 0 and _waits(m, node) else ()
             with _inside(m):
-                left = not _first(m, items, one, late, usual, count)
+                left = not _first(m, items, one, late, usual, count, steady.variable(m, source, node))
         if left:
             return False
         if outermost and m.awaited and m.steps - spent < (m.limit - m.steps) // 2:
@@ -137,9 +137,12 @@ def _inside(m: Machine) -> Iterator[None]:
         m.loops -= 1
 
 
-def _first(m: Machine, items: list[Value], one: One, late: Sequence[Value], usual: int, count: int) -> bool:
-    """The first passes, and `late` ones; whether it came to the end of them."""
-    before = m.backwards
+def _first(
+    m: Machine, items: list[Value], one: One, late: Sequence[Value], usual: int, count: int, idle: str = ""
+) -> bool:
+    """The first passes, and `late` ones; whether it came to the end of them. Where the variable is `idle`, the rest is
+    left out behind a pass that has changed nothing."""
+    before, state = m.backwards, None
     for i, item in enumerate(items):
         if i >= max(usual, 2 * m.turn) and m.backwards - before >= 2:
             break  # what waits for a certain pass has come about
@@ -150,6 +153,10 @@ def _first(m: Machine, items: list[Value], one: One, late: Sequence[Value], usua
             return False
         if i >= count:
             m.late += 1 + m.steps - spent
+        if idle and steady.FIRST <= i + 1 <= min(steady.LAST, len(items) - 1):
+            earlier, state = state, steady.state(m, idle)
+            if state is not None and state == earlier:
+                break
     m.doubts += 1
     try:
         return not any(map(one, late))
@@ -208,14 +215,18 @@ def _generated(m: Machine, source: Generator, one: One, node: ast.AST) -> bool:
     if source.done:
         return True
     source.done = True
+    gathered = not isinstance(node, ast.For | ast.AsyncFor)  # by one of ours, which has what came before
     source.frame.yielding = yielded
     source.frame.prefix = outer.stack()
     source.frame.stacks.clear()
+    m.gathering += gathered
     try:
         calls.run(m, source.function, source.frame)
     except Stopped:
         m.frame = outer
         return False
+    finally:
+        m.gathering -= gathered
     return True
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Project, View
+from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.boundary import detach
 from gradfix.rewrite.dropped import detached_name, dropped, kept
 from gradfix.rewrite.liveness import dotted
@@ -71,14 +71,36 @@ for s, following, r in zip(torch.randn(3, 5, 3), torch.randn(3, 5, 3), torch.ran
             view, unit, name = lost
             summary = f"keep what `{name}.detach()` returns"
             yield Proposal(summary, TARGET, {view.path: (kept(unit, name),)})
-        used = conflict.label("used")
-        places = [] if conflict.pattern == "advantage" else list(_made(conflict, project))
-        places += _operands(project, used.stack) if used is not None else []
-        for rank, (view, expression) in enumerate(dict.fromkeys(places), 1 if lost else 0):
+        uses = _uses(conflict)
+        made = [] if conflict.pattern == "advantage" and len(uses) == 1 else list(_made(conflict, project))
+        places = [*dict.fromkeys((*made, *(_operands(project, uses[0]) if uses else ())))]
+        for rank, (view, expression) in enumerate(places, 1 if lost else 0):
             code = " ".join(view.code(expression).split())
             said = f"`{code}`" if len(code) < 40 else "the target"
-            gone = take_away(lost[1], view) if lost and lost[0] is view else ()
-            yield Proposal(f"detach {said}", TARGET, {view.path: (detach(expression), *gone)}, rank)
+            edits: dict[str, list[Edit]] = {view.path: [detach(expression)]}
+            if (view, expression) not in made:
+                for other, again in _again(project, uses[1:], expression, code):
+                    edits.setdefault(other.path, []).append(detach(again))
+            if lost and lost[0] is view:
+                edits[view.path] += take_away(lost[1], view)
+            yield Proposal(f"detach {said}", TARGET, {p: tuple(e) for p, e in edits.items()}, rank)
+
+
+def _uses(conflict: Conflict) -> list[Stack]:
+    """Where the value goes into losses: a ratio's and a clipped ratio's product with one weight are two."""
+    same = (c for c in (conflict, *conflict.also) if c.kind == conflict.kind)
+    return [*dict.fromkeys(used.stack for c in same if (used := c.label("used")) is not None)]
+
+
+def _again(
+    project: Project, uses: Sequence[Stack], expression: cst.BaseExpression, code: str
+) -> Iterator[tuple[View, cst.BaseExpression]]:
+    """The operands that say `code`, like `expression`, in the other places."""
+    for stack in uses:
+        for view, operand in _operands(project, stack):
+            if operand is not expression and " ".join(view.code(operand).split()) == code:
+                yield view, operand
+                break
 
 
 def _dropped(conflict: Conflict, project: Project) -> tuple[View, Unit, str] | None:

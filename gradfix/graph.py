@@ -139,6 +139,17 @@ class Graph(Index):
             mask ^= low
         return frozenset(found)
 
+    def below(self, node: int) -> set[int]:
+        """`node` and all that it was made of, leaves left out."""
+        found, pending = {node}, [node]
+        while pending:
+            record = self.records.get(pending.pop())
+            for parent in record.parents if record else ():
+                if parent >= 0 and parent not in found:
+                    found.add(parent)
+                    pending.append(parent)
+        return {n for n in found if n >= 0}
+
     # -- backwards among steps -----------------------------------------------------------------------
 
     def walk(self, backward: Backward) -> frozenset[int]:

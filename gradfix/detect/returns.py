@@ -25,6 +25,17 @@ def is_return(graph: Graph, target: int, prediction: int, mine: int) -> bool:
     return len(ends) > 1 and max(ends.values()) > 1 and not fold.ends(prediction)
 
 
+def through(graph: Graph, node: int, ops: set[str]) -> int:
+    """The first node at or below `node` that is not one of `ops` with a single input."""
+    while (
+        (record := graph.records.get(node)) is not None
+        and plain_op(record) in ops
+        and len(record.parents) == 1
+    ):
+        node = record.parents[0]
+    return node
+
+
 class _Fold:
     """What sums and shares of it are made of."""
 

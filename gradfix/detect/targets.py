@@ -12,13 +12,10 @@ from collections.abc import Iterable, Iterator
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
-from gradfix.detect.returns import SHAPES, is_return
+from gradfix.detect.returns import SHAPES, is_return, through
+from gradfix.detect.weights import PRODUCTS, REGRESSIONS, Weights
 from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Cut, Record, Stack, Step
-
-REGRESSIONS = {"mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss", "pow", "square", "abs"}
-GAUSSIAN = ["sub", "div", "neg", "pow", "sub"]  # what a normal log-density is made by, the last op first
-LOG_SOFTMAX = {"log_softmax", "logsumexp", "log"}  # "log" of what a softmax gave
 
 
 def attached_targets(graph: Graph) -> Iterable[tuple[int, Conflict]]:
@@ -45,7 +42,7 @@ def target_edges(graph: Graph, conflict: Conflict) -> Iterator[tuple[int, int]]:
         return
     for pattern, value, loss, _ in _attached(graph):
         if (pattern, value.stack) == (conflict.pattern, conflict.record.stack):
-            for node in _below(graph, loss.node):
+            for node in graph.below(loss.node):
                 record = graph.records.get(node)
                 if record is not None and value.node in record.parents:
                     yield node, value.node
@@ -76,6 +73,7 @@ def mixes(graph: Graph, target: Conflict, mixed: Conflict) -> bool:
 
 def _attached(graph: Graph) -> Iterator[tuple[str, Record, Record, Backward]]:
     """(pattern, the attached value, the op of the loss that it enters, the backward) in every pass."""
+    weights = Weights(graph)
     for backward in graph.backwards:
         if backward.create or not graph.filled(backward):
             continue
@@ -93,8 +91,8 @@ def _attached(graph: Graph) -> Iterator[tuple[str, Record, Record, Backward]]:
                 target = target or _bootstrap(graph, record, owned)
                 if target is not None:
                     yield pattern, target, record, backward
-            elif op == "mul":
-                weight = _advantage(graph, record, backward, owned)
+            elif op in PRODUCTS:
+                weight = weights.weight(record, backward, owned)
                 if weight is not None:
                     yield "advantage", weight, record, backward
 
@@ -104,7 +102,7 @@ def _sides(graph: Graph, record: Record) -> Iterator[tuple[int, int]]:
     squared."""
     parents = record.parents
     if len(parents) == 1:
-        difference = graph.records.get(_through(graph, parents[0], SHAPES))
+        difference = graph.records.get(through(graph, parents[0], SHAPES))
         if (
             difference is None
             or plain_op(difference) not in ("sub", "add", "rsub")
@@ -119,16 +117,16 @@ def _sides(graph: Graph, record: Record) -> Iterator[tuple[int, int]]:
 def _bootstrap(graph: Graph, record: Record, owned: int) -> Record | None:
     """The value of ``r + gamma * value`` regressed on by an output of the same parameters, or None."""
     for prediction, target in _sides(graph, record):
-        total = graph.records.get(_through(graph, target, SHAPES))
+        total = graph.records.get(through(graph, target, SHAPES))
         if total is None or plain_op(total) not in ("add", "sub", "rsub") or len(total.parents) != 1:
             continue
-        scaled = graph.records.get(_through(graph, total.parents[0], SHAPES))
+        scaled = graph.records.get(through(graph, total.parents[0], SHAPES))
         if scaled is None or plain_op(scaled) != "mul" or len(scaled.parents) != 1:
             continue
         while (
             scaled is not None and plain_op(scaled) == "mul" and len(scaled.parents) == 1
         ):  # gamma * (1 - done) * v
-            value = graph.records.get(_through(graph, scaled.parents[0], SHAPES))
+            value = graph.records.get(through(graph, scaled.parents[0], SHAPES))
             node, scaled = scaled.parents[0], value
         reach = graph.reach_mask(node) & owned
         # both sides are outputs of the same model, by two passes of their own
@@ -144,7 +142,7 @@ def _return(graph: Graph, record: Record, owned: int) -> Record | None:
     """The return ``R = r + gamma * R`` that is regressed on, over values of the model that made the prediction; or
     None."""
     if len(record.parents) == 1:
-        difference = graph.records.get(_through(graph, record.parents[0], SHAPES))
+        difference = graph.records.get(through(graph, record.parents[0], SHAPES))
         if difference is None or plain_op(difference) == "add":
             return None
     for prediction, target in _sides(graph, record):
@@ -156,109 +154,7 @@ def _return(graph: Graph, record: Record, owned: int) -> Record | None:
 
 def _shares(graph: Graph, a: int, b: int) -> bool:
     """Whether the two nodes have a node in common below them."""
-    return bool(_below(graph, a) & _below(graph, b))
-
-
-def _below(graph: Graph, node: int) -> set[int]:
-    found, pending = {node}, [node]
-    while pending:
-        record = graph.records.get(pending.pop())
-        for parent in record.parents if record else ():
-            if parent >= 0 and parent not in found:
-                found.add(parent)
-                pending.append(parent)
-    return {n for n in found if n >= 0}
-
-
-def _through(graph: Graph, node: int, ops: set[str]) -> int:
-    """The first node at or below `node` that is not one of `ops` with a single input."""
-    while (
-        (record := graph.records.get(node)) is not None
-        and plain_op(record) in ops
-        and len(record.parents) == 1
-    ):
-        node = record.parents[0]
-    return node
-
-
-def _advantage(graph: Graph, record: Record, backward: Backward, owned: int) -> Record | None:
-    """The factor of a log-probability that carries a value's graph and is regressed on too, or None."""
-    a, b = record.parents
-    for log_prob, weight in ((a, b), (b, a)):
-        density = graph.records.get(_through(graph, log_prob, SHAPES | {"sum"}))
-        if density is None or not graph.reach_mask(density.node) & owned:
-            continue
-        made_of = _log_density(graph, density)
-        mine = _below(graph, weight)
-        if (
-            not made_of
-            or made_of & mine
-            or not graph.reach_mask(weight) & owned
-            or weight not in graph.records
-        ):
-            continue
-        near, regressed = _near(graph, weight), _regressed(graph, backward)
-        # (a value made once more for its own loss is another node, made by the same parameters)
-        own = {m for n in regressed if (m := graph.reach_mask(n)) & ~graph.reach_mask(density.node)}
-        if near & regressed or any(graph.reach_mask(n) in own for n in near):
-            return graph.records[weight]
-    return None
-
-
-def _log_density(graph: Graph, record: Record) -> set[int]:
-    """The nodes that make a logarithm of a probability of `record`; none where it is not known to be one."""
-    if plain_op(record) == "gather":
-        return {n for n in _below(graph, record.node) if _is_log_softmax(graph, n)}
-    return _gaussian(graph, record)
-
-
-def _gaussian(graph: Graph, record: Record) -> set[int]:
-    """Those of a normal distribution's, ``-((x - mean) ** 2) / (2 * var) - log_std - …``, made by one call."""
-    ops, found = [*GAUSSIAN], set[int]()
-    while ops:
-        if plain_op(record) == ops[0]:
-            found.add(record.node)
-            # (what stands before the first `-` is a difference itself, of the logarithm of the deviation)
-            below = graph.records.get(record.parents[0]) if record.parents else None
-            if below is None or below.stack != record.stack:
-                return found if ops == GAUSSIAN[-1:] else set()
-            if not (ops[0] == "sub" and len(ops) > 1 and plain_op(below) == "sub"):
-                ops.pop(0)
-            record = below
-        else:
-            return set()
-    return found
-
-
-def _is_log_softmax(graph: Graph, node: int) -> bool:
-    record = graph.records.get(node)
-    return record is not None and plain_op(record) in LOG_SOFTMAX
-
-
-def _near(graph: Graph, node: int) -> set[int]:
-    """`node` and what it is a difference, a shape or a scaling of."""
-    found, pending = {node}, [node]
-    while pending:
-        record = graph.records.get(pending.pop())
-        if record is None or plain_op(record) not in SHAPES | {"sub", "add", "mul", "div", "rsub"}:
-            continue
-        for parent in record.parents:
-            if parent >= 0 and parent not in found:
-                found.add(parent)
-                pending.append(parent)
-    return found
-
-
-def _regressed(graph: Graph, backward: Backward) -> set[int]:
-    """The values that a regression of the same pass takes: of this walk, or of the backward next to it."""
-    found: set[int] = set()
-    near = [b for b in graph.backwards if b is backward or graph.serves(b) & graph.filled(backward)]
-    for node in {n for b in near for n in graph.walk(b)}:
-        record = graph.records.get(node)
-        if record is not None and plain_op(record) in REGRESSIONS:
-            for parent in record.parents:
-                found |= _near(graph, parent)
-    return found
+    return bool(graph.below(a) & graph.below(b))
 
 
 def _bootstrapped(

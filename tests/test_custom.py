@@ -144,3 +144,119 @@ def test_what_an_unmarked_function_returned_is_still_refused(
     assert "custom Function" in (run(HEAD + text).failure or Outcome()).message
     patterns = [(c.kind, c.pattern) for c in detect(run(HEAD + text, record=True).tape)]
     assert patterns == [("forbidden-view-write", "custom-view")]
+
+
+SPOILT = """
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        s = torch.sigmoid(x)
+        {keep}
+        {write}
+        return {given}
+    @staticmethod
+    def backward(ctx, g):
+        x, s = {kept}
+        return {gradient}
+Swish.apply(w @ v).sin().sum().backward()
+told(w, v)
+"""
+KEEPS = {
+    "saved": {"keep": "ctx.save_for_backward(x, s)", "kept": "ctx.saved_tensors"},
+    "attribute": {"keep": "ctx.x, ctx.s = x, s", "kept": "ctx.x, ctx.s"},
+}
+SWISH = "g * s * (1 + x * (1 - s))"
+
+
+@pytest.mark.parametrize("keep", KEEPS.values(), ids=KEEPS)
+@pytest.mark.parametrize("write", ["s.mul_(x)", "s *= x", "torch.mul(s, x, out=s)"])
+def test_a_forward_that_overwrites_what_its_backward_needs(
+    run: Callable[..., Outcome], keep: dict[str, str], write: str
+) -> None:
+    wrong = SPOILT.format(write=write, given="s", gradient=SWISH, **keep)
+    right = SPOILT.format(write="s = s * x", given="s", gradient=SWISH, **keep).replace("s = s", "y = s")
+    right = right.replace("return s\n", "return y\n")
+    outcome = run(HEAD + wrong, record=True)
+    exact, plain = json.loads(run(HEAD + right).stdout), json.loads(run(HEAD + wrong).stdout)
+    assert json.loads(outcome.stdout) == pytest.approx(exact, rel=1e-5)
+    (backward,) = (e for e in outcome.tape.events if isinstance(e, Backward))
+    off = norm([a - b for a, b in zip(plain, exact, strict=True)]) / norm(exact)
+    assert backward.wrong == pytest.approx(off, rel=1e-4)
+    (conflict,) = detect(outcome.tape)
+    assert (conflict.kind, conflict.pattern) == ("silent-overwrite", "spoilt-save")
+    assert conflict.at.line == 1 + (HEAD + wrong).splitlines().index(f"        {write}")
+    assert conflict.write is not None
+    assert "mul" in conflict.write.op
+
+
+@pytest.mark.parametrize("keep", KEEPS.values(), ids=KEEPS)
+@pytest.mark.parametrize(
+    ("write", "given", "gradient"),
+    [
+        ("s.exp_()", "s", "g * s * (s.log() * (1 - s.log()))"),  # it is the result that the backward reads
+        ("s.copy_(x.round())", "s", "g * (s.abs() < 2)"),  # a gradient that is none of the forward's
+        ("s.mul_(x)", "s", "g"),  # wrong whatever was kept
+        ("s.mul_(torch.rand_like(s))", "s * x", "g * s + 0 * x"),  # (s is taken for a number; drawn)
+        ("s.zero_()", "x * x", "2 * g * x"),  # not read
+    ],
+    ids=["result", "straight_through", "wrong_anyhow", "drawn", "unread"],
+)
+def test_what_a_forward_may_overwrite(
+    run: Callable[..., Outcome], keep: dict[str, str], write: str, given: str, gradient: str
+) -> None:
+    text = HEAD + SPOILT.format(write=write, given=given, gradient=gradient, **keep)
+    outcome = run(text, record=True)
+    assert json.loads(outcome.stdout) == pytest.approx(json.loads(run(text).stdout), rel=1e-6)
+    assert detect(outcome.tape) == ()
+
+
+WITHIN = """
+class Wave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        {keep}
+        return x.sin()
+    @staticmethod
+    def backward(ctx, g):
+        x = {kept}
+        x.cos_()
+        return x * g
+"""
+ONE = {
+    "saved": {"keep": "ctx.save_for_backward(x)", "kept": "ctx.saved_tensors[0]"},
+    "attribute": {"keep": "ctx.x = x", "kept": "ctx.x"},
+}
+
+
+@pytest.mark.parametrize("keep", ONE.values(), ids=ONE)
+def test_a_backward_may_overwrite_what_nobody_needs_any_more(
+    run: Callable[..., Outcome], keep: dict[str, str]
+) -> None:
+    text = HEAD + WITHIN.format(**keep) + "Wave.apply(w @ v).sum().backward()\ntold(w, v)\n"
+    outcome = run(text, record=True)
+    assert json.loads(outcome.stdout) == pytest.approx(json.loads(run(text).stdout), rel=1e-6)
+    assert not [e for e in outcome.tape.events if isinstance(e, Backward) and (e.wrong or e.refused)]
+    assert detect(outcome.tape) == ()
+
+
+@pytest.mark.parametrize("keep", ONE.values(), ids=ONE)
+@pytest.mark.parametrize(
+    ("rest", "kinds"),
+    [
+        ("y = Wave.apply(w @ v).sum()\ny.backward(retain_graph=True)\ny.backward()\n", "twice"),
+        ("Wave.apply((w @ v).exp()).sum().backward()\n", "another"),
+    ],
+    ids=["twice", "another"],
+)
+def test_a_backward_that_overwrites_what_is_needed_later(
+    run: Callable[..., Outcome], keep: dict[str, str], rest: str, kinds: str
+) -> None:
+    text = HEAD + WITHIN.format(**keep) + rest + "told(w, v)\n"
+    right = run(text.replace("x.cos_()", "x = x.cos()"))
+    outcome = run(text, record=True)
+    assert json.loads(outcome.stdout) == pytest.approx(json.loads(right.stdout), rel=1e-5)
+    raises = "modified by an inplace operation" in run(text).stderr
+    assert raises == (kinds == "another" or "ctx.x" not in text)
+    (conflict,) = (c for c in detect(outcome.tape) if c.severity == "error")
+    assert conflict.kind == ("stale-saved-tensor" if raises else "silent-overwrite")
+    assert conflict.at.line == 1 + text.splitlines().index("        x.cos_()")

@@ -1,5 +1,5 @@
 """silent-overwrite by custom autograd Functions: an input they changed without saying so, a gradient that was not
-theirs to write into. These are faults only where the recorder measured that the gradient differs, or where something
+theirs to write into, a value that they kept and then changed. These are faults only where the recorder measured that the gradient differs, or where something
 is differentiated that read an input after it was changed."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def custom_functions(graph: Graph) -> Iterable[tuple[int, Conflict]]:
             event = events.get(time)
             record = graph.records.get(event.node) if event is not None else None
             if event is not None and record is not None and wrong > WRONG and not _refused(graph, event):
-                tell = _unmarked if event.what == "unmarked" else _grad_output
+                tell = {"unmarked": _unmarked, "spoilt": _spoilt}.get(event.what, _grad_output)
                 found.add(
                     (event.what, event.stack[-1]), backward.time, tell(graph, event, record, backward, wrong)
                 )
@@ -90,6 +90,28 @@ def _unmarked(
         "overwritten",
         ref=event.ref,
         record=record,
+        backward=backward,
+        event=event,
+    )
+
+
+def _spoilt(graph: Graph, event: Custom, record: Record, backward: Backward, wrong: float) -> Conflict | None:
+    name = wording.name(event.ref, "a tensor")
+    writes = (w for w in graph.writes.get(event.ref.storage, ()) if isinstance(w, Mutate))
+    return make(
+        "silent-overwrite",
+        "spoilt-save",
+        f"`{record.op}` keeps {name} for its backward and changes it in its own forward: its backward is the "
+        f"derivative with the value as it was kept, so there is no error, and the gradient is {wording.off(wrong)}",
+        [
+            ("made", record.stack, "the Function is part of the graph here"),
+            ("overwritten", event.stack, f"`{record.op}` overwrites here what it has kept"),
+            ("needed", backward.stack, "needs it as it was kept: wrong gradient, no error"),
+        ],
+        "overwritten",
+        ref=event.ref,
+        record=record,
+        write=next((w for w in writes if w.stack == event.stack), None),
         backward=backward,
         event=event,
     )

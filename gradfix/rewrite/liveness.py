@@ -27,6 +27,7 @@ _VIEWS = """
     detach requires_grad_ hsplit vsplit tensor_split real imag numpy cpu cuda type_as type
 """
 VIEWS = frozenset(_VIEWS.split())
+_OF_FUNCTIONS = ("forward", "backward", "setup_context", "vjp")
 SHARED_ATTRIBUTES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
 
 
@@ -244,7 +245,21 @@ def sharing(view: View, node: cst.CSTNode, name: str) -> Sharing:
                     views.append(statement)
             rebound |= targets
     aliases.discard(name)
+    keeper = _context(view, scope)
+    if keeper:  # what a custom Function keeps on its ctx is for a backward that wants it as it was kept
+        aliases = {a for a in aliases if not a.startswith(keeper)}
+        holding = {h for h in holding if not h.startswith(keeper)}
     return Sharing(frozenset(aliases), _origin(scope, holding, element), tuple(views))
+
+
+def _context(view: View, scope: Scope) -> str:
+    """``ctx.`` in a method of a custom autograd.Function, "" elsewhere."""
+    holder = view.enclosing(scope, cst.ClassDef) if isinstance(scope, cst.FunctionDef) else None
+    if not isinstance(holder, cst.ClassDef) or not isinstance(scope, cst.FunctionDef):
+        return ""
+    names = [*parameters(scope), ""]
+    function = any(dotted(base.value).rpartition(".")[2] == "Function" for base in holder.bases)
+    return f"{names[0]}." if function and scope.name.value in _OF_FUNCTIONS and names[0] else ""
 
 
 def _origin(scope: Scope, holding: set[str], element: bool) -> Origin:

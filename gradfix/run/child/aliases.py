@@ -126,6 +126,7 @@ class Aliases:
         for entry in changed:
             fate = fate_of(entry)
             fate.time, fate.place, fate.counted = time, stack, False
+            fate.late = time if r.engine.had(entry) else 0
         r.mutated(time, stack, "numpy", changed[0].tensor, counted=False, how="numpy", threatens=True)
 
     def _writer(self, address: int, frame: Any) -> Key:

@@ -5,7 +5,8 @@ Three things make their gradients wrong without a word: a tensor kept as an attr
 the backward; the backward writes into the gradient it was given, which another branch of the graph is given, too; an
 input that the forward wrote into and returned was not marked dirty, and is read again as if it were what it was
 before. The recorded run does what was meant (the value as it was kept, a gradient of its own, the mark), so that its
-gradients are exact; the engine measures how far off plain PyTorch is.
+gradients are exact; the engine measures how far off plain PyTorch is. A fourth is what the forward itself overwrites
+after it was kept: derivative.py tells whether that is meant.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from .saves import EVERYWHERE, Entry, number_of_maker
+from .derivative import SAVED, Slot, kept_by, kept_right
+from .saves import EVERYWHERE, Entry, Overwrite, number_of_maker
 from .sites import Key
 from .storages import address_of
 
 _sequence = torch._C._autograd._get_sequence_nr
 _KEPT = "gradfix kept"
 _MARKED = "_gradfix_marked"
-UNMARKED, GRADIENT, CHANGED = "unmarked", "grad_output", "changed"
+UNMARKED, GRADIENT, CHANGED, SPOILT = "unmarked", "grad_output", "changed", "spoilt"
+_LOOKS = 3  # at a Function of which the derivative doesn't tell
 
 
 class Held(Entry):
@@ -42,9 +45,10 @@ class _Node:
     """What is known of the node of a custom Function; it lives as long as the node. `unmarked`: (number of the input,
     number of the output that it is, node of the output)."""
 
-    __slots__ = ("__weakref__", "held", "own", "place", "ref", "stack", "time", "unmarked")
+    __slots__ = ("__weakref__", "held", "own", "place", "ref", "stack", "time", "unmarked", "what")
 
     def __init__(self) -> None:
+        self.what = ""  # UNMARKED, GRADIENT or SPOILT
         self.held: list[Held] = []
         self.unmarked: tuple[int, int, int] | None = None
         self.own: tuple[int, ...] = ()  # gradients that its backward wrote into, by number
@@ -55,12 +59,19 @@ class _Node:
 
 
 class _Forward:
-    """A running forward: the inputs with a graph, as (number, tensor, version); what they held, and what wrote into
-    them; those written that it did not mark: what it returns, and what it `kept` to itself."""
+    """A running forward: its arguments, and what those were that it wrote into; the inputs with a graph among them, as
+    (number, tensor, version); what they held, and what wrote into them; those written that it did not mark: what it
+    returns, and what it `kept` to itself. What its `ctx` keeps and it overwrites is `spoilt`: (the value, who); `now`
+    is what it keeps in the end."""
 
-    __slots__ = ("held", "inputs", "kept", "stacks", "unmarked")
+    __slots__ = ("args", "ctx", "given", "held", "inputs", "kept", "now", "spoilt", "stacks", "unmarked")
 
-    def __init__(self, inputs: list[tuple[int, Any, int]]) -> None:
+    def __init__(self, args: tuple[Any, ...], inputs: list[tuple[int, Any, int]]) -> None:
+        self.args = args
+        self.ctx: Any = None
+        self.given: dict[int, Any] = {}
+        self.spoilt: dict[Slot, tuple[Any, Key]] = {}
+        self.now: dict[Slot, Any] = {}
         self.inputs = inputs
         self.held: dict[int, Any] = {}
         self.kept: list[Any] = []
@@ -88,6 +99,10 @@ class Custom:
         self.running: list[Any] = []  # the forwards and backwards at work, innermost last
         self.nodes: weakref.WeakValueDictionary[int, _Node] = weakref.WeakValueDictionary()
         self._alone: dict[int, Any] = {}  # node -> the gradient of its unmarked output alone
+        self.begun: set[int] = set()  # nodes whose backward has begun, in the one that runs
+        self._right: dict[
+            Any, Any
+        ] = {}  # (Function, slots) -> those that its backward needs as they were kept
 
     def install(self) -> None:
         """torch.autograd.Function.apply is no torch function: note the nodes it makes."""
@@ -130,7 +145,7 @@ class Custom:
             for n, a in enumerate(args)
             if graphs and isinstance(a, torch.Tensor) and a.requires_grad and not a.is_leaf
         ]
-        forward = _Forward(inputs)
+        forward = _Forward(args, inputs)
         self.running.append(forward)
         before = _sequence()
         try:
@@ -146,7 +161,9 @@ class Custom:
                 made.held = self._hold(node)
                 if forward.unmarked:
                     result = self._apart(made, node, forward, outputs, result, stack)
-                if made.held or made.unmarked:
+                if forward.spoilt:
+                    self._spoilt(made, node, forward, cls)
+                if made.held or made.place:
                     self._known(node, made)
                 self._changed(node, forward)
         if (after := _sequence()) != before:
@@ -168,8 +185,12 @@ class Custom:
 
         @functools.wraps(plain)
         def marking(ctx: Any, *args: Any) -> Any:
+            if self.running and isinstance(self.running[-1], _Forward):
+                self.running[-1].ctx = ctx
             result = plain(ctx, *args)
             if self.running and isinstance(self.running[-1], _Forward):
+                if self.running[-1].spoilt:
+                    self.running[-1].now = dict(kept_by(ctx))
                 self._written_unmarked(self.running[-1], ctx, args[1] if name == "setup_context" else result)
             return result
 
@@ -215,13 +236,56 @@ class Custom:
         seq = node._sequence_nr()
         made.unmarked = (number, at, alias.grad_fn._sequence_nr())
         made.stack = forward.stacks.get(address_of(tensor), stack)
-        made.place = (UNMARKED, *made.stack[:2])
+        made.what, made.place = UNMARKED, (UNMARKED, *made.stack[:2])
         made.time, made.ref = self.r.clock.tick(), self.r.tape.ref(self.r.storages.of(tensor), tensor)
         alias.grad_fn.register_prehook(lambda grads: self._alone.update({seq: grads[0]}))
         self.r.watch.views.returned(alias, at, node.name())
         if not isinstance(result, tuple):
             return alias
         return tuple(alias if n == at else o for n, o in enumerate(result))
+
+    def _spoilt(self, made: _Node, node: Any, forward: _Forward, cls: Any) -> None:
+        """Have what the backward needs as it was kept, and the forward has overwritten since, handed out as it was."""
+        now = forward.now
+        slots = [
+            s
+            for s, (value, _) in forward.spoilt.items()
+            if s in now and not torch.equal(value, now[s].detach())
+        ]
+        needed = self._needed(cls, forward, slots) if slots else ()
+        if not needed:
+            return
+        saved = sorted(at for name, at in now if name == SAVED)
+        packed = dict(zip(saved, self.r.saves.of_node(node._sequence_nr())))  # noqa: B905 (Python 3.9)
+        if not made.place:
+            first = min(needed)
+            made.what, made.stack = SPOILT, forward.spoilt[first][1]
+            made.place = (SPOILT, *made.stack[:2])
+            made.time = self.r.clock.tick()
+            made.ref = self.r.tape.ref(self.r.storages.of(now[first]), now[first])
+        for slot in needed:
+            address = address_of(now[slot])
+            kept = [packed.get(slot[1])] if slot[0] == SAVED else made.held
+            for entry in kept:
+                if entry is not None and address_of(entry.tensor) == address:
+                    entry.fate = fate = Overwrite()
+                    fate.value, fate.time, fate.counted = forward.spoilt[slot][0], made.time, False
+                    fate.place = made.place
+
+    def _needed(self, cls: Any, forward: _Forward, slots: list[Slot]) -> Any:
+        """Those of `slots` that the backward of `cls` needs as they were kept: what the first calls have shown."""
+        key = cls, *slots
+        seen = self._right.get(key, 0)
+        if isinstance(seen, int) and seen < _LOOKS:
+            args = tuple(forward.given.get(n, a) for n, a in enumerate(forward.args))
+            needs = tuple(bool(n) for n in forward.ctx.needs_input_grad)
+            self.running.append(None)
+            try:
+                right = kept_right(cls, args, needs, slots)
+            finally:
+                self.running.pop()
+            seen = self._right[key] = seen + 1 if right is None else right
+        return () if isinstance(seen, int) else seen
 
     def _changed(self, node: Any, forward: _Forward) -> None:
         """Tell of inputs that are other than they were, and no output: who reads them now gives their gradient to what
@@ -250,6 +314,7 @@ class Custom:
                     running.stacks[address] = self.r.sites.stack(frame)
                     with torch._C.DisableTorchFunction(), torch.no_grad():
                         running.held[address] = tensor.detach().clone()
+            self._overwriting(running, addresses, frame)
             return
         for n, grad in enumerate(running.grads):
             if isinstance(grad, torch.Tensor) and address_of(grad) in addresses and n not in running.before:
@@ -259,6 +324,18 @@ class Custom:
                     running.before[n] = grad.detach(), memory.clone()
                     if any(t is grad for t in targets) and _overlaps(grad):
                         grad.data = grad.detach().clone()
+
+    def _overwriting(self, forward: _Forward, addresses: set[int], frame: Any) -> None:
+        """A forward writes: keep what its arguments were, and what its ctx keeps."""
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            tensors = ((n, a) for n, a in enumerate(forward.args) if isinstance(a, torch.Tensor))
+            for n, value in tensors:
+                if n not in forward.given and address_of(value) in addresses:
+                    forward.given[n] = value.detach().clone()
+            for slot, tensor in kept_by(forward.ctx) if forward.ctx is not None else ():
+                if slot not in forward.spoilt and address_of(tensor) in addresses:
+                    self.r.storages.of(tensor)  # from now on its writes are told
+                    forward.spoilt[slot] = tensor.detach().clone(), self.r.sites.stack(frame)
 
     # ---- backward
 
@@ -271,16 +348,20 @@ class Custom:
         passed = None
         handed = {}
         if known is not None:
-            handed = self._hand_out(node, known, place)
+            handed = self._hand_out(node, known)
+            if watched:
+                self.begun.add(number)
             if known.unmarked is not None and place in (EVERYWHERE, known.place):
                 passed, grads = _bypassing(known.unmarked, alone, grads)
             if known.own and not watched and place not in (EVERYWHERE, known.place):
                 grads = tuple(g.clone() if n in known.own else g for n, g in enumerate(grads))
         running = _Backward(grads)
         self.running.append(running)
+        lent, self.r.saves.lends = self.r.saves.lends, True
         try:
             result = plain(node, *grads)
         finally:
+            self.r.saves.lends = lent
             self.running.remove(running)
             for name, (own, value) in handed.items():
                 if getattr(node, name, None) is value:
@@ -291,13 +372,18 @@ class Custom:
             result = _added(result, passed)
         return result
 
-    def _hand_out(self, node: Any, known: _Node, place: Any) -> dict[str, tuple[Any, Any]]:
+    def _hand_out(self, node: Any, known: _Node) -> dict[str, tuple[Any, Any]]:
         """Put what was kept on ctx as it was kept; attribute -> (its own value, the one it has now)."""
         values = {}
+        saves = self.r.saves
         for entry in known.held:
             fate = entry.fate
-            if fate is not None and fate.value is not None and place not in (EVERYWHERE, fate.place):
-                values[address_of(entry.tensor)] = entry
+            value = fate.value if fate is not None and not saves.plainly(fate) else None
+            if value is None and saves.measured:
+                value = entry.tensor
+            if value is not None:
+                with torch._C.DisableTorchFunction(), torch.no_grad():
+                    values[address_of(entry.tensor)] = entry.tensor, value.detach().clone()
         handed = {}
         for name, own in list(vars(node).items()) if values else ():
             if (value := _replaced(own, values)) is not own:
@@ -323,7 +409,7 @@ class Custom:
             if not known.place:
                 grad = running.grads[min(running.before)]
                 known.own, known.stack = tuple(running.before), running.stack
-                known.place = (GRADIENT, *running.stack[:2])
+                known.what, known.place = GRADIENT, (GRADIENT, *running.stack[:2])
                 known.time = self.r.clock.tick()
                 known.ref = self.r.tape.ref(self.r.storages.of(grad), grad)
         return tuple(made) if several else made[0]
@@ -349,7 +435,7 @@ class Custom:
         times = {time for time, wrong in blame if wrong}
         for n, node in sorted(self.nodes.items()):
             if node.time in times:
-                fields: dict[str, Any] = {"node": n, "what": node.place[0], "ref": node.ref}
+                fields: dict[str, Any] = {"node": n, "what": node.what, "ref": node.ref}
                 if node.unmarked is not None:
                     fields["alias"] = node.unmarked[2]
                 self.r.tape.event("Custom", node.time, node.stack, **fields)
@@ -372,13 +458,12 @@ def _tensors(value: Any) -> list[Any]:
     return [v for v in values if isinstance(v, torch.Tensor)]
 
 
-def _replaced(value: Any, entries: dict[int, Held]) -> Any:
-    """`value` with the tensors of `entries` as they were; itself where it has none."""
+def _replaced(value: Any, entries: dict[int, tuple[Any, Any]]) -> Any:
+    """`value` with what stands for its tensors in `entries`, by address: (tensor, another); itself where it has
+    none."""
     if isinstance(value, torch.Tensor):
-        entry = entries.get(address_of(value))
-        if entry is None or entry.fate is None or entry.tensor.shape != value.shape:
-            return value
-        return entry.fate.value
+        tensor, another = entries.get(address_of(value), (None, None))
+        return value if tensor is None or tensor.shape != value.shape else another
     if not any(address_of(t) in entries for t in _tensors(value)):
         return value
     if type(value) is dict:

@@ -103,8 +103,9 @@ class Engine:
         free_time = r.clock.tick()
         used: list[Entry] = []
         self._inner = inner = Walk(())
+        r.custom.begun.clear()
         try:
-            self.watched = True
+            self.watched, self.saves.since = True, time
             with r.watching():
                 result = self._engine(used, outputs, grads, True, create, inputs, more, kwargs)
         except BaseException as problem:
@@ -119,18 +120,22 @@ class Engine:
             refused, wrong, new = "", 0.0, len(used) not in seen[2]
             blame: list[list[Any]] = []
             seen[2].add(len(used))
-            touched = self._touched(used)
-            if any(
-                entry.time >= time for entry in touched
-            ):  # saved and overwritten in a reentrant checkpoint
+            touched = [e for e in self._touched(used) if _late(e) < time]
+            held = [e for e in r.custom.held(walk.parents) if _late(e) < time]
+            within = any(
+                _overwritten(e) >= time for e in (*touched, *held)
+            )  # by another's backward, too early
+            if within or any(e.time >= time for e in touched):  # ... or saved in a reentrant checkpoint
                 time, free_time = r.clock.tick(), r.clock.tick()
             refused = self._refusal(touched)
             if not refused and not self._freed_numbers.isdisjoint(walk.parents):
                 refused = FREED
-            held, suspects = r.custom.held(walk.parents), r.custom.suspects(walk.parents)
-            used = [*used, *held]
-            if self._overwritten_unseen([*touched, *held], unseen) or suspects:
-                wrong, blame = self._difference(used, outputs, grads, inputs, kwargs, (walk, inner), suspects)
+            suspects = r.custom.suspects(walk.parents)
+            used, suspected = [*used, *held], [*touched, *held]
+            if self._overwritten_unseen(suspected, unseen) or suspects:
+                wrong, blame = self._difference(
+                    suspected, outputs, grads, inputs, kwargs, (walk, inner), suspects
+                )
                 r.custom.tell(blame)
             elif accumulate and not (refused or create or inputs):
                 self._terms(walk, stack, grads, kwargs)
@@ -163,11 +168,12 @@ class Engine:
     ) -> Any:
         self._depth += 1
         self.saves.used, before = used, self.saves.used
+        self.saves.measured, measured = not self.watched, self.saves.measured
         try:
             return self._plain(outputs, grads, retain, create, inputs, *more, **kwargs)
         finally:
             self._depth -= 1
-            self.saves.used = before
+            self.saves.used, self.saves.measured = before, measured
 
     def _nested(
         self, outputs: Any, grads: Any, retain: Any, create: Any, inputs: Any, more: Any, kwargs: Any
@@ -213,6 +219,14 @@ class Engine:
 
     # ---- what was found
 
+    def had(self, entry: Entry) -> bool:
+        """Whether the program's backward that runs has asked for what `entry` saved already."""
+        if not self.watched:
+            return False
+        if type(entry) is Entry:
+            return any(e is entry for e in self.saves.used or ())
+        return entry.node in self.r.custom.begun
+
     def _touched(self, used: list[Entry]) -> list[Entry]:
         """Those of the saved tensors that something has happened to since: in nearly every pass none."""
         freed = self._freed
@@ -251,7 +265,7 @@ class Engine:
         return found
 
     def _difference(
-        self, used: list[Entry], outputs: Any, grads: Any, inputs: Any, kwargs: Any,
+        self, suspected: list[Entry], outputs: Any, grads: Any, inputs: Any, kwargs: Any,
         walks: tuple[Walk, Walk], suspects: dict[Any, int],
     ) -> tuple[float, list[list[Any]]]:  # fmt: skip
         """The relative difference between the gradients from values as saved and as plain PyTorch would use them;
@@ -284,7 +298,7 @@ class Engine:
             return 1.0, []
         wrong = off(right, EVERYWHERE)
         fates = [
-            e.fate for e in used if e.fate is not None and e.fate.time is not None and not e.fate.counted
+            e.fate for e in suspected if e.fate is not None and e.fate.time is not None and not e.fate.counted
         ]
         places = {f.place: f.time for f in fates} | suspects
         if not wrong or not (len(places) > 1 or suspects) or len(places) > _CULPRITS:
@@ -351,6 +365,15 @@ class Engine:
             r.tape.common("Backward", time, stack, True, **fields)
         else:
             r.tape.event("Backward", time, stack, **fields)
+
+
+def _overwritten(entry: Entry) -> int:
+    """When it was, 0 where it was not."""
+    return (entry.fate.time or 0) if entry.fate is not None else 0
+
+
+def _late(entry: Entry) -> int:
+    return entry.fate.late if entry.fate is not None else 0
 
 
 def _flags(retain: Any, create: Any, inputs: Any) -> dict[str, Any]:

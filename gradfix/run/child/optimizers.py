@@ -267,6 +267,7 @@ class Optimizers:
                 fate = entry.fate or fate_of(entry)
                 if fate.time is None:
                     fate.time, fate.place, fate.counted = time, stack, entry.moved()
+                    fate.late = time if r.engine.had(entry) else 0
                 threatens = threatens or entry.freed is None
             if counted and not threatens:
                 storage.written(time)

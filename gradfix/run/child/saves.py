@@ -20,6 +20,7 @@ _modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 NOBODY = -1
 GONE = "gone"  # in place of the tensor of an entry whose evidence was dropped for memory
+NEVER = float("inf")
 EVERYWHERE = "everywhere"  # all that was overwritten, wherever it was done
 
 
@@ -27,9 +28,10 @@ class Overwrite:
     """What happened to a saved tensor after it was saved. `value` is a clone taken before, where one could
     be."""
 
-    __slots__ = ("counted", "place", "time", "value")
+    __slots__ = ("counted", "late", "place", "time", "value")
 
     def __init__(self) -> None:
+        self.late = 0  # its time, where it was done by a backward that had asked for the tensor before
         self.value: Any = None
         self.time: int | None = None  # of the first write
         self.place: Any = ()  # the stack it was done at
@@ -77,6 +79,11 @@ class Saves:
         self._sweep_at = 20000
         self.used: list[Entry] | None = None  # entries that the running backward asked for, in order
         self.as_plain: Any = None  # the place where what was overwritten is handed out as plain PyTorch would
+        self.since: float = (
+            NEVER  # time of the backward that is measured: what is overwritten late in it is no fault
+        )
+        self.lends = False  # what is handed out goes to a custom Function's backward, which may write into it
+        self.measured = False  # the backward at work is none of the program's
         self.exposed: dict[int, Any] = {}  # addresses that memory outside torch aliases -> stack of the alias
         self.writing: Any = None  # address a running in-place op writes to
         self.lost: Callable[[], None] = lambda: None
@@ -119,13 +126,16 @@ class Saves:
         if used is not None:
             used.append(entry)
         fate = entry.fate
-        if fate is not None and fate.value is not None:
-            plain = self.as_plain
-            if plain is None or plain not in (EVERYWHERE, fate.place):
-                return fate.value
+        if fate is not None and fate.value is not None and not self.plainly(fate):
+            return _copy(fate.value) if self.lends else fate.value
         if entry.tensor is GONE:
             self.lost()
-        return entry.tensor
+        return _copy(entry.tensor) if self.lends and self.measured else entry.tensor
+
+    def plainly(self, fate: Overwrite) -> bool:
+        """Whether what was overwritten is handed out as it is now, as plain PyTorch would."""
+        plain = self.as_plain
+        return plain is not None and plain in (EVERYWHERE, fate.place) and fate.late < self.since
 
     def add(self, entries: Iterable[Entry]) -> None:
         """File what was kept otherwise than by a pack hook: by address, for it is nothing that its node saved."""
@@ -249,11 +259,15 @@ def keep_value(entry: Entry, clones: dict[Any, Any] | None = None) -> int:
         if key in clones:
             fate.value = clones[key]
             return 0
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        fate.value = tensor.detach().clone()
+    fate.value = _copy(tensor)
     if clones is not None:
         clones[key] = fate.value
     return int(fate.value.nbytes)
+
+
+def _copy(tensor: Any) -> Any:
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return tensor.detach().clone()
 
 
 def _living(files: dict[int, list[Any]]) -> dict[int, list[Any]]:

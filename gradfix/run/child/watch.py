@@ -172,6 +172,8 @@ class Watch(TorchFunctionMode):
         r = self.r
         if len(targets) == 1 and self._counts_only(targets[0]):
             return func(*args, **kwargs)
+        if r.custom.running:
+            r.custom.writing(targets, _getframe(2))
         before = _sequence()
         watched = []
         clones: dict[Any, Any] = {}
@@ -193,8 +195,6 @@ class Watch(TorchFunctionMode):
         refused = next((said for t in targets if (said := self.views.refusal(t))), "")
         if refused and not watched:
             watched = [(t, address_of(t), [], r.counter(None, t)) for t in targets]
-        if r.custom.running:
-            r.custom.writing(targets, _getframe(2))
         r.saves.writing = watched[0][1] if watched else (address_of(targets[0]) if targets else None)
         try:
             result = func(*args, **kwargs)
@@ -289,6 +289,7 @@ class Watch(TorchFunctionMode):
             fate = fate_of(entry)
             if fate.time is None:
                 fate.time, fate.place, fate.counted = time, stack, moved
+                fate.late = time if r.engine.had(entry) else 0
             elif moved:
                 fate.counted = True
             if entry.freed is None:
@@ -446,6 +447,7 @@ class Watch(TorchFunctionMode):
             fate = fate_of(entry)
             if fate.time is None:
                 fate.time, fate.place, fate.counted = time, stack, False
+                fate.late = time if r.engine.had(entry) else 0
             if fate.value is None:
                 fate.value = old
         r.saves.move(address, entries)

@@ -239,9 +239,9 @@ class Custom(Event):
     `what`: ``unmarked``, its forward wrote into the input `ref` and returned it (`alias` is the node of that output)
     without ctx.mark_dirty, and the input is read again; ``grad_output``, its backward wrote into the gradient `ref`
     that it was given, which belongs to others, too; ``spoilt``, its forward wrote into what it had kept on ctx, `ref`,
-    and its backward is the derivative with the value as it was kept. How wrong is in the `blame` of Backward, by this event's time.
-    Where its forward wrote into the input `ref` and returned something else, it is ``changed``, `alias` the node that
-    made the input, and nobody can say how wrong.
+    and its backward is the derivative with the value as it was kept. How wrong is in the `blame` of Backward, by this
+    event's time. Where its forward wrote into the input `ref` and returned something else, it is ``changed``, `alias`
+    the node that made the input, and nobody can say how wrong.
     """
 
     node: int

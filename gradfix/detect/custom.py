@@ -1,6 +1,6 @@
 """silent-overwrite by custom autograd Functions: an input they changed without saying so, a gradient that was not
-theirs to write into, a value that they kept and then changed. These are faults only where the recorder measured that the gradient differs, or where something
-is differentiated that read an input after it was changed."""
+theirs to write into, a value that they kept and then changed. These are faults only where the recorder measured that
+the gradient differs, or where something is differentiated that read an input after it was changed."""
 
 from __future__ import annotations
 

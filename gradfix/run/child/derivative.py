@@ -114,6 +114,9 @@ def _forward(cls: Any, context: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 class _Context(FunctionCtx):
     """A ctx that remembers what was put on it as it was then."""
 
+    kept: dict[Slot, Any]  # as it was put there
+    handed: dict[Slot, Any]  # what a backward gets
+
     def __init__(self, needs: tuple[bool, ...]) -> None:
         object.__setattr__(self, "kept", {})
         self.needs_input_grad = needs

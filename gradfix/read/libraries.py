@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradfix.read import (
+    accelerators,
     builtin,
     containers,
     distributions,
@@ -79,6 +80,7 @@ RENAMED = {
     "torch.autograd.set_grad_enabled": "torch.set_grad_enabled",
     "torch.autograd.function.Function": "torch.autograd.Function",
     "torch.autograd.function.InplaceFunction": "torch.autograd.Function",
+    "accelerate.accelerator.Accelerator": accelerators.KIND,
     # modules, and more that nothing here depends on
     **dict.fromkeys(
         (
@@ -138,6 +140,8 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
         return found(m, args, kwargs)
     if networks.makes(path):
         return networks.make(m, args, kwargs)
+    if path == accelerators.KIND:
+        return accelerators.make(m, args, kwargs)
     if top == "math" and all(isinstance(a, int | float) for a in args) and not kwargs:
         function = getattr(math, path[5:], None)
         if callable(function) and not (path in _LONG and any(abs(a) > _LONGEST for a in args)):
@@ -198,6 +202,8 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
             return {}
     elif kind == "torch.amp.GradScaler":
         table = optimizers.SCALER
+    elif kind == accelerators.KIND:
+        table = accelerators.METHODS
     elif kind.startswith("torch.autograd.") and ("FunctionCtx" in kind or name == "apply"):
         return _of_function(m, value, name)
     elif kind.startswith(distributions.PREFIX):

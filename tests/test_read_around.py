@@ -598,6 +598,7 @@ import torch
 from torch import nn
 from torchvision import models
 import timm
+from torch_geometric.nn import GATConv, GINConv, SAGEConv
 from somewhere import asked, loader
 """
 
@@ -611,6 +612,8 @@ from somewhere import asked, loader
         ("models.resnet18().layer4", []),
         ("nn.DataParallel(models.resnet18())", ["stale-saved-tensor"]),
         ("timm.create_model('resnet18', features_only=True)", []),
+        ("SAGEConv(2, 2)", ["stale-saved-tensor"]),
+        ("GINConv(nn.Linear(2, 2))", []),
         ("models.detection.fasterrcnn_resnet50_fpn()", []),
         ("nn.Sequential(*list(models.resnet18().children())[:-1])", []),
         ("nn.Sequential(*[m for _, m in models.resnet18().named_children()])", []),
@@ -664,6 +667,26 @@ for x, y in loader:
 """
     )
     assert found(tmp_path, "train.py", {"train.py": text}) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"), [("", ["stale-saved-tensor"]), (", return_attention_weights=True", [])]
+)
+def test_a_graph_convolution_makes_one_tensor_unless_it_is_asked_for_more(tmp_path, more, expected):
+    text = (
+        BACKBONES
+        + f"""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = GATConv(4, 4)
+    def forward(self, x, edges, users):
+        x = nn.functional.relu(self.conv(x, edges{more}))
+        x[users] = x[users] + 1
+        return x
+"""
+    )
+    assert [kind for _, kind, _ in found(tmp_path, "train.py", {"train.py": text})] == expected
 
 
 def test_a_network_is_gone_through_part_by_part(tmp_path):

@@ -20,7 +20,11 @@ _OTHERS = r"inception|googlenet|rcnn|retinanet|fcos|ssd|segmentation|detection|q
 _MAKERS = (
     r"torchvision\.models\.(?:\w+\.)?[a-z]\w*|timm\.(?:models\.)?create_model|pretrainedmodels\.(?:\w+\.)*[a-z]\w*"
     r"|efficientnet_pytorch\.EfficientNet\.from_(?:pretrained|name)"
+    # the graph convolutions that have weights of their own, and return one tensor
+    r"|torch_geometric\.nn\.(?:conv\.(?:\w+\.)?)?(?:ARMA|Cheb|ClusterGCN|FeaSt|FiLM|GAT|GATv2|GCN|GEN|Graph|Hypergraph"
+    r"|LE|RGCN|ResGatedGraph|SAGE|SG|SuperGAT|TAG|Transformer)Conv"
 )
+_LIBRARIES = ("torchvision.", "timm.", "pretrainedmodels.", "efficientnet_pytorch.", "torch_geometric.")
 _NO_MAKERS = {
     "get_model_weights",
     "list_models",
@@ -37,7 +41,7 @@ PARTS = (
 
 def makes(path: str) -> bool:
     """Whether calling the name of a library makes such a network."""
-    if not path.startswith(("torchvision.", "timm.", "pretrainedmodels.", "efficientnet_pytorch.")):
+    if not path.startswith(_LIBRARIES):
         return False
     return (
         re.fullmatch(_MAKERS, path) is not None
@@ -66,6 +70,8 @@ def part(m: Machine, network: Instance, name: str) -> Value:
 
 def call(m: Machine, network: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """What it makes of its input: something that all of its weights went into."""
+    if kwargs.get("return_attention_weights") is not None:
+        return m.unknown("network")  # a graph convolution, which returns these too
     whole = network.extra.get("whole", network)
     weights = [t for _, t in layers.parameters(whole)] if whole is network else [whole.attrs["weight"]]
     known, node, needing = ops.graph(m, "aten.convolution", "ConvolutionBackward0", [*args, *weights])

@@ -365,3 +365,59 @@ for epoch in range(4):
 
 def test_a_layer_of_no_name_that_was_replaced(tmp_path):
     assert [kind for _, kind in kinds(tmp_path, REPLACED)] == ["stray-optimizer"]
+
+
+def test_what_goes_down_into_something_unknown_does_not_use_up_what_may_be_read(tmp_path):
+    text = """
+    def layers(module, kinds=[nn.Linear], name=""):
+        if type(module) in kinds:
+            return {name: module}
+        found = {}
+        for inner, child in module.named_children():
+            found.update(layers(child, kinds=kinds, name=name + "." + inner if name != "" else inner))
+        return found
+
+    def prune(net, x):
+        for layer in net.layers:
+            for _ in range(4):
+                known = layers(layer)
+        scale = torch.ones(3, requires_grad=True)
+        for _ in range(2):
+            (scale * x).sum().backward()
+            scale -= 0.1 * scale.grad
+    """
+    assert ("certain", "leaf-write") in kinds(tmp_path, text)
+
+
+@pytest.mark.parametrize(("depth", "expected"), [("3", ["freed-graph"]), ("len(batches)", [])])
+def test_what_calls_itself_with_something_else_each_time_is_followed(tmp_path, depth, expected):
+    text = f"""
+    out = nn.Linear(2, 2)(torch.ones(1, 2)).exp().sum()
+
+    def again(what, left):
+        if left > 0:
+            again(what, left - 1)
+        else:
+            out.backward()
+
+    again(batches, {depth})
+    again(batches, {depth})
+    """
+    assert [kind for _, kind in kinds(tmp_path, text)] == expected
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"), [('given == ""', ["stale-saved-tensor"]), ('given == "raw"', [])]
+)
+def test_what_is_not_known_is_not_empty(tmp_path, test, expected):
+    text = f"""
+    def loss(out, scale):
+        if scale is not None:
+            out /= scale
+        return out.sum()
+
+    net, given, scale = nn.Linear(3, 3), input(), torch.ones(3)
+    for x in batches:
+        loss(net(x).tanh(), None if {test} else scale).backward()
+    """
+    assert [kind for _, kind in kinds(tmp_path, text) if kind == "stale-saved-tensor"] == expected

@@ -150,7 +150,24 @@ def _function(m: Machine, function: Function, args: list[Value], kwargs: dict[st
         function.generator = _yields(function.node, function.unit)
     if function.generator:
         return Generator(function, frame)
+    inside = [f for f in m.frames if f.function is not None and f.function.node is function.node]
+    if inside:
+        frame.given = tuple(names.values())
+        if len(inside) > 1 and _as_before(inside[-1].given, frame.given):
+            return m.unknown("recursion")
     return run(m, function, frame)
+
+
+def _as_before(earlier: tuple[Value, ...], now: tuple[Value, ...]) -> bool:
+    """Whether a function that calls itself is given nothing else than before, something unknown among it: what it goes
+    down into is not known, nor where that ends."""
+    pairs = list(zip(earlier, now, strict=True))
+    return any(isinstance(value, Unknown) for value in now) and all(
+        a is b
+        or (isinstance(a, Unknown) and isinstance(b, Unknown))
+        or (isinstance(a, bool | int | float | str) and type(a) is type(b) and a == b)
+        for a, b in pairs
+    )
 
 
 def run(m: Machine, function: Function, frame: Frame) -> Value:

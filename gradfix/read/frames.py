@@ -33,8 +33,8 @@ class Frame:
     """A running function (or module or class body) of the program's."""
 
     __slots__ = (
-        "cls", "declared", "doubts", "function", "here", "names", "node", "parent", "passed_over", "passing", "prefix",
-        "qualname", "result", "stacks", "unit", "yielding",
+        "cls", "declared", "doubts", "function", "given", "here", "names", "node", "parent", "passed_over", "passing",
+        "prefix", "qualname", "result", "stacks", "unit", "yielding",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +46,7 @@ class Frame:
         self.cls: Class | None = None
         self.function: Any = None
         self.here: Value = None  # the object of a method
+        self.given: tuple[Value, ...] = ()  # its arguments, where it was called inside itself
         self.declared: dict[str, str] = {}  # name -> "global" or "nonlocal"
         self.stacks: dict[int, Stack] = {}
         self.yielding: Callable[[Value], None] | None = None
@@ -213,9 +214,9 @@ class Machine:
 
 
 def _missing(test: ast.expr) -> bool:
-    """``x is None``: what is not known has been given, in all likelihood."""
+    """``x is None``, ``x == ""``: what is not known has been given, in all likelihood."""
     match test:
-        case ast.Compare(_, [ast.Is() | ast.Eq()], [ast.Constant(None)]):
+        case ast.Compare(_, [ast.Is() | ast.Eq()], [ast.Constant(None | "")]):
             return True
     return False
 

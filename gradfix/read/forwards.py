@@ -43,11 +43,9 @@ VIEWING = {
 
 def call(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """``module(x)``: its forward, or what a module of torch.nn does."""
-    if module.extra.get("hooks"):
-        made = hooks.called(m, _call, module, args, kwargs)
-    else:
-        made = _call(m, module, args, kwargs)
-    return hooks.heard(m, module, args, made) if module.extra.get("listening") else made
+    if hooks.HOOKED in module.extra:
+        return hooks.called(m, _call, module, args, kwargs)
+    return _call(m, module, args, kwargs)
 
 
 def _call(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:

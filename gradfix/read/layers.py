@@ -409,6 +409,7 @@ METHODS: dict[str, Callable[..., Value]] = {
     "state_dict": _state_dict,
     "load_state_dict": _load,
     "register_forward_hook": hooks.listen,
+    "register_forward_pre_hook": hooks.precede,
     "register_full_backward_hook": hooks.register,
     "register_full_backward_pre_hook": hooks.register,
     **dict.fromkeys(

@@ -15,16 +15,20 @@ from typing import Any
 MARK = "# %% cell "
 _MAGIC = "#~magic~ "  # what stands before a line that is no Python
 _LINE_MAGIC = re.compile(r"^\s*(?:%|!|\?|[\w.]+\?+\s*$|[\w.]+(?:\s*,\s*[\w.]+)*\s*=\s*[%!])", re.M)
+_BINDS = r"^([ \t]*[\w.]+(?:[ \t]*,[ \t]*[\w.]+)*[ \t]*=[ \t]*)"
 _OPTION = r"(?:-[nrp] ?\d+|-[tcqov]+)"
-# what a magic with code behind it looks like, and what stands for it: a test that nobody writes, and that holds
+# what a magic with code behind it looks like, and what stands for it: a test that nobody writes, and that holds; where
+# its value is bound, an alternative to nothing
 _TIMED: tuple[tuple[str, str], ...] = (
     (r"^([ \t]*)%time(?= +[^\s-])", r"\1if~0:"),
     (r"^([ \t]*)%timeit(?= +[^\s-])", r"\1if~1  :"),
+    (_BINDS + r"%time(?= +[^\s-])", r"\1()or "),
     (rf"^([ \t]*)%timeit ({_OPTION}(?: {_OPTION})*) (?=[^\s-])", r'\1if~1 :"\2";'),
 )
 _WRITTEN: tuple[tuple[str, str], ...] = (
     (r"^([ \t]*)if~0:(?= +\S)", r"\1%time"),
     (r"^([ \t]*)if~1  :(?= +\S)", r"\1%timeit"),
+    (_BINDS + r"\(\)or (?= +\S)", r"\1%time"),
     (r'^([ \t]*)if~1 :"([^"\n]*)";(?=\S)', r"\1%timeit \2 "),
     (f"^{re.escape(_MAGIC)}", ""),
 )
@@ -60,7 +64,7 @@ def edit(text: str, script: str) -> str:
         source = _source(cell)
         end = source[len(source.rstrip("\n")) :]
         new = written(body[1:]).rstrip("\n") + end
-        if re.search(r"^[ \t]*if~[01] *:", new, flags=re.M):
+        if re.search(r"^[ \t]*if~[01] *:|(?<![\w\])])\(\)or\b", new, flags=re.M):
             raise NotebookError(f"the new text has no place on the one line of a %time in cell {number}")
         cell["source"] = new.splitlines(keepends=True) if isinstance(cell["source"], list) else new
     return str(style(document))
@@ -131,7 +135,8 @@ def _timed(line: str) -> str:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return ""
         binds = any(isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store) for x in ast.walk(tree))
-        return "" if binds and "%timeit" in pattern else code
+        several = pattern.startswith(_BINDS) and len(tree.body) > 1  # of which it is the value of none
+        return "" if several or (binds and "%timeit" in pattern) else code
     return ""
 
 

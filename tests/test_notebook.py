@@ -143,6 +143,8 @@ TIMED = [
     ("    %time   y = f(x)  # once", "y = f(x)  # once"),
     ("%timeit f(x)", "f(x)"),
     ("%timeit -n 10 -r3 f(x); g(x)", "f(x); g(x)"),
+    ("out = %time f(x)", "f(x)"),
+    ("    a, self.b =%time  f(x), 2  # once", "f(x), 2  # once"),
 ]
 
 
@@ -168,7 +170,7 @@ def test_the_code_behind_a_magic_is_read_where_it_stands(line, code):
     [
         "%time for x in y: pass", "%time", "%timeit", "%timeit -n 10", "%timeit y = f(x)", "%timeit y += 1",
         "%time f(", "%timeit (y := 2)", "%timeit -p f(x)", "%time --no f(x)", "%timer f(x)", "%time.f(x)",
-        "out = %time f(x)",
+        "out = %time f(x); g()", "out = %time y = f(x)", "out = %timeit f(x)", "out = %time -f(x)", "out = %time f(",
     ],
 )  # fmt: skip
 def test_magics_whose_code_is_left_alone(line):
@@ -179,7 +181,7 @@ def test_magics_whose_code_is_left_alone(line):
 def test_a_fault_in_the_line_of_a_magic_is_told_as_it_is_written(tmp_path):
     cells = [
         "import torch\nx = torch.ones(2, requires_grad=True)\ny = x.exp()",
-        "y += 1\n%time y.sum().backward()",
+        "z = %time y.sum()\ny += 1\n%time z.backward()",
     ]
     path = tmp_path / "n.ipynb"
     path.write_text(json.dumps({"nbformat": 4, "cells": [{"cell_type": "code", "source": c} for c in cells]}))
@@ -187,9 +189,9 @@ def test_a_fault_in_the_line_of_a_magic_is_told_as_it_is_written(tmp_path):
     check = subprocess.run(
         [*command, "check", "--no-cache", path], check=False, capture_output=True, text=True
     )
-    assert "1:2 │ %time y.sum().backward()" in check.stdout, check.stdout
+    assert "1:3 │ %time z.backward()" in check.stdout, check.stdout
     fixed = subprocess.run(
         [*command, "fix", "--no-run", "--diff", path], check=False, capture_output=True, text=True
     )
-    assert " %time y.sum().backward()" in fixed.stdout, fixed.stdout
+    assert " %time z.backward()" in fixed.stdout, fixed.stdout
     assert "~" not in fixed.stdout

@@ -143,6 +143,8 @@ def _bool(m: Machine, node: ast.BoolOp) -> Value:
     doubt: Value = None
     for each in node.values:
         value = evaluate(m, each)
+        if each is node.values[-1]:
+            break  # it is what comes out, true or not
         known = truth(m, value)
         if known is wants:
             return value if doubt is None else doubt

@@ -9,6 +9,7 @@ import torch
 
 from gradfix.detect import detect
 from gradfix.read import read
+from gradfix.tape import Record
 
 HEAD = """\
 import torch
@@ -128,6 +129,9 @@ def test_what_is_freed_and_what_is_overwritten(tmp_path, expression):
                     assert truth in told(tmp_path, expression, use, after) or not truth, (use, after)
 
 
+DOUBLED = "    d = TransformedDistribution(d, [d, d])\n"
+
+
 @pytest.mark.parametrize(
     ("line", "kinds"),
     [
@@ -139,6 +143,13 @@ def test_what_is_freed_and_what_is_overwritten(tmp_path, expression):
         ("x = Categorical(logits=unknown).entropy().mean()", set()),
         ("x = TransformedDistribution(Normal(fixed, fixed), unknown).rsample().mean()", set()),
         ("x = Normal(a, b).expand((4, 3, 2)).rsample().mean()", set()),
+        ("y = Normal(*unknown).log_prob(fixed)\nx = fixed.mean()", {"cut-graph"}),
+        ("y = Normal(**unknown).log_prob(fixed)\nx = fixed.mean()", {"cut-graph"}),
+        ("y = Independent(Normal(a, b), 10**9).log_prob(fixed)\nx = fixed.mean()", {"cut-graph"}),
+        (
+            f"d = Normal(a, b)\nfor _ in range(12):\n{DOUBLED * 3}y = d.rsample()\nx = fixed.mean()",
+            {"cut-graph"},
+        ),
         (
             "class Own(Normal):\n    def __init__(self, x): super().__init__(x, 1.0)\nx = Own(a).rsample().mean()",
             set(),
@@ -153,6 +164,33 @@ def test_parameters_that_are_not_known(tmp_path, line, kinds):
     path.write_text(text)
     found = {c.kind for r in read(path, text, idle=False) for c in detect(r.tape) if c.severity == "error"}
     assert found == kinds
+
+
+SIZED = [
+    *((expression, "log_prob(rows)") for expression in (
+        "OneHotCategorical(logits=a)", "RelaxedOneHotCategorical(torch.tensor(0.5), logits=a)", "Dirichlet(a)",
+        "OneHotCategoricalStraightThrough(logits=a)", "Multinomial(1, logits=a)", "MultivariateNormal(a, cov)",
+        "LowRankMultivariateNormal(a, s, b)", "Independent(Normal(a, b), 1)", "Normal(a, b)",
+    )),
+    *((expression, f"rsample({sizes})") for sizes in ("", "(4,)") for expression in (
+        "Normal(a, b)", "MultivariateNormal(covariance_matrix=s, loc=a[0])", "LowRankMultivariateNormal(a[0], s, b)",
+        "RelaxedOneHotCategorical(torch.tensor(0.5), logits=a)", "Independent(Normal(a, b), 1)",
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expression", "use"), SIZED)
+def test_sizes_are_those_of_pytorch(tmp_path, expression, use):
+    lines = "import torch.distributions\nfrom torch.distributions import *\nrows = torch.eye(2)[[0, 1, 0]]\n"
+    program = f"{HEAD}{lines}x = {expression}.{use}\ny = x * w.sum()\n"
+    names: dict = {}
+    exec(program, names)
+    path = tmp_path / "train.py"
+    path.write_text(program + "y.sum().backward()\n")
+    records = [e for e in read(path, path.read_text())[0].tape.events if isinstance(e, Record)]
+    last = max(e.time for e in records if e.op == "aten.mul")
+    (found,) = [e.output.shape for e in records if e.time == last]
+    assert found in ((), tuple(names["y"].shape))  # not known, or right
 
 
 def test_every_distribution_that_is_named_has_these_arguments():

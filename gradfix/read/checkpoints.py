@@ -115,7 +115,7 @@ def _unchecked(
 def _overwritten(m: Machine, saved: Saved, until: int) -> bool:
     """Whether the first write behind the save was before the time `until`."""
     number, version = saved.storage.number, saved.version + 1
-    return any(
+    return saved.storage.version != saved.version and any(
         isinstance(e, Mutate) and e.ref.storage == number and e.ref.version == version and e.time < until
         for e in m.trace.events
     )

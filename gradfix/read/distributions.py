@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gradfix.read import ops, shapes, tensors
+from gradfix.read import calls, ops, shapes, tensors
 from gradfix.read.frames import Machine
 from gradfix.read.objects import MISSING
 from gradfix.read.values import Instance, Native, Shape, Tensor, Unknown, Value
@@ -42,8 +42,12 @@ _DRAWN_ONLY = {
     "OneHotCategorical", "Poisson", "VonMises",
 }  # fmt: skip
 _WHOLE = {"Categorical"}  # those that draw whole numbers
-_EVENTS = {"Categorical": 1, "OneHotCategorical": 1, "MultivariateNormal": 1, "Dirichlet": 1}
+_ROWS = {  # those of which a draw is a row
+    "OneHotCategorical", "OneHotCategoricalStraightThrough", "RelaxedOneHotCategorical", "Multinomial",
+    "MultivariateNormal", "LowRankMultivariateNormal", "LogisticNormal", "Dirichlet",
+}  # fmt: skip
 _LEAST = 1e-7
+_MOST = 64  # dimensions of a tensor
 _PLAIN = (int, float, str, type(None))
 
 
@@ -61,6 +65,8 @@ def make(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
 
 def fill(m: Machine, value: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """``Distribution.__init__``."""
+    if calls.REST in args or "**" in kwargs:
+        return None  # which argument is which is not known
     name = _name(value)
     signature = SIGNATURES.get(name, ())
     given: dict[str, Value] = {_CALLED.get(k, k): v for k, v in kwargs.items() if k != "validate_args"}
@@ -98,14 +104,22 @@ def _op(m: Machine, name: str, *args: Value, **kwargs: Value) -> Value:
 
 def _parameters(value: Value) -> list[Value]:
     """What a distribution, a transform or a list of them rests on: tensors, and what may be one."""
-    if isinstance(value, list | tuple):
-        return [p for v in value for p in _parameters(v)]
-    if isinstance(value, Instance) and "given" in value.extra:
-        made = value.extra["made"]
-        return [p for v in {**value.extra["given"], **made}.values() for p in _parameters(v)]
-    if isinstance(value, Tensor | Unknown):
-        return [value]
-    return [] if isinstance(value, _PLAIN) else [Unknown("part of a distribution")]
+    found: list[Value] = []
+    pending, seen = [value], set[int]()
+    while pending:
+        each = pending.pop()
+        if isinstance(each, Tensor | Unknown):
+            found.append(each)
+        elif isinstance(each, _PLAIN) or id(each) in seen:
+            continue
+        elif isinstance(each, list | tuple):
+            pending += reversed(each)
+        elif isinstance(each, Instance) and "given" in each.extra:
+            pending += reversed([*{**each.extra["given"], **each.extra["made"]}.values()])
+        else:
+            found.append(Unknown("part of a distribution"))
+        seen.add(id(each))
+    return found
 
 
 def _derived(m: Machine, inputs: Sequence[Value], shape: Shape = None) -> Tensor:
@@ -190,13 +204,32 @@ def _batch(value: Value) -> Shape:
     given = value.extra["given"]
     if "base_dist" in given:
         return _batch(given["base_dist"]) if _name(value) == "Independent" else None
-    if _name(value) == "MultivariateNormal":
-        return given["loc"].shape if isinstance(given.get("loc"), Tensor) else None
+    if "MultivariateNormal" in _name(value):
+        return _row(given)
     found = [v for v in given.values() if v is not None and not isinstance(v, int | float)]
     if not found or not all(isinstance(v, Tensor) for v in found):
         return None
     shape = shapes.broadcast([v.shape for v in found])
     return shape[:-1] if shape is not None and _name(value) in _WHOLE else shape
+
+
+def _row(given: dict[str, Value]) -> Shape:
+    """Sizes of a draw of a multivariate normal distribution: its matrix may have more of them than `loc`."""
+    batches: list[Shape] = []
+    width: Shape = None
+    for name, value in given.items():
+        if value is None:
+            continue
+        shape, own = (
+            value.shape if isinstance(value, Tensor) else None,
+            1 if name in ("loc", "cov_diag") else 2,
+        )
+        if shape is None or len(shape) < own:
+            return None
+        batches.append(shape[:-own])
+        width = shape[-1:] if name == "loc" else width
+    batch = shapes.broadcast(batches)
+    return None if batch is None or width is None else (*batch, *width)
 
 
 def _events(value: Value) -> int | None:
@@ -210,9 +243,7 @@ def _events(value: Value) -> int | None:
         )
         below = _events(inner)
         return below + more if isinstance(more, int) and below is not None else None
-    if _name(value) in _WHOLE:
-        return 0
-    return _EVENTS.get(_name(value), 0 if _name(value) in SIGNATURES else None)
+    return 1 if _name(value) in _ROWS else 0 if _name(value) in SIGNATURES else None
 
 
 def _scored(value: Instance, of: Value) -> Shape:
@@ -318,7 +349,8 @@ def _summed(m: Machine, value: Instance, scored: Value) -> Value:
     more = value.extra["given"].get("reinterpreted_batch_ndims")
     if more == 0 or not isinstance(scored, Tensor):
         return scored
-    dims = list(range(-more, 0)) if isinstance(more, int) else m.unknown("dimensions")
+    known = isinstance(more, int) and 0 < more <= _MOST
+    dims = list(range(-more, 0)) if known else m.unknown("dimensions")
     return _op(m, "sum", scored, dims)
 
 

@@ -12,6 +12,7 @@ from gradfix.read.frames import Machine, Raised
 from gradfix.read.values import Generator, Instance, Lazy, Tensor, Unknown, Value
 
 SHORT = 12  # items of a container that are all gone through
+DEEP = 12  # calls inside one another within which they are
 PATIENT = 24  # passes of a loop in which no two backwards have come about yet
 WIDE = 1_000  # items that are all gone through where each is for itself
 DRAWN = 256  # items that a batch is made of, one by one
@@ -29,17 +30,13 @@ def most(m: Machine, node: ast.AST, length: int | None) -> int:
     """How many passes of a loop are made: all of a short one; more than usual where tests hang on
     the pass."""
     passes = m.budget.passes
-    if length is not None and length <= SHORT and not _holds_loops(m, node):
+    if length is not None and length <= SHORT and len(m.frames) <= DEEP:
         return length
     if length is not None and length <= passes + 2:
         return length
     if _counts(m, node):
         passes = 6
     return passes if length is None else min(length, passes)
-
-
-def _holds_loops(m: Machine, node: ast.AST) -> bool:
-    return len(m.frames) > 12
 
 
 def _apart(m: Machine, source: Value, node: ast.AST) -> bool:

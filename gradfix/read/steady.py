@@ -15,6 +15,7 @@ from gradfix.read.growing import Count
 from gradfix.read.values import (
     Bound,
     Class,
+    Deque,
     Function,
     Generator,
     Instance,
@@ -50,7 +51,7 @@ def variable(m: Machine, source: Value, node: ast.AST) -> str:
     ):
         return ""
     name = node.target.id
-    if m.gathering or m.closely or name in m.frame.declared:
+    if m.gathering or m.watch is not None or name in m.frame.declared:
         return ""
     key = (id(node), "alike")
     found = m.called.get(key)
@@ -141,6 +142,7 @@ _PARTS: dict[type, Callable[[Machine, Any], tuple[Token, list[Value]]]] = {
     Storage: lambda m, value: ((value.plain,), [value.grad_of]),
     list: lambda m, value: ((len(value),), value),
     tuple: lambda m, value: ((len(value),), value),
+    Deque: lambda m, value: ((len(value),), value),
     set: lambda m, value: ((frozenset(value),), list(value)),
     frozenset: lambda m, value: ((value,), list(value)),
     dict: lambda m, value: ((len(value),), [*value, *value.values()]),

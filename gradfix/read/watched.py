@@ -144,7 +144,7 @@ def _shared(m: Machine, tensor: Tensor) -> bool:
         elif id(each) not in seen:
             seen.add(id(each))
             pending += _parts(each)
-    return found > 1
+    return found > 1 or bool(pending)  # what has not been looked at may hold it
 
 
 def _parts(value: Value) -> list[Value]:

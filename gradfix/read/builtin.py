@@ -25,6 +25,7 @@ from gradfix.read.truth import truth
 from gradfix.read.values import (
     Bound,
     Class,
+    Deque,
     Function,
     Generator,
     Instance,
@@ -194,6 +195,8 @@ def _is_a(m: Machine, value: Value, wanted: Value) -> bool | None:
     if not isinstance(wanted, Lib):
         return None
     path = wanted.path
+    if isinstance(value, Deque) and path in ("builtins.list", "collections.deque"):
+        return path == "collections.deque"
     if path.startswith("builtins."):
         if isinstance(value, Instance) and value.cls is not None and wanted in value.cls.order:
             return True

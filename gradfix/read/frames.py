@@ -82,6 +82,7 @@ class Machine:
         self.gathering = 0  # generators that run whose values are gathered first
         self.partial = 0  # of those around what runs: that go on behind the passes which are read
         self.grown: dict[int, Value] = {}  # containers that something was put into in such a loop, by id
+        self.draws: dict[int, int] = {}  # how often what a call draws at random was drawn, by id of the node
         self.awaited = False  # a test was met that comes out otherwise when something has grown
         self.ripe = False  # it has
         self.turn = 0  # the passes after which what comes every so often, by a count that grows, comes again

@@ -12,7 +12,7 @@ from typing import Any
 
 from gradfix.dataclass import dataclass
 from gradfix.read.frames import Machine, Raised
-from gradfix.read.values import Unknown, Value
+from gradfix.read.values import Deque, Unknown, Value
 
 PASSES = 2  # that are read of what has grown
 LONGEST = 8  # passes after which something comes again, for which two turns are read
@@ -38,7 +38,8 @@ def grew(m: Machine, container: Value) -> None:
 
 def length(m: Machine, container: Any) -> int:
     """``len(container)``."""
-    return Count(len(container)) if id(container) in m.grown else len(container)
+    full = isinstance(container, Deque) and len(container) == container.most
+    return Count(len(container)) if id(container) in m.grown and not full else len(container)
 
 
 def counted(m: Machine, before: Value, value: Value) -> Value:

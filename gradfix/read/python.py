@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gradfix.dataclass import dataclass
-from gradfix.read import containers, growing, iteration, strings
+from gradfix.read import containers, drawn, growing, iteration, strings
 from gradfix.read.frames import Machine
-from gradfix.read.values import Bound, Class, Function, Instance, Lib, Tensor, Unknown, Value
+from gradfix.read.values import Bound, Class, Deque, Function, Instance, Lib, Tensor, Unknown, Value
 from gradfix.read.variants import Asked, Option
 
 BUILTINS = frozenset(dir(builtins))
@@ -150,6 +150,8 @@ def attribute(m: Machine, value: Value, name: str) -> Value:
     """``value.name`` of a value of Python's own."""
     if isinstance(value, _PLAIN) and name in ("real", "imag"):
         return value
+    if isinstance(value, Deque) and name == "maxlen":
+        return value.most
     if (
         not isinstance(value, Function | Class | Bound)
         and hasattr(type(value), name)
@@ -177,11 +179,9 @@ def item(m: Machine, owner: Value, index: Value) -> Value:
         try:
             return owner[index]
         except FAILS:
-            return (
-                owner[0]
-                if isinstance(index, Unknown) and owner and isinstance(owner, list | tuple)
-                else m.unknown("index")
-            )
+            if isinstance(index, Unknown | Tensor) and isinstance(owner, list | tuple) and owner:
+                return drawn.item(m, owner)
+            return m.unknown("index")
     return m.unknown("item")
 
 
@@ -205,7 +205,17 @@ def delete_item(owner: Value, index: Value) -> None:
         pass
 
 
-MUTATORS = {"append", "add", "insert", "appendleft", "extend", "update", "setdefault"}
+MUTATORS = {"append", "add", "insert", "appendleft", "extend", "extendleft", "update", "setdefault"}
+_KEEPING = {
+    "append",
+    "add",
+    "insert",
+    "appendleft",
+    "remove",
+    "discard",
+    "index",
+    "count",
+}  # take an item as it is
 _STRINGS = {
     "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isdigit", "join", "lower",
     "lstrip", "partition", "replace", "rfind", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith",
@@ -226,10 +236,10 @@ def call_method(m: Machine, method: Method, args: list[Value], kwargs: dict[str,
         return _of_dict(m, owner, name, args, kwargs)
     if isinstance(owner, list) and name == "sort":
         return None
-    if isinstance(owner, list) and name == "extend":
+    if isinstance(owner, list) and name in ("extend", "extendleft"):
         items = iteration.listed(m, args[0], iteration.LONG) if args else None
         if items is not None and len(owner) + len(items) < iteration.LONG:
-            owner.extend(items)
+            getattr(owner, name)(items)
         return None
     if name in ("index", "count", "remove") and isinstance(owner, list | tuple):
         vague = any(map(_vague, owner)) or any(map(_vague, args))
@@ -239,9 +249,7 @@ def call_method(m: Machine, method: Method, args: list[Value], kwargs: dict[str,
         return None
     if isinstance(owner, int | float) and name not in ("is_integer", "bit_length", "conjugate"):
         return m.unknown("number")
-    plain = [
-        a if not isinstance(a, Instance) or a.extra.get("items") is None else a.extra["items"] for a in args
-    ]
+    plain = args if name in _KEEPING else [containers.plain(a) for a in args]
     try:
         return bounded(m, getattr(owner, name)(*plain, **kwargs))
     except FAILS:

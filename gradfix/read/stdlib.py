@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, containers, files, iteration, ops, stacks
+from gradfix.read import calls, containers, drawn, files, iteration, stacks
 from gradfix.read.frames import Machine
 from gradfix.read.values import (
     Class,
+    Deque,
     Function,
     Instance,
     Lazy,
@@ -105,7 +106,8 @@ def _copied(m: Machine, value: Value, done: dict[int, Value]) -> Value:
         return made
     if isinstance(value, list | tuple):
         if isinstance(value, list):
-            done[id(value)] = copy_ = []
+            copy_: list[Value] = Deque((), value.most) if isinstance(value, Deque) else []
+            done[id(value)] = copy_
             copy_ += [_copied(m, v, done) for v in value]
             return copy_
         return tuple(_copied(m, v, done) for v in value)
@@ -167,8 +169,12 @@ def replaced(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 def _deque(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    items = iteration.listed(m, args[0]) if args else []
-    return items if items is not None else m.unknown("deque")
+    given = args[0] if args else kwargs.get("iterable", ())
+    most = args[1] if len(args) > 1 else kwargs.get("maxlen")
+    items = iteration.listed(m, given)
+    if items is None or not (most is None or isinstance(most, int | Unknown)):
+        return m.unknown("deque")
+    return Deque(items, most if isinstance(most, int) else None)
 
 
 def _defaultdict(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -347,30 +353,8 @@ def _referred(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return Native("ref", lambda machine, given, named: args[0]) if args else m.unknown("ref")
 
 
-def _drawn(several: bool) -> Callable[..., Value]:
-    def draw(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        """Of tensors, and of records with tensors in them, any may be drawn: where they need a gradient, nothing
-        more can be said for certain. Of other things it counts too much which."""
-        items = iteration.listed(m, args[0]) if args else None
-        count = (args[1] if len(args) > 1 else kwargs.get("k", 1)) if several else 1
-        if not items or not isinstance(count, int) or not 0 < count <= iteration.DRAWN:
-            return m.unknown("drawn")
-        tensors = [ops.tensors_of(containers.plain(item)) for item in items]
-        if not all(tensors):
-            return m.unknown("drawn")
-        if any(t.requires is not False for found in tensors for t in found):
-            m.doubts += 1  # for all that this function does from now on
-        # (from a memory that is not full yet, each as often as it takes)
-        drawn = list(itertools.islice(itertools.cycle(items[-count:]), count))
-        return drawn if several else drawn[0]
-
-    return draw
-
-
 FUNCTIONS: dict[str, Callable[..., Value]] = {
-    "random.sample": _drawn(True),
-    "random.choices": _drawn(True),
-    "random.choice": _drawn(False),
+    **drawn.FUNCTIONS,
     **files.FUNCTIONS,
     "itertools.chain": _chain,
     "itertools.chain.from_iterable": _chained,

@@ -96,7 +96,15 @@ def state(m: Machine, variable: str) -> list[Token] | None:
 def _state(m: Machine) -> list[Token] | None:
     found: list[Token] = [
         (m.grad, m.inference, m.autocast, m.doubts, m.constants, m.escaped, m.hooked, m.overheard, m.awaited),
-        (m.turn, len(m.decisions), len(m.grown), m.trace.guessed, m.trace.assigned, m.checkpoint is None),
+        (
+            m.turn,
+            len(m.decisions),
+            len(m.grown),
+            sum(m.draws.values()),
+            m.trace.guessed,
+            m.trace.assigned,
+            m.checkpoint is None,
+        ),
     ]
     pending: list[Value] = [*m.frames, m.frame, *m.optimizers]
     pending += [unit.names for unit in m.project.units.values() if unit.entered]

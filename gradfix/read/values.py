@@ -7,7 +7,7 @@ contents, the program's functions, classes and objects, names of libraries, and 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +133,47 @@ class Taken(Unknown):
 
     cut: frozenset[int] = frozenset()
     tensor: Tensor | None = None
+
+
+class Deque(list[Any]):
+    """A ``collections.deque`` of at most `most` items."""
+
+    def __init__(self, items: Iterable[Value] = (), most: int | None = None) -> None:
+        super().__init__()
+        self.most = most
+        self.extend(items)
+
+    def append(self, item: Value) -> None:
+        super().append(item)
+        if self.most is not None:
+            del self[: max(0, len(self) - self.most)]
+
+    def appendleft(self, item: Value) -> None:
+        self.insert(0, item)
+        if self.most is not None:
+            del self[self.most :]
+
+    def extend(self, items: Iterable[Value]) -> None:
+        for item in list(items):
+            self.append(item)
+
+    def extendleft(self, items: Iterable[Value]) -> None:
+        for item in list(items):
+            self.appendleft(item)
+
+    def __iadd__(self, items: Iterable[Value]) -> Deque:  # type: ignore[misc]
+        self.extend(items)
+        return self
+
+    def popleft(self) -> Value:
+        return self.pop(0)
+
+    def rotate(self, n: int = 1) -> None:
+        n %= len(self) or 1
+        self[:] = [*self[-n:], *self[:-n]] if n else [*self]
+
+    def copy(self) -> Deque:
+        return Deque(self, self.most)
 
 
 @dataclass(slots=True, eq=False)

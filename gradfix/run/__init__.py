@@ -29,6 +29,7 @@ class Run:
     `file_size` bytes that a file may grow to.
     `fill_empty`: fresh memory (torch.empty, torch.Tensor(3)) is zero instead of leftovers, so that runs can
     be compared.
+    `on_cpu`: the processor stands in for CUDA; a Zygote has it so for scripts that fail for want of a GPU.
     """
 
     script: Path
@@ -47,6 +48,7 @@ class Run:
     resident: int | None = None
     file_size: int = 1 << 32
     fill_empty: bool = True
+    on_cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)

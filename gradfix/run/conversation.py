@@ -67,6 +67,7 @@ class Conversation:
             "file_size": run.file_size,
             "resident": _resident_limit(run),
             "fill_empty": run.fill_empty,
+            "on_cpu": run.on_cpu,
             "wall": self.terms.wall.name,
             "strict": self.terms.strict,
             "tag": self.tag,

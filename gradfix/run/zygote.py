@@ -21,10 +21,11 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gradfix.run import InterpreterError, Outcome, Run, secrets, walls
+from gradfix.run import InterpreterError, Outcome, Run, gpu, secrets, walls
 from gradfix.run.cold import ColdRun, kill_tree
 from gradfix.run.conversation import Gone, Refused, free_memory
 from gradfix.run.forked import ForkedRun
@@ -76,6 +77,7 @@ class Zygote:
         self._sandbox = sandbox
         self._walls = list(walls.order(sandbox, self._forks))  # the one in use, and what is left to try
         self._refused: list[tuple[Wall, str]] = []
+        self._on_cpu: set[Path] = set()  # scripts that ask for a GPU where there is none
         self._masked: dict[tuple[Path, ...], tuple[str, ...]] = {}
         self._place: Path | None = (
             None  # where the copies lie that a process behind a wall of its own may write
@@ -147,8 +149,18 @@ class Zygote:
                 stream.close()
 
     def run(self, run: Run) -> Outcome:
-        """Run a script in a scratch view of its project and wait for its end. Raises InterpreterError."""
+        """Run a script in a scratch view of its project and wait for its end; one that fails for want of a GPU, and
+        every run of it from then on, has the processor in its place. Raises InterpreterError."""
         self.ready()
+        if run.script not in self._on_cpu:
+            outcome = self._run(run)
+            if not gpu.lacks(outcome.failure):
+                return outcome
+            self._on_cpu.add(run.script)
+        outcome = self._run(replace(run, on_cpu=True))
+        return replace(outcome, missed=(*outcome.missed, gpu.ON_CPU))
+
+    def _run(self, run: Run) -> Outcome:
         while True:
             wall = self._walls[0]
             try:

@@ -101,6 +101,8 @@ class _Execution:
         if request.get("wall", "none") != "none":
             network.watch(self.emit)
         self._instrument()
+        if request.get("on_cpu"):
+            importlib.import_module(PACKAGE + ".on_cpu").stand_in()
         if request.get("steps"):
             bound = importlib.import_module(PACKAGE + ".bound").Bound
             bound(request["steps"], self._steps_are_done, request.get("calls")).install()

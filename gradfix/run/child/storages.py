@@ -44,7 +44,7 @@ class Weak:
     __del__ = drop  # (its default is there when the module's globals are gone)
 
 
-def _weak_reference(tensor: Any) -> int:
+def weak_reference(tensor: Any) -> int:
     return int(tensor.untyped_storage()._weak_ref())
 
 
@@ -101,7 +101,7 @@ class Storage(Weak):
         """It is that of `tensor` now; the one that it was lies at `old`, where aliases and saves may still hold it."""
         former = [*self.former, (old, self.given())]
         self.former = tuple(each for each in former if not each[1].gone())
-        self.reference = _weak_reference(tensor)
+        self.reference = weak_reference(tensor)
 
     def let_go(self) -> None:
         """Hold no memory any more; events that are not sent yet may hold this."""

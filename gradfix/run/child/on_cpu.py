@@ -1,0 +1,129 @@
+"""The processor in the place of a GPU that is not there, for scripts that ask for one whatever the machine has.
+
+A tensor that goes to CUDA is copied, by an op of autograd's, as it is on a GPU: a leaf that is moved is none any more,
+and what is written to the copy is not written to the tensor. ``torch.cuda.is_available()`` stays false, so that scripts
+which look first choose for themselves. The idea is that of torch.set_default_device: a TorchFunctionMode that turns
+devices over. Standard library and torch only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .elsewhere import each_thread
+from .storages import Weak, address_of, weak_reference
+
+_HERE = torch.device("cpu")
+_NOTHING = ("set_device", "synchronize", "empty_cache", "ipc_collect", "reset_peak_memory_stats", "init")
+_COUNTS = (
+    *("current_device", "memory_allocated", "max_memory_allocated", "memory_reserved"),
+    *("max_memory_reserved", "memory_cached", "max_memory_cached"),
+)
+
+
+def stand_in() -> None:
+    """From here on the processor stands in for CUDA."""
+    each_thread.enter(_OnCpu())
+    cuda: Any = torch.cuda
+    for name in _NOTHING:
+        setattr(cuda, name, lambda *args, **kwargs: None)
+    for name in _COUNTS:
+        setattr(cuda, name, lambda *args, **kwargs: 0)
+    cuda.get_device_name = lambda *args, **kwargs: "none"
+    for name in ("_exchange_device", "_maybe_exchange_device"):
+        setattr(cuda, name, lambda device: -1)
+    for name in dir(cuda):
+        if name.endswith("Tensor") and hasattr(torch, name):
+            setattr(cuda, name, getattr(torch, name))
+    _turned(torch, "load", lambda args, kwargs: kwargs.setdefault("map_location", "cpu"))
+    for name in ("set_default_device", "set_default_tensor_type", "Generator"):
+        _turned(torch, name)
+
+
+def _turned(module: Any, name: str, more: Callable[[Any, Any], Any] | None = None) -> None:
+    """Have a function that is no op of torch's be called with the processor in the place of CUDA."""
+    plain = getattr(module, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tuple(_turn(x) for x in args), {k: _turn(x) for k, x in kwargs.items()}
+        if more is not None:
+            more(args, kwargs)
+        return plain(*args, **kwargs)
+
+    call.__name__ = name
+    setattr(module, name, call)
+
+
+def _is_cuda(value: Any) -> bool:
+    if isinstance(value, str):
+        return value == "cuda" or value.startswith(("cuda:", "torch.cuda."))
+    return isinstance(value, torch.device) and value.type == "cuda"
+
+
+def _is_cpu(value: Any) -> bool:
+    return (
+        value == "cpu" if isinstance(value, str) else isinstance(value, torch.device) and value.type == "cpu"
+    )
+
+
+def _turn(value: Any) -> Any:
+    if not _is_cuda(value):
+        return value
+    return value.replace("torch.cuda.", "torch.") if str(value).startswith("torch.") else _HERE
+
+
+class _OnCpu(TorchFunctionMode):
+    """Turns CUDA over to the processor, in arguments; what was moved there is known by its storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved: dict[int, Weak] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "cuda" and args and isinstance(args[0], torch.Tensor):
+            return self._to(args[0])
+        if name == "cpu" or (name == "to" and (any(map(_is_cpu, args)) or _is_cpu(kwargs.get("device")))):
+            return self._back(func, args, kwargs)
+        if name == "pin_memory":
+            return args[0]
+        asked = any(map(_is_cuda, args)) or _is_cuda(kwargs.get("device")) or _is_cuda(kwargs.get("dtype"))
+        if not asked or func is torch.device:
+            return func(*args, **kwargs)
+        args, kwargs = tuple(map(_turn, args)), {k: _turn(v) for k, v in kwargs.items()}
+        if name in ("to", "type") and isinstance(args[0], torch.Tensor):
+            kwargs.pop("non_blocking", None)
+            if not self._knows(args[0]):
+                return self._marked(self._copied(name, args, kwargs))
+        return self._marked(func(*args, **kwargs))
+
+    def _back(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A copy, too; but a leaf that never went there stays the leaf that it is."""
+        tensor = args[0]
+        stays = tensor.is_leaf and tensor.requires_grad and not self._knows(tensor)
+        made = func(*args, **kwargs)
+        return made if stays or made is not tensor else tensor.to(_HERE, copy=True)
+
+    def _to(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self._knows(tensor) else self._marked(tensor.to(_HERE, copy=True))
+
+    @staticmethod
+    def _copied(name: str, args: Any, kwargs: Any) -> Any:
+        if name == "type":
+            made = args[0].type(*args[1:], **kwargs)
+            return made.to(_HERE, copy=True) if made is args[0] else made
+        return args[0].to(*args[1:], **{**kwargs, "copy": True})
+
+    def _knows(self, tensor: torch.Tensor) -> bool:
+        known = self.moved.get(address_of(tensor))
+        return known is not None and not known.gone()
+
+    def _marked(self, made: Any) -> Any:
+        if isinstance(made, torch.Tensor) and (address := address_of(made)):
+            self.moved[address] = Weak(weak_reference(made))
+        return made

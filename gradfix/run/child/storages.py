@@ -45,6 +45,7 @@ class Weak:
 
 
 def weak_reference(tensor: Any) -> int:
+    """A reference to the tensor's storage for a Weak to own. Raises one of NO_STORAGE for a tensor without."""
     return int(tensor.untyped_storage()._weak_ref())
 
 

@@ -278,6 +278,17 @@ class GradUse(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ViewUse(Event):
+    """An op read an output of unbind, split or chunk (`view` is its variable) after the tensor `ref` that it is a view
+    of was written, at the time `write`: a plain run would have said `refused` here."""
+
+    ref: Ref
+    write: int
+    view: str = ""
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Legacy(Event):
     """Something of autograd's past that today's PyTorch still takes.
 
@@ -375,6 +386,7 @@ AnyEvent = (
     | Terms
     | GradRead
     | GradUse
+    | ViewUse
     | Legacy
     | Kept
     | Alike
@@ -402,6 +414,7 @@ EVENTS: dict[str, type[Event]] = {
         Terms,
         GradRead,
         GradUse,
+        ViewUse,
         Legacy,
         Kept,
         Alike,

@@ -113,6 +113,7 @@ PATTERNS = {
     "leaf-write": {"leaf": "an in-place op on a leaf that requires grad", "view": "... on a view of one"},
     "forbidden-view-write": {
         "multi-view": "an output of unbind, split, chunk, ...",
+        "behind-views": "what such outputs are views of, before one of them is read",
         "custom-view": "an output of a custom Function, or of a module with a full backward hook",
         "expanded": "several elements share one memory location",
         "no-grad-view": "a view made under no_grad or inference_mode",

@@ -10,7 +10,7 @@ from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
 from gradfix.detect.legacy import removed
 from gradfix.graph import Graph
-from gradfix.tape import Backward, Cut, Failure, GradRead, Mutate, Off, Optimizer, Record, Stack
+from gradfix.tape import Backward, Cut, Failure, GradRead, Mutate, Off, Optimizer, Record, Stack, ViewUse
 
 NO_GRAPH = "does not require grad"
 
@@ -34,7 +34,29 @@ def refused_writes(graph: Graph) -> Findings:
     for event in graph.tape.events:
         if isinstance(event, Mutate) and event.refused:
             found.add(refusal_key(event), event.time, _refused_write(event))
+        elif isinstance(event, ViewUse):
+            write = next((w for w in graph.writes.get(event.ref.storage, ()) if w.time == event.write), None)
+            if isinstance(write, Mutate):
+                found.add(refusal_key(write), event.time, _stale_view(write, event))
     return found
+
+
+def _stale_view(write: Mutate, use: ViewUse) -> Conflict | None:
+    base, view = wording.name(write.ref, "a tensor"), f"`{use.view}`" if use.view else "one of them"
+    return make(
+        "forbidden-view-write",
+        "behind-views",
+        f"{base} is written in place after one op made several views of it: autograd refuses to have {view} read "
+        "afterwards",
+        [
+            ("overwritten", write.stack, "written in place here, behind its views"),
+            ("used", use.stack, f"{view}, which is such a view, is read here"),
+        ],
+        "overwritten",
+        ref=write.ref,
+        write=write,
+        event=use,
+    )
 
 
 def refusal_key(write: Mutate) -> Hashable:

@@ -3,25 +3,31 @@ in place, because one node made them all, or a custom Function did.
 
 Letting such a write through without its gradient would spoil the oracle, and the flag that forbids it can't be
 lifted afterwards. So the recorder makes each output by an op of its own (narrow, select, clone), which may be written
-and differentiated, and remembers which tensors those are: a write to one is what PyTorch would have refused.
+and differentiated, and remembers which tensors those are: a write to one is what PyTorch would have refused. So is
+an op that reads one after what it is a view of was written.
 """
 
 from __future__ import annotations
 
+import re
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-_DIM_AT = {"split": 2, "split_with_sizes": 2, "chunk": 2, "tensor_split": 2, "unbind": 1}
+from .storages import address_of
+
+_DIM_AT = {"split": 2, "split_with_sizes": 2, "chunk": 2, "unbind": 1}
 _SENTENCE = (
-    "Output {} of {} is a view and is being modified inplace. This view is the output of a function that returns "
+    "Output {} of {} is a view and {} modified inplace. This view is the output of a function that returns "
     "multiple views. Such functions do not allow the output views to be modified inplace. You should replace the "
     "inplace operation by an out-of-place one."
 )
+_ITSELF, _BEHIND = "is being", "its base or another view of its base has been"
 
 _HOOKED = (
-    "Output {} of {} is a view and is being modified inplace. This view was created inside a custom Function (or "
+    "Output {} of {} is a view and {} modified inplace. This view was created inside a custom Function (or "
     "because an input was returned as-is) and the autograd logic to handle view+inplace would override the custom "
     "backward associated with the custom Function, leading to incorrect gradients. This behavior is forbidden. You "
     "can fix this by cloning the output of the custom Function."
@@ -37,7 +43,8 @@ class MultiViews:
     """The living outputs of such functions, by identity."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, str]] = {}
+        self._known: dict[int, tuple[Any, tuple[Any, ...], int]] = {}  # (reference, its sentence, version)
+        self.stale: dict[int, int] = {}  # those whose memory was written otherwise -> time of the write
 
     def apart(self, func: Any, args: Any, kwargs: dict[str, Any], outputs: Any) -> Any:
         """`outputs` of a call, each as the only output of an op of its own; as they are where that can't be done."""
@@ -58,7 +65,7 @@ class MultiViews:
                 tensor = source.narrow(dim, start, output.size(dim))
                 start += output.size(dim)
             alone.append(tensor)
-            self._remember(tensor, _SENTENCE.format(number, made.name()))
+            self._remember(tensor, (_SENTENCE, number, made.name()))
         return type(outputs)(alone) if type(outputs) in (tuple, list) else tuple(alone)
 
     def hooked(self, outputs: Any) -> Any:
@@ -69,14 +76,14 @@ class MultiViews:
 
     def returned(self, tensor: Any, number: int, node: str) -> None:
         """`tensor` is an input that a custom Function gave back, as its output of that number."""
-        self._remember(tensor, _HOOKED.format(number, _function(node)))
+        self._remember(tensor, (_HOOKED, number, _function(node)))
 
     def _own(self, tensor: Any, number: int) -> Any:
         made = tensor.grad_fn if isinstance(tensor, torch.Tensor) else None
         if made is None or not tensor._is_view():
             return tensor
         own = tensor.clone()
-        self._remember(own, _HOOKED.format(number, _function(made.name())))
+        self._remember(own, (_HOOKED, number, _function(made.name())))
         return own
 
     def refusal(self, tensor: Any) -> str:
@@ -84,11 +91,48 @@ class MultiViews:
         known: Any = self._known.get(id(tensor))
         if known is None or known[0]() is not tensor:
             return ""
-        return known[1] if torch.is_grad_enabled() and tensor.requires_grad else ""
+        return _said(known[1], _ITSELF) if torch.is_grad_enabled() and tensor.requires_grad else ""
 
-    def _remember(self, tensor: Any, sentence: str) -> None:
+    def sharing(self, targets: list[Any]) -> bool:
+        """Whether one of them is a view of what a write to `targets` writes."""
+        if not self._known:
+            return False
+        addresses = {address_of(t) for t in targets if isinstance(t, torch.Tensor)}
+        return any(address_of(view) in addresses for view in self._living())
+
+    def written(self, time: int) -> None:
+        """Something was written at `time`: note the views that know nothing of it."""
+        for view in self._living():
+            if view._version != self._known[id(view)][2]:
+                self.stale.setdefault(id(view), time)
+
+    def met(self, args: Any) -> Iterator[tuple[Any, int, str]]:
+        """Those among the arguments of an op whose memory was written otherwise, each once: the view, the time of the
+        write, and PyTorch's sentence."""
+        for value in args:
+            if isinstance(value, (list, tuple)):
+                yield from self.met(value)
+            elif id(value) in self.stale and (known := self._known.get(id(value))) and known[0]() is value:
+                yield value, self.stale.pop(id(value)), _said(known[1], _BEHIND)
+
+    def _living(self) -> list[Any]:
+        return [view for known in list(self._known.values()) if (view := known[0]()) is not None]
+
+    def _remember(self, tensor: Any, sentence: tuple[Any, ...]) -> None:
         key = id(tensor)
-        self._known[key] = (weakref.ref(tensor, lambda _: self._known.pop(key, None)), sentence)
+
+        def forget(_: Any) -> None:
+            self._known.pop(key, None)
+            self.stale.pop(key, None)
+
+        self._known[key] = (weakref.ref(tensor, forget), sentence, tensor._version)
+
+
+def _said(sentence: tuple[Any, ...], how: str) -> str:
+    words, number, name = sentence
+    if how == _BEHIND:  # PyTorch names the node by the class that the write has left of it
+        name = re.sub(r"Backward\d*$", "", name)
+    return str(words.format(number, name, how))
 
 
 def _function(node: str) -> str:

@@ -41,12 +41,13 @@ from .opposed import Opposed
 from .optimizers import Optimizers
 from .regions import Regions
 from .saves import GONE, NOBODY, Entry, Saves, fate_of, keep_value, number_of_maker
+from .shortcut import shorten_the_way
 from .sites import Key, Sites
 from .storages import Storage, Storages, addresses_of
 from .tapewriter import Clock, TapeWriter
 from .told import Records
 from .walk import Walk
-from .watch import Watch, shorten_the_way
+from .watch import Watch
 
 _EARLY_STEPS = 16  # how long values of freed graphs are kept for their own sake
 _MANY = 1024  # writes at one place, where a pass has one for each parameter

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from . import writes
 from .constants import within
+from .gradients import FULL
 from .multiview import MultiViews, splits
 from .saves import GONE, Entry, fate_of
 from .storages import address_of
@@ -57,33 +58,6 @@ def _within_checkpoint(frame: Any) -> tuple[str, Any]:
     return "no_grad", frame
 
 
-def shorten_the_way() -> None:
-    """Let torch's functions that are written in Python find a Watch without the context manager, and the look at every
-    argument's type, that they come to a mode by."""
-    modules: tuple[Any, ...] = (torch.nn.functional, torch.functional)
-    for module in modules:
-        module.handle_torch_function = _straight(module.handle_torch_function)
-
-
-def _straight(plain: Any) -> Any:
-    enabled = torch._C._is_torch_function_mode_enabled
-    pop, push = torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack
-
-    def handle_torch_function(public_api: Any, relevant_args: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not enabled():
-            return plain(public_api, relevant_args, *args, **kwargs)
-        mode: Any = pop()
-        if type(mode) is not Watch:
-            push(mode)
-            return plain(public_api, relevant_args, *args, **kwargs)
-        try:
-            return mode.__torch_function__(public_api, (), args, kwargs)
-        finally:
-            push(mode)
-
-    return handle_torch_function
-
-
 class Watch(TorchFunctionMode):
     """The mode. `r` is the recorder, whose files and tape it fills; `idle` where another thread is recorded."""
 
@@ -120,6 +94,8 @@ class Watch(TorchFunctionMode):
             if after != before:
                 stack = r.sites.stack(_getframe(1))
                 r.calls.add(before, after, stack)
+                if self.views.stale:
+                    self._read_stale((args, *(kwargs or {}).values()), stack, _getframe(1))
                 if found[1] and kind == "op":
                     self._arithmetic(found[1], args, result, stack, _getframe(1))
             elif not _grad_enabled():
@@ -158,9 +134,22 @@ class Watch(TorchFunctionMode):
         before = _sequence()
         result = func(*args, **kwargs)
         if _sequence() != before:
+            stack = self.r.sites.stack(_getframe(2))
+            self._read_stale((args, *kwargs.values()), stack, _getframe(2))
             result = self.views.apart(func, args, kwargs, result)
-            self.r.calls.add(before, _sequence(), self.r.sites.stack(_getframe(2)))
+            self.r.calls.add(before, _sequence(), stack)
         return result
+
+    def _read_stale(self, args: Any, stack: Any, frame: Any) -> None:
+        """An op made a node of `args`: tell of the views among them that PyTorch would not have let it read."""
+        r = self.r
+        for tensor, write, refused in self.views.met(args):
+            if r.seen(("stale view", stack)) <= FULL:
+                with torch._C.DisableTorchFunction():
+                    ref = r.tape.ref(r.storages.of(tensor), tensor)
+                    name = r.names.local(frame, tensor)
+                    fields = {"ref": ref, "write": write, "view": name, "refused": refused}
+                    r.tape.event("ViewUse", r.clock.tick(), stack, **fields)
 
     def _check_aliases(self) -> None:
         with torch._C.DisableTorchFunction():
@@ -174,6 +163,10 @@ class Watch(TorchFunctionMode):
             return func(*args, **kwargs)
         if r.custom.running:
             r.custom.writing(targets, _getframe(2))
+        behind = self.views.sharing(targets)
+        if behind:
+            for tensor in targets:
+                r.storages.of(tensor)  # the write is told
         before = _sequence()
         watched = []
         clones: dict[Any, Any] = {}
@@ -226,6 +219,8 @@ class Watch(TorchFunctionMode):
         if after != before:
             stack = r.sites.stack(_getframe(2))
             r.calls.add(before, after, stack)
+            if self.views.stale:
+                self._read_stale((args[1:], *kwargs.values()), stack, _getframe(2))
             arithmetic = writes.arithmetic(func)
             if arithmetic:
                 self._arithmetic(arithmetic, args, result, stack, _getframe(2))
@@ -235,6 +230,8 @@ class Watch(TorchFunctionMode):
             if stack is None:
                 stack = r.sites.stack(_getframe(2))
             self._written(func, stack, tensor, address, entries, counter, refused)
+        if behind and not refused:
+            self.views.written(r.clock.now)
         if after != before and not any(w[2] for w in watched):
             self._wrote_own_save(func, stack, targets)
         r.gradients.written(func, targets, _getframe(2))

@@ -1,0 +1,95 @@
+"""A tensor is written behind the outputs of unbind, split or chunk: PyTorch refuses whatever reads one of them
+afterwards, and the write is at fault."""
+
+# ruff: noqa: F401, F811 (fixtures are imported)
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from runs import project, run
+
+from gradfix.detect import detect
+from gradfix.run import Outcome
+
+HEAD = """
+import json, torch
+w = torch.linspace(-1, 1, 12).reshape(4, 3).requires_grad_()
+h = w * 2
+"""
+TAIL = """
+loss.backward()
+print(json.dumps(w.grad.flatten().tolist()))
+"""
+REFUSED = "its base or another view of its base has been modified inplace"
+SPLITS = (
+    "a, b, *_ = h.unbind()",
+    "a, b = h.split(2)",
+    "a, b = torch.chunk(h, 2)",
+    "a, b, c = h.tensor_split(3)",
+)
+WRITES = (
+    "h[0, 0] = 0.5",
+    "h.mul_(3)",
+    "h.view(-1)[1:3] += 1",
+    "torch.exp(h.detach(), out=h)",
+    "with torch.no_grad(): h[0] = 0.5",
+)
+USES = ("loss = a.tanh().sum()", "loss = torch.cat([b, a]).sum()", "loss = h.sum() + 2 * a.sum()")
+
+
+@pytest.mark.parametrize(
+    ("split", "write"), [*((s, WRITES[0]) for s in SPLITS), *((SPLITS[1], w) for w in WRITES[1:])]
+)
+def test_is_found_where_pytorch_refuses(run: Callable[..., Outcome], split: str, write: str) -> None:
+    for use in USES:
+        text = HEAD + f"{split}\n{write}\n{use}" + TAIL
+        found = detect(run(text, record=True).tape)
+        plain = run(text)
+        said = plain.failure.message if plain.failure is not None else ""
+        if REFUSED in said:
+            (conflict,) = (c for c in found if c.severity == "error")
+            assert (conflict.kind, conflict.pattern) == ("forbidden-view-write", "behind-views")
+            assert conflict.at.line == text.splitlines().index(write) + 1
+            assert said in conflict.event.refused
+        else:
+            assert not [c for c in found if c.pattern == "behind-views"]
+
+
+@pytest.mark.parametrize("split", SPLITS[:2])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "h = h.clone()\nh[0, 0] = 0.5\nloss = a.tanh().sum() + h.sum()",
+        "loss = a.tanh().sum() + b.sum()\nh[0, 0] = 0.5\nloss = loss + h.sum()",
+        "h[0, 0] = 0.5\nloss = h.tanh().sum() + float(a.detach().sum())",
+        "h[0, 0] = 0.5\nloss = h.tanh().sum() * a.size(0)",
+        "h[0, 0] = 0.5\nwith torch.no_grad(): shown = a.sum()\nloss = h.tanh().sum()",
+        "h.data[0, 0] = 0.5\nloss = a.sum() + h.sum()",
+        "loss = (a * 1).sum()\nh = h * 2\nh[0] = 0\nloss = loss + h.sum() + b.sum()",
+    ],
+    ids=["cloned", "read_before", "detached", "size", "no_grad", "uncounted", "another"],
+)
+def test_what_pytorch_allows_is_left_alone(run: Callable[..., Outcome], split: str, rest: str) -> None:
+    text = HEAD + f"{split}\n{rest}" + TAIL
+    plain, outcome = run(text), run(text, record=True)
+    assert plain.failure is None
+    assert json.loads(outcome.stdout) == pytest.approx(json.loads(plain.stdout), rel=1e-6)
+    assert not [c for c in detect(outcome.tape) if c.severity == "error"]
+
+
+def test_the_recorded_run_has_the_gradient_of_views_taken_behind_the_write(
+    run: Callable[..., Outcome],
+) -> None:
+    text = HEAD + "a, b = h.chunk(2)\nh[0, 0] = 0.5\nloss = a.tanh().sum() + b.sum()" + TAIL
+    right = HEAD + "h[0, 0] = 0.5\na, b = h.chunk(2)\nloss = a.tanh().sum() + b.sum()" + TAIL
+    assert json.loads(run(text, record=True).stdout) == json.loads(run(right).stdout)
+
+
+def test_views_of_an_op_each_may_be_written(run: Callable[..., Outcome]) -> None:
+    text = HEAD + "a, b, c = h.tensor_split(3)\na += 1\nloss = a.tanh().sum() + b.sum()" + TAIL
+    plain, outcome = run(text), run(text, record=True)
+    assert json.loads(outcome.stdout) == pytest.approx(json.loads(plain.stdout), rel=1e-6)
+    assert detect(outcome.tape) == ()

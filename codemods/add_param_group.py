@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -11,7 +10,8 @@ from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Project, View
 from gradfix.rewrite.calls import step_expression
-from gradfix.rewrite.statements import block_of, dotted, put_after, unit_in, units, walk
+from gradfix.rewrite.replaced import replacing
+from gradfix.rewrite.statements import block_of, put_after, unit_in, units, walk
 from gradfix.tape import Step
 
 HELD = Effect(
@@ -99,39 +99,13 @@ for n, x in enumerate(torch.randn(4, 4, 3)):
 
 
 def _replacing(view: View, name: str) -> Iterator[tuple[cst.Assign, str]]:
-    """The statements that may have bound the parameter `name` anew or a module that holds it, the innermost first; and
-    how the new parameters are read behind them."""
-    parts = name.split(".")
-    for depth in range(len(parts) - 1, 0, -1):
-        for node in view.parents:
-            if not isinstance(node, cst.Assign) or len(node.targets) != 1:
-                continue
-            target = node.targets[0].target
-            if _last(target) != parts[depth] or _constructs(view, node):
-                continue
+    """The statements that may have replaced the parameter `name` or a module within a model, and how the new
+    parameters are read behind them. (Where the whole model is another one, the optimizer has nothing to keep.)"""
+    for node, behind in replacing(view, name):
+        target = node.targets[0].target
+        if not isinstance(target, cst.Name):
             code = view.code(target).strip()
-            yield node, f"[{code}]" if depth == len(parts) - 1 else f"{code}.parameters()"
-
-
-def _last(target: cst.BaseAssignTargetExpression) -> str:
-    """``fc`` of ``model.fc``, ``0`` of ``model[0]``."""
-    if isinstance(target, cst.Attribute):
-        return target.attr.value
-    if (
-        isinstance(target, cst.Subscript)
-        and len(target.slice) == 1
-        and isinstance(target.slice[0].slice, cst.Index)
-    ):
-        said = cst.Module([]).code_for_node(target.slice[0].slice.value)
-        return re.sub(r"^([\"'])(.*)\1$", r"\2", said)
-    return ""
-
-
-def _constructs(view: View, node: cst.Assign) -> bool:
-    """Whether it is a constructor's ``self.fc = …``, which makes the first one."""
-    function = view.function(node)
-    made = isinstance(function, cst.FunctionDef) and function.name.value == "__init__"
-    return made and (dotted(node.targets[0].target) or "").count(".") == 1
+            yield node, f"{code}.parameters()" if behind else f"[{code}]"
 
 
 def _target(view: View, statement: cst.Assign) -> str:

@@ -15,7 +15,7 @@ from gradfix.rewrite.behind import DRIVES, Guarded, along, calls, guarded, harml
 from gradfix.rewrite.boundary import frame, gather, meeting, pass_end, same_place
 from gradfix.rewrite.calls import backward_call, parameters_of, says, with_arguments
 from gradfix.rewrite.liveness import dotted, scope_of
-from gradfix.rewrite.spelling import descendants
+from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import (
     Block,
     Unit,
@@ -117,9 +117,18 @@ def _spared(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     inputs = _inputs(project, conflict.backward, *place, [conflict.backward])
     if inputs is not None:
         edits = gather((place[0], [with_arguments(place[1], {"inputs": inputs})]))
-        plain = isinstance(inputs, cst.Call)  # list(net.parameters()), and no roundabout way of saying it
+        plain = _of_models(inputs)  # and no roundabout way of saying it
         said = "restrict the backward to the parameters it trains"
         yield Proposal(said, OWN, edits, 1 if plain else 4, last_resort=not plain)
+
+
+def _of_models(inputs: cst.BaseExpression) -> bool:
+    """Whether it says ``list(net.parameters())``, or ``[*a.parameters(), *b.parameters()]`` of several."""
+    if not isinstance(inputs, cst.List):
+        return isinstance(inputs, cst.Call)
+    values = [e.value for e in inputs.elements if isinstance(e, cst.StarredElement)]
+    calls = [v for v in values if isinstance(v, cst.Call) and function_of(v) == "parameters"]
+    return len(calls) == len(inputs.elements)
 
 
 def _of_the_input(conflict: Conflict, project: Project) -> Iterator[Proposal]:

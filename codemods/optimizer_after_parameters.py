@@ -10,7 +10,7 @@ from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.statements import Unit, block_of, lifted, put_after, take_away, touches, unit_in, units
-from gradfix.tape import Optimizer
+from gradfix.tape import Optimizer, Step
 
 HELD = Effect(
     "adds-gradient", "the optimizer holds the model's own parameters; every other gradient is as before"
@@ -61,8 +61,8 @@ for x in torch.randn(3, 4, 3):
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
-        made = conflict.event
-        if not isinstance(made, Optimizer) or not made.stack:
+        made = _made(conflict, project)
+        if made is None:
             return
         for site in reversed(made.stack):
             found = project.node(site)
@@ -77,6 +77,14 @@ for x in torch.randn(3, 4, 3):
                 yield _moved(view, body, chain, body[last], 0)
             if limit - 1 not in (last, index) and limit - 1 not in chain:
                 yield _moved(view, body, chain, body[limit - 1], 1)
+
+
+def _made(conflict: Conflict, project: Project) -> Optimizer | None:
+    """The making of the optimizer, unless it has stepped before its parameters were replaced: it had them by right."""
+    event = conflict.event
+    if isinstance(event, Step) and event == project.graph.steps_of(event.optimizer)[0]:
+        event = project.graph.optimizers.get(event.optimizer)
+    return event if isinstance(event, Optimizer) and event.stack else None
 
 
 def _dependents(body: Sequence[Unit], index: int) -> tuple[list[int], int]:

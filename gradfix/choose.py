@@ -167,7 +167,8 @@ def rounds(
             for c in baseline.conflicts
             if wanted.asked(c, project.files) and identity(c, project) not in given_up
         )
-        conflict = min(open_, key=gravity, default=None)
+        # what takes parameters for constants that are no optimizer's would hide that they should be one's
+        conflict = min(open_, key=lambda c: (c.kind != "stray-optimizer", gravity(c)), default=None)
         if conflict is None or wanted.late():
             break
         found = list(candidates(conflict, project, wanted.codemods, say))

@@ -362,10 +362,12 @@ class Note(Event):
 @dataclass(frozen=True, slots=True)
 class End(Event):
     """How the run ended: ``finished``, ``steps`` (each optimizer stepped enough), ``timeout``, ``exit``,
-    ``failed``."""
+    ``failed``. `unstepped` are optimizers that never stepped, got gradients again and again, and that no call in the
+    text may step."""
 
     how: str
     seconds: float = 0.0
+    unstepped: tuple[int, ...] = ()
 
 
 AnyEvent = (

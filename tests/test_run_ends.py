@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from runs import IGNORES_SIGNALS, MODEL, copying, processes_named, project, run, until
 
+from gradfix.detect import detect
 from gradfix.run import Outcome
 from gradfix.run.zygote import Zygote
+from gradfix.tape import Tape
 
 
 def test_exception_has_the_users_traceback(run: Callable[..., Outcome], project: Path) -> None:
@@ -157,6 +159,59 @@ def test_a_target_networks_optimizer_is_not_waited_for(run: Callable[..., Outcom
 def test_what_is_initialised_once_is_waited_for(run: Callable[..., Outcome]) -> None:
     text = FOLLOWER.format(write="if i == 4: target.weight.data.fill_(0.5)")
     assert run(MODEL + text, steps=2).ended == "finished"
+
+
+UNSTEPPED = """
+other = torch.nn.Linear(2, 1)
+late = torch.optim.Adam(other.parameters(), lr=0.1)
+def update(opt): opt.step()
+def run(first, second):
+    for i in range(40):
+        train()
+        second.zero_grad()
+        other(torch.randn(3, 2)).sum().backward()
+        if i > 95: update(first)
+        {step}
+    print(i)
+run(optimizer, late)
+"""
+
+
+def test_an_optimizer_that_no_call_may_step_is_not_waited_for(run: Callable[..., Outcome]) -> None:
+    outcome = run(MODEL + UNSTEPPED.format(step="print(end='.')"), steps=2)
+    assert (outcome.ended, outcome.stdout) == ("steps", "....")
+
+
+def test_gradients_of_an_optimizer_that_never_steps_are_told(run: Callable[..., Outcome]) -> None:
+    outcome = run(MODEL + UNSTEPPED.format(step="pass"), steps=2, record=True)
+    (conflict,) = detect(outcome.tape or Tape(()))
+    assert (conflict.kind, conflict.pattern) == ("unreset-grad", "never-stepped")
+    assert "never steps" in conflict.message
+    outcome = run(MODEL + UNSTEPPED.format(step="if i > 90: second.step()"), steps=2, record=True)
+    assert not detect(outcome.tape or Tape(()))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "if i > 90: second.step()",
+        "if i > 90: update(second)",
+        "if i > 90: update(opt=late)",
+        "if i > 90:\n          for o in (first, second): o.step()",
+        "if i > 90:\n          every = [first, second]; every[1].step()",
+        "if i > 90:\n          it = second; it.step()",
+        "if i > 90: scaler.step(second)",
+        "if i > 90: getattr(second, 'step')()",
+        "go = second.step",
+    ],
+)
+def test_an_optimizer_that_some_call_may_step_is_waited_for(run: Callable[..., Outcome], step: str) -> None:
+    assert run(MODEL + UNSTEPPED.format(step=step), steps=2).ended == "finished"
+
+
+def test_steps_of_something_else_are_no_reason_to_wait(run: Callable[..., Outcome]) -> None:
+    besides = "if i > 90:\n          schedule = torch.optim.lr_scheduler.StepLR(first, 3); schedule.step()"
+    assert run(MODEL + UNSTEPPED.format(step=besides), steps=2).ended == "steps"
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,7 @@ PATTERNS = {
         "never-cleared-leaf": "a tensor is updated by hand with its .grad, which nothing clears between",
         "cleared-before-step": "zero_grad() between backward() and step()",
         "cleared-between": "several passes for one step, each cleared before the next",
+        "never-stepped": "gradients computed and cleared in every pass, of an optimizer that no call steps",
     },
     "stray-optimizer": {
         "replaced": "a parameter was replaced after the optimizer was made",

@@ -28,6 +28,7 @@ from gradfix.detect.parameters import (
 from gradfix.detect.starved import starved
 from gradfix.detect.stray import replaced_later, stray_optimizers
 from gradfix.detect.terms import constant_terms, plain_terms
+from gradfix.detect.unstepped import never_stepped
 from gradfix.detect.waste import data_attributes, discarded, idle_retain, kept_losses, running_sums
 from gradfix.graph import Graph
 from gradfix.index import Leaf
@@ -49,6 +50,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         constant_terms,
         withheld,
         bypassed,
+        never_stepped,
     )
     notes = (discarded, idle_retain, kept_losses, running_sums, data_attributes, outdated)
     for find in (*without, unreset, unreset_leaf, left_over, flows_on, attacks, *notes):

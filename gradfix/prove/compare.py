@@ -64,12 +64,16 @@ def difference(after: Measured, before: Measured, terms: Terms = STRICT) -> Diff
     return found
 
 
-def kept(after: Measured, before: Measured) -> Difference | None:
-    """Where something beside the optimizers writes parameters between steps, otherwise than before."""
+def kept(after: Measured, before: Measured, gains: bool = False) -> Difference | None:
+    """Where something beside the optimizers writes parameters between steps, otherwise than before; with `gains`, what
+    had no gradient before, and was of no use, may be written."""
     for k, were in before.by_optimizer.items():
         for s, t in zip(after.by_optimizer.get(k, ()), were, strict=False):
-            if s.changed != t.changed:
-                return Difference("kept", t.number, k, tuple(sorted(set(s.changed) ^ set(t.changed))))
+            apart = set(s.changed) ^ set(t.changed)
+            if gains:
+                apart = {j for j in apart if j < len(t.grads) and t.grads[j] is not None}
+            if apart:
+                return Difference("kept", t.number, k, tuple(sorted(apart)))
     return None
 
 
@@ -185,7 +189,7 @@ def _leaves(after: Measured, before: Measured, terms: Terms) -> Difference | Non
 
 def _losses(after: Measured, before: Measured, more: bool) -> Difference | None:
     """Backwards may change order and number: their values agree as a multiset, else their sum; with `more`
-    there may be further backwards after."""
+    there may be further backwards after, and where the bound ended both runs, behind the last step of either."""
     mine = [b.value for b in after.backwards if b.accumulates]
     theirs = [b.value for b in before.backwards if b.accumulates and not b.raised]
     scale = max((abs(x) for x in theirs), default=0.0)
@@ -197,10 +201,30 @@ def _losses(after: Measured, before: Measured, more: bool) -> Difference | None:
         return None
     if more and all(any(_near(x, y, scale) for x in mine) for y in theirs):
         return None
-    first = next((n for n, (x, y) in enumerate(zip(mine, theirs, strict=False)) if not _near(x, y, scale)), 0)
+    if after.ended == before.ended == "steps" and _cut_off(mine, theirs, scale, before):
+        return None
+    first = next(
+        (n for n, (x, y) in enumerate(zip(mine, theirs, strict=False)) if not _near(x, y, scale)), None
+    )
+    if first is None:
+        return Difference("loss", detail=f"{len(mine)} losses, {len(theirs)} before")
     shown = [", ".join(f"{x:.8g}" for x in xs[first : first + 4]) for xs in (mine, theirs)]
     begun = f" from backward {first + 1} on" if first else ""
     return Difference("loss", detail=f"losses{begun} {shown[0]}; before {shown[1]}")
+
+
+def _cut_off(mine: Sequence[float], theirs: Sequence[float], scale: float, before: Measured) -> bool:
+    """Whether one run has all the losses of the other, and besides at most some of the last round: the bound ended the
+    other before them, where a step is made earlier or later in the round."""
+    fewer, longer = sorted((mine, theirs), key=len)
+    more, left = len(longer) - len(fewer), list(longer)
+    for x in fewer:
+        match = next((n for n, y in enumerate(left) if _near(x, y, scale)), None)
+        if match is None:
+            return False
+        del left[match]
+    last = longer[-more - len(before.by_optimizer) :]
+    return more <= _round(before) * len(longer) and all(y in last for y in left)
 
 
 def same(g: Grad, h: Grad, noise: float) -> bool:

@@ -9,7 +9,7 @@ from gradfix.detect import Conflict
 from gradfix.prove import words
 from gradfix.prove.compare import kept, likeness
 from gradfix.prove.effects import Attempt
-from gradfix.prove.measured import Measured, Stepped, square, total
+from gradfix.prove.measured import Measured, Parameter, Stepped, square, total
 from gradfix.prove.words import Names
 from gradfix.tape import Optimizer, Record, Step, Tape
 from gradfix.verdict import Effect
@@ -39,7 +39,7 @@ def weak(
             f"the write is made {sum(now.writes.values())} times, {sum(before.writes.values())} times before"
         )
     if attempt.after is not None and "write" not in attempt.after:
-        written = kept(after, oracle)
+        written = kept(after, oracle, attempt.terms.gains)
         if written is not None:
             return words.differs(written, names)
     if attempt.frozen and "draws" not in (attempt.after or {}):
@@ -48,12 +48,25 @@ def weak(
             return "the steps change no later loss"
     if attempt.frozen:
         free = list(now.backwards)
+        dead = _never_given(oracle) if attempt.terms.gains else frozenset()
         for b in before.backwards:
-            match = next((c for c in free if b.reached <= c.reached and c.accumulates == b.accumulates), None)
+            live = b.reached - dead
+            match = next((c for c in free if live <= c.reached and c.accumulates == b.accumulates), None)
             if match is None:
                 return "a pass no longer reads the parameters that are trained"
             free.remove(match)
     return ""
+
+
+def _never_given(run: Measured) -> frozenset[Parameter]:
+    """The parameters that have no gradient at any step of their optimizer."""
+    counts = {k: max(len(s.grads) for s in steps) for k, steps in run.by_optimizer.items()}
+    return frozenset(
+        (k, j)
+        for k, steps in run.by_optimizer.items()
+        for j in range(counts[k])
+        if not any(j < len(s.grads) and s.grads[j] is not None for s in steps)
+    )
 
 
 def unmoved(

@@ -19,7 +19,7 @@ from gradfix.prove.measured import Measured, head, read
 from gradfix.prove.runner import Runner
 from gradfix.prove.runs import CLEAN, After, Baseline, Equal, joined, met
 from gradfix.run import Outcome
-from gradfix.tape import Tape
+from gradfix.tape import Optimizer, Tape
 from gradfix.verdict import Effect, Status, Verdict
 from gradfix.wording import shortened
 
@@ -45,6 +45,8 @@ class Prover:
         plain = self.runner.start(files)
         recorded = self.runner.start(files, record=True).result()
         tape = recorded.tape
+        if tape is not None and recorded.ended == "steps":
+            self.runner.making = max(self.runner.making, _places_of_making(tape))
         found = Baseline(dict(files), recorded, plain.result(), detect(tape) if tape else ())
         return replace(found, conflicts=self._spoilt(found))
 
@@ -326,6 +328,12 @@ class Prover:
             if keys and not (attempt.after or {})["draws"]:
                 return self._try(trial, attempt.with_constant_draws(sorted(keys)))
         return found
+
+
+def _places_of_making(tape: Tape) -> int:
+    """In how many lines optimizers were made. (One may be told of again, when it has more groups.)"""
+    first = {e.optimizer: e.at for e in reversed(tape.events) if isinstance(e, Optimizer)}
+    return len({(at.file, at.line) for at in first.values() if at is not None})
 
 
 def _tells(came: Measured, before: Measured) -> bool:

@@ -26,6 +26,7 @@ class Runner:
         self.zygote = zygote
         self.template = template
         self.until = until
+        self.making = 0  # places where the script as it is makes optimizers
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="gradfix-run")
         self._lock = threading.Lock()
         # by texts: a candidate that is applied is the next baseline
@@ -64,6 +65,7 @@ class Runner:
         self, files: Mapping[str, str], record: bool = False, impose: Impose | None = None
     ) -> Future[Outcome]:
         run = replace(self.template, files=dict(files), record=record, measure=True, impose=impose)
+        run = replace(run, making=self.making)
         return self._pool.submit(self._bounded, run)
 
     def _bounded(self, run: Run) -> Outcome:

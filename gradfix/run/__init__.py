@@ -23,7 +23,8 @@ class Run:
     pyproject.toml, setup.py, setup.cfg or .git, else the script's folder; `cwd` the directory the run starts
     in. `record` asks for a tape, `measure` for a Measurement. `impose` is the effect imposed on the run (see
     gradfix.prove), a JSON object, or None. `steps` bounds the run (each optimizer), and `calls` does (the steps of
-    all of them together, whether each has stepped or not); `timeout` in seconds.
+    all of them together, whether each has stepped or not); neither before optimizers were made in `making` places.
+    `timeout` in seconds.
     `memory` bytes of address space above what the child has at the fork; None: most of what is free.
     `resident` bytes that all of its processes together may hold; None: most of what is free.
     `file_size` bytes that a file may grow to.
@@ -42,6 +43,7 @@ class Run:
     impose: Mapping[str, Any] | None = None
     steps: int = 3
     calls: int | None = None
+    making: int = 0
     timeout: float = 120.0
     seed: int = 0
     memory: int | None = None

@@ -61,6 +61,7 @@ class Conversation:
             "impose": run.impose,
             "steps": run.steps,
             "calls": run.calls,
+            "making": run.making,
             "timeout": run.timeout,
             "seed": run.seed,
             "memory": run.memory,

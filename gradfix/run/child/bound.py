@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import failure
+from . import failure, unstepped
 
 _REWRITTEN = 2  # times that parameters change without a step before nobody waits for one
 _LOOKED_AT = 4  # parameters of an optimizer, and numbers of each, that tell whether they changed
 _NUMBERS = 16
+_REFILLED = 4  # times that gradients are new without a step before the text is asked whether one may come
+_LATER = 4  # times as many before it is asked again: more of it may have been loaded
 _PATIENCE = 32  # steps of one optimizer after which the loop that makes it anew is waited for no longer
 Line = tuple[str, int]  # file and line of the user's where optimizers are made
 
@@ -31,11 +33,20 @@ class Bound:
     count of the dead one that was made on the same line. Where it is made in a loop, that loop has to go round
     twice (Reptile's steps on one task, MAML's): the optimizer of the second round steps as often, or gives way
     to a third. One whose parameters the script itself writes again and again is a target network's, made by the
-    class of what it follows: it never steps, and nobody waits for it.
+    class of what it follows: it never steps, and nobody waits for it. Nor for one that gets gradients in one pass
+    after the other, where no call is left in the text that may step it; `never` is told of it. A run that is compared
+    with another waits for optimizers that are made later in it: until they were made in `making` places.
     """
 
-    def __init__(self, steps: int, done: Callable[[], None], calls: int | None = None) -> None:
-        self.steps, self.done, self.calls = steps, done, calls
+    def __init__(
+        self,
+        steps: int,
+        done: Callable[[], None],
+        calls: int | None = None,
+        never: Callable[[Any], None] = lambda _: None,
+        making: int = 0,
+    ) -> None:
+        self.steps, self.done, self.calls, self.never, self.making = steps, done, calls, never, making
         self.called = 0
         # by optimizer, those that have not stepped since the first of all did
         self.idle: dict[int, _Idle] = {}
@@ -94,9 +105,13 @@ class Bound:
             steps[number] += 1
         self.idle.pop(id(optimizer), None)
         self._watch_idle()
-        counted = all(c >= self.steps or self._follows(k) for k, c in self.counts.items())
+        counted = all(
+            c >= self.steps or self._follows(k) or self._is_forgotten(k) for k, c in self.counts.items()
+        )
         enough = counted and all(map(self._went_round, self.rounds.values()))
-        if (enough or self.called == self.calls) and os.getpid() == self.pid:
+        made = sum(bool(file) for file, _ in self.heirs) >= self.making
+        due = self.calls is not None and self.called >= self.calls
+        if made and (enough or due) and os.getpid() == self.pid:
             self.done()
 
     def _went_round(self, steps: list[int]) -> bool:
@@ -121,20 +136,42 @@ class Bound:
     def _follows(self, key: int) -> bool:
         return key in self.idle and self.idle[key].rewritten >= _REWRITTEN
 
+    def _is_forgotten(self, key: int) -> bool:
+        idle, optimizer = self.idle.get(key), self.living[key]()
+        if idle is None or optimizer is None or idle.refilled < idle.patience:
+            return idle is not None and idle.forgotten
+        idle.patience *= _LATER
+        idle.forgotten = not unstepped.may_step(optimizer, _user_frame())
+        if idle.forgotten:
+            self.never(optimizer)
+        return idle.forgotten
+
 
 class _Idle:
-    """What the parameters of an optimizer that has not stepped hold, and how often that has changed."""
+    """What the parameters of an optimizer that has not stepped hold, and how often that has changed; and how often
+    their gradients were others. After so many times, its `patience`, the text is asked whether it is `forgotten`."""
 
-    __slots__ = ("held", "rewritten")
+    __slots__ = ("forgotten", "gradients", "held", "patience", "refilled", "rewritten")
 
     def __init__(self) -> None:
         self.held: list[list[float]] | None = None
-        self.rewritten = 0
+        self.gradients: list[list[float]] = []
+        self.rewritten = self.refilled = 0
+        self.patience = _REFILLED
+        self.forgotten = False
 
     def look(self, parameters: list[Any]) -> None:
-        now = [p.detach().reshape(-1)[:_NUMBERS].tolist() for p in parameters]
+        now = _first_numbers(parameters)
         self.rewritten += self.held is not None and now != self.held
         self.held = now
+        given = _first_numbers([p.grad for p in parameters if p.grad is not None and not p.grad.is_sparse])
+        if given != self.gradients:
+            self.refilled += any(map(any, given))
+            self.gradients = given
+
+
+def _first_numbers(tensors: list[Any]) -> list[list[float]]:
+    return [t.detach().reshape(-1)[:_NUMBERS].tolist() for t in tensors]
 
 
 def _parameters(optimizer: Any) -> list[Any]:

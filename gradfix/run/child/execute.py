@@ -58,6 +58,7 @@ class _Execution:
         self.emit = emit
         self.pid = os.getpid()
         self.instruments: list[Any] = []
+        self.recorder: Any = None
         self.failed: BaseException | None = None
         self.thread_hook = threading.excepthook
         self.over = False
@@ -105,17 +106,20 @@ class _Execution:
             importlib.import_module(PACKAGE + ".on_cpu").stand_in()
         if request.get("steps"):
             bound = importlib.import_module(PACKAGE + ".bound").Bound
-            bound(request["steps"], self._steps_are_done, request.get("calls")).install()
+            never = self.recorder.optimizers.never if self.recorder is not None else lambda _: None
+            calls, making = request.get("calls"), request.get("making", 0)
+            bound(request["steps"], self._steps_are_done, calls, never, making).install()
 
     def _instrument(self) -> None:
         """Only what was asked for is even imported. Each has install() and finish(how, exc)."""
-        request, emit, recorder = self.request, self.emit, None
+        request, emit = self.request, self.emit
         if request.get("record"):
-            recorder = importlib.import_module(PACKAGE + ".recorder").Recorder(emit, request)
-            self.instruments.append(recorder)
-            recorder.install()
+            self.recorder = importlib.import_module(PACKAGE + ".recorder").Recorder(emit, request)
+            self.instruments.append(self.recorder)
+            self.recorder.install()
         if request.get("impose") is not None:
-            imposer = importlib.import_module(PACKAGE + ".impose").Imposer(request["impose"], recorder, emit)
+            impose = importlib.import_module(PACKAGE + ".impose").Imposer
+            imposer = impose(request["impose"], self.recorder, emit)
             self.instruments.append(imposer)
             imposer.install()
         if request.get("measure"):

@@ -18,7 +18,7 @@ _MOST_ITEMS = 64
 _DEEPEST = 3
 _LOOKS = 4
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
-_WORST = 9
+_PASSING, _WORST = 2, 9
 
 
 class _Place(NamedTuple):
@@ -44,6 +44,8 @@ class Names:
         self._ranks: dict[int, tuple[int, int, int]] = {}  # storage number -> rank of the name it has
         self._owners: dict[int, _Owner] = {}  # by id
         self._passing: dict[CodeType, frozenset[str]] = {}
+        # a function's variable -> the optimizer it held first; None once it has held another
+        self._held: dict[tuple[CodeType, str], weakref.ref[Any] | None] = {}
 
     def look(self, frame: FrameType | None, again: bool = False) -> None:
         """Name what the user's variables in `frame` and outwards hold; the first few times at one place, or
@@ -60,7 +62,8 @@ class Names:
                 seen: set[int] = set()
                 passing = self._loop_variables(frame.f_code)
                 for name, value in sorted(_variables(frame), key=lambda held: held[0] in passing):
-                    self._visit(name, value, _Place(name in passing, depth), 0, seen)
+                    handed = isinstance(value, torch.optim.Optimizer) and self._is_handed(frame, name, value)
+                    self._visit(name, value, _Place(handed or name in passing, depth), 0, seen)
                 depth += 1
             frame = frame.f_back
 
@@ -91,6 +94,21 @@ class Names:
     def _known(self, thing: Any) -> _Owner | None:
         found = self._owners.get(id(thing))
         return found if found is not None and found.of() is thing else None
+
+    def _is_handed(self, frame: FrameType, name: str, optimizer: Any) -> bool:
+        """Whether a function's variable has held another optimizer, which it does not name, either: ``opt`` of
+        ``update(loss, opt)``."""
+        if frame.f_code.co_name == "<module>":
+            return False
+        key = (frame.f_code, name)
+        held = self._held.setdefault(key, weakref.ref(optimizer))
+        first = held() if held is not None else None
+        if first is not None and first is not optimizer:
+            self._held[key] = None
+            known = self._known(first)
+            if known is not None and known.name == name and known.rank[0] < _PASSING:
+                self._owners[id(first)] = known._replace(rank=(_PASSING, *known.rank[1:]))
+        return self._held[key] is None
 
     def _loop_variables(self, code: CodeType) -> frozenset[str]:
         """What ``for`` binds in `code`: ``net`` of ``for net in (G, D)`` outlives its loop and names whatever
@@ -160,7 +178,7 @@ class Names:
 def _rank(name: str, place: _Place) -> tuple[int, int, int]:
     """Outer names before ``self.x`` of a method and those before a loop's variable, names before items, short
     before long, near frames first."""
-    inner = 2 if place.passing else 1 if name.startswith(("self.", "self[", "_")) else 0
+    inner = _PASSING if place.passing else 1 if name.startswith(("self.", "self[", "_")) else 0
     return (inner, name.count("["), len(name) * 8 + place.depth)
 
 

@@ -21,13 +21,14 @@ _FULL = 32  # steps at one place that are written whatever they are
 
 
 class _Known:
-    __slots__ = ("named", "number", "seen", "steps", "weak")
+    __slots__ = ("name", "named", "number", "seen", "steps", "weak")
 
     def __init__(self, number: int, optimizer: Any, forget: Any) -> None:
         self.number = number
         self.steps = 0
         self.seen: dict[Any, int] = {}  # steps by their stack
-        self.named = False
+        self.name = ""
+        self.named = False  # whether its frames were looked at twice
         self.weak = weakref.ref(optimizer, forget)
 
 
@@ -58,6 +59,7 @@ class Optimizers:
         self._next = 0
         self._making = 0
         self._running: list[_Running] = []
+        self._never: list[_Known] = []
 
     def install(self) -> None:
         me, r = self, self.r
@@ -161,7 +163,8 @@ class Optimizers:
         name = r.names.owner(optimizer)
         if name:
             fields["name"] = name
-            self._of(optimizer).named = True
+            known = self._of(optimizer)
+            known.name, known.named = name, True
         r.tape.event(
             "Optimizer",
             r.clock.tick(),
@@ -171,6 +174,16 @@ class Optimizers:
         )
 
     # ---- steps
+
+    def never(self, optimizer: Any) -> None:
+        """Nothing in the text may step it. (Its name is not known by a step, either.)"""
+        known = self._of(optimizer)
+        self._never.append(known)
+        self._name(sys._getframe(1))
+
+    def unstepped(self) -> list[int]:
+        """Those, unless they were stepped after all."""
+        return sorted({known.number for known in self._never if not known.steps})
 
     def _pre(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         r = self.r
@@ -238,6 +251,17 @@ class Optimizers:
         if step.guard is not None:
             step.guard.__exit__(None, None, None)
 
+    def _name(self, frame: Any) -> None:
+        """Say what they are called that `frame` and those around it know. (What named one of them may turn out to be a
+        helper's variable.)"""
+        self.r.names.look(frame)
+        for known in list(self._known.values()):
+            optimizer = known.weak()
+            name = self.r.names.owner(optimizer) if optimizer is not None else ""
+            if name and name != known.name:
+                known.name = name
+                self.r.tape.name_optimizer(known.number, name)
+
     def _stepped(self, step: _Running, frame: Any) -> None:
         r, optimizer, params, had = self.r, step.optimizer, step.params, step.had
         known = self._of(optimizer)
@@ -245,12 +269,9 @@ class Optimizers:
         stack = r.sites.stack(frame)
         seen = known.seen[stack] = known.seen.get(stack, 0) + 1
         full = seen <= _FULL
-        if not known.named and known.steps <= 2:  # when it was made it had no name yet
-            r.names.look(frame)
-            name = r.names.owner(optimizer)
-            if name:
-                known.named = True
-                r.tape.name_optimizer(known.number, name)
+        if not known.named:  # when it was made it had no name yet
+            known.named = known.steps > 1
+            self._name(frame)
         op = f"{type(optimizer).__name__}.step"
         clock, storages = r.clock, r.leaves.storages(step.written)
         rows = zip(step.written, storages, step.versions, step.entries)  # noqa: B905 (Python 3.9)

@@ -129,7 +129,9 @@ class Recorder:
         for storage in self.storages.alive():
             self.tape.rename(storage)
         seconds = round(monotonic() - self._started, 3)
-        self.tape.end(self.clock.tick(), how=how, seconds=seconds)
+        never = self.optimizers.unstepped()
+        more = {"unstepped": never} if never else {}
+        self.tape.end(self.clock.tick(), how=how, seconds=seconds, **more)
         self.tape.flush()
 
     def off(self) -> bool:

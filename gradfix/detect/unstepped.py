@@ -1,0 +1,63 @@
+"""unreset-grad: an optimizer whose gradients are computed and cleared in every pass, and that never steps.
+
+Many optimizers step late, behind a pretraining of another: the recorder tells of those alone that no call in the text
+may step (`End.unstepped`).
+"""
+
+from __future__ import annotations
+
+from gradfix import wording
+from gradfix.detect.finding import Found, make, optimizer_words
+from gradfix.detect.parameters import by_hand
+from gradfix.graph import Graph
+from gradfix.tape import Backward, End, Zero
+
+
+def never_stepped(graph: Graph) -> Found:
+    """Its parameters get gradients, which are cleared, again and again; nothing else trains them."""
+    ends = (e for e in graph.tape.events if isinstance(e, End))
+    stepped = {r.storage for s in graph.steps for r in s.refs}
+    for number in next(ends, End(0, (), "")).unstepped:
+        optimizer = graph.optimizers.get(number)
+        own = {r.storage for r in optimizer.refs} if optimizer is not None else set()
+        if optimizer is None or own & stepped or graph.steps_of(number):
+            continue
+        if any(by_hand(w) and w.time > graph.steps[0].time for s in own for w in graph.writes.get(s, ())):
+            continue
+        lost = _lost(graph, own)
+        if len(lost) < 2:
+            continue
+        # (of several that fill them, one that no other optimizer uses, either, was there for this one)
+        backward, zero = next((pair for pair in lost if not graph.uses(pair[0])), lost[0])
+        yield (
+            ("never-stepped", number),
+            backward,
+            make(
+                "unreset-grad",
+                "never-stepped",
+                f"{optimizer_words(graph, number)} never steps: {wording.at('needed', backward.stack)} computes "
+                "gradients for its parameters in every pass, and they are cleared unused",
+                [
+                    ("made", optimizer.stack, "no call of its step() is left in the text"),
+                    ("needed", backward.stack, "computes gradients in every pass"),
+                    ("zero", zero.stack, "clears them in every pass"),
+                ],
+                "needed",
+                ref=optimizer.refs[0],
+                backward=backward,
+                event=zero,
+            ),
+        )
+
+
+def _lost(graph: Graph, own: set[int]) -> list[tuple[Backward, Zero]]:
+    """Every backward that fills gradients of the leaves `own`, with the next clearing of them."""
+    found: list[tuple[Backward, Zero]] = []
+    filling: list[Backward] = []
+    for event in graph.tape.events:
+        if isinstance(event, Backward) and any(r.storage in own for r in event.accumulates):
+            filling.append(event)
+        elif isinstance(event, Zero) and any(r.storage in own for r in event.refs):
+            found += [(b, event) for b in filling]
+            filling.clear()
+    return found

@@ -820,3 +820,27 @@ def test_optimizers_of_one_name_are_told_apart_by_what_they_step():
     one, other, third = made(0, "opt", "G.weight", "G.bias"), made(1, "opt", "D.weight"), made(2, "last", "w")
     names = words.Names({0: one, 1: other, 2: third})
     assert [names.optimizer(n) for n in range(3)] == ["G's `opt`", "D's `opt`", "`last`"]
+
+
+@pytest.mark.parametrize(
+    ("now", "was", "what"),
+    [
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 2.0, 3.0, 4.0, 5.0], None),
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 7.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "loss"),
+        ([1.0, 9.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "loss"),
+        ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "loss"),
+    ],
+)
+def test_losses_that_the_bound_cuts_off_are_no_difference(
+    now: list[float], was: list[float], what: str | None
+):
+    """A step that is made later in its round ends the run behind a loss that it did not come to before."""
+
+    def run(losses: list[float]):
+        one = [1.0, 1.0, "f4", binascii.b2a_base64(array("f", [1.0]), newline=False).decode()]
+        backwards = [{"m": "b", "v": [[0, x]], "a": True} for x in losses]
+        steps = [{"m": "s", "o": o, "g": [one], "c": [], "rng": []} for o in (0, 1) * 3]
+        return read([*backwards, *steps, {"m": "l", "how": "steps"}])
+
+    found = difference(run(now), run(was))
+    assert (found and found.what) == what

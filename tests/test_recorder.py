@@ -998,3 +998,21 @@ def test_a_counter_that_two_tensors_share_is_asked(record: Recorded) -> None:
         loss.backward()
     """)
     assert [c.kind for c in detect(tape) if c.severity == "error"] == ["stale-saved-tensor"]
+
+
+def test_a_helpers_variable_names_no_optimizer_that_has_another_name(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        nets = {k: torch.nn.Linear(2, 2) for k in "gd"}
+        opts = {k: torch.optim.SGD(v.parameters(), lr=0.1) for k, v in nets.items()}
+        def update(loss, opt):
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        def main():
+            for _ in range(2):
+                update(nets["d"](torch.ones(2)).sum(), opts["d"])
+                update(nets["g"](torch.ones(2)).sum(), opts["g"])
+        main()
+    """)
+    assert {o.optimizer: o.name for o in of(tape, Optimizer)} == {0: "opts['g']", 1: "opts['d']"}

@@ -421,3 +421,25 @@ def test_what_is_not_known_is_not_empty(tmp_path, test, expected):
         loss(net(x).tanh(), None if {test} else scale).backward()
     """
     assert [kind for _, kind in kinds(tmp_path, text) if kind == "stale-saved-tensor"] == expected
+
+
+@pytest.mark.parametrize(
+    ("trained", "expected"),
+    [
+        ("adapters.parameters()", []),
+        ("[p for a in adapters for p in a.parameters()]", []),
+        ("own.parameters()", ["cut-graph"]),
+    ],
+)
+def test_what_an_optimizer_trains_that_is_not_known_may_be_in_a_frozen_network(tmp_path, trained, expected):
+    text = f"""
+    net, own = nn.Linear(3, 3), nn.Linear(3, 3)
+    net.requires_grad_(False)
+    adapters = Net.around(net)
+    optimizer = torch.optim.Adam({trained})
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    """
+    assert [kind for _, kind in kinds(tmp_path, text)] == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradfix.read import iteration, ops
+from gradfix.read import iteration, ops, optimizers
 from gradfix.read.frames import Machine
 from gradfix.read.values import Node, Tensor, Unknown, Value
 
@@ -77,6 +77,9 @@ def _run(
     if None in known:
         blur(m)
     if False in known and len(tensors) == 1 and all(isinstance(t, Tensor) for t in roots):
+        if m.grad and any(optimizers.strange(each) for each in m.optimizers):
+            blur(m)  # what is trained may have been put into a network whose own weights are frozen
+            return []
         if not m.grad and m.turned_off:
             m.trace.off(m.turned_off)
         m.trace.no_graph(tensors[0], retain, create, inputs is not None)

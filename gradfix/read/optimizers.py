@@ -74,6 +74,11 @@ def owned(optimizer: Instance) -> Iterator[Tensor]:
         yield from (t for t in group["params"] if isinstance(t, Tensor))
 
 
+def strange(optimizer: Instance) -> bool:
+    """Whether nothing is known of what it owns. (PyTorch makes none that owns nothing.)"""
+    return "parameters" in optimizer.extra and next(owned(optimizer), None) is None
+
+
 def groups(m: Machine, optimizer: Instance) -> Value:
     """``optimizer.param_groups``."""
     found = optimizer.extra.get("parameters", [])

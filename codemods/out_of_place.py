@@ -37,7 +37,8 @@ from gradfix.rewrite.spelling import (
 )
 from gradfix.rewrite.statements import units
 from gradfix.rewrite.tensors import detached_alias, is_leaf, is_list, is_mask, of_container
-from gradfix.rewrite.writes import Write, may_rebind, write_of
+from gradfix.rewrite.writes import Write, everything, may_rebind, write_of
+from gradfix.wording import name
 
 FLOWS = Effect("adds-gradient", "the write is part of the graph and the gradient flows through it")
 
@@ -111,6 +112,11 @@ y.sum().backward()
             return
         if conflict.kind == "cut-graph":
             yield from _second_order(write, conflict, project)
+            return
+        if conflict.write is not None and conflict.write.how == "alias":
+            for statement, edits in _statements(write, conflict, project, any_name=True):
+                why = f"leave {name(conflict.write.ref, 'the leaf')} as it is"
+                yield _proposal(write, statement, NONE, 0, edits, why)
             return
         leaf = conflict.write is not None and is_leaf(project, conflict.write.ref.storage)
         if leaf and (write.hidden or "." in write.name or _optimized(conflict, project)):
@@ -236,14 +242,16 @@ def _rebinds(write: Write, conflict: Conflict, project: Project) -> bool:
 
 
 def _statements(
-    write: Write, conflict: Conflict, project: Project
+    write: Write, conflict: Conflict, project: Project, any_name: bool = False
 ) -> Iterator[tuple[cst.BaseSmallStatement, tuple[Edit, ...]]]:
-    """Statements that bind the written name to a new tensor, in place of a write that is a statement."""
-    if isinstance(write.node, cst.AugAssign) and of_container(write, project):
+    """Statements that bind the written name to a new tensor, in place of a write that is a statement; with `any_name`
+    whoever else holds the tensor."""
+    item = any_name and isinstance(write.target, cst.Subscript)
+    if isinstance(write.node, cst.AugAssign) and (item or of_container(write, project)):
         operator = _BINARY[type(write.node.operator)]()
         yield assignment(write.node.target, _binary(write.node.target, operator, write.node.value)), ()
         return
-    if _rebinds(write, conflict, project):
+    if any_name or _rebinds(write, conflict, project):
         yield from _bound_anew(write)
 
 
@@ -251,7 +259,7 @@ def _bound_anew(write: Write) -> Iterator[tuple[cst.BaseSmallStatement, tuple[Ed
     """The same, whoever else holds the tensor."""
     root = cast(cst.BaseAssignTargetExpression, write.root)
     if isinstance(write.node, cst.AugAssign):
-        if write.whole or _everything(write.target):
+        if write.whole or everything(write.target):
             yield assignment(root, _binary(root, _BINARY[type(write.node.operator)](), write.node.value)), ()
     elif isinstance(write.node, cst.Assign):
         if write.form == "data" and len(write.node.targets) == 1:
@@ -275,27 +283,12 @@ def _binary(
     return cst.BinaryOperation(first, operator, right_operand(right, operator))
 
 
-def _everything(target: cst.BaseExpression) -> bool:
-    """``x[:]`` or ``x[...]`` of a name (or of its ``.data``)."""
-    if not isinstance(target, cst.Subscript) or len(target.slice) != 1:
-        return False
-    index = target.slice[0].slice
-    if isinstance(index, cst.Slice):
-        whole = index.lower is None and index.upper is None and index.step is None
-    else:
-        whole = isinstance(index, cst.Index) and isinstance(index.value, cst.Ellipsis)
-    inner = target.value
-    if isinstance(inner, cst.Attribute) and inner.attr.value == "data":
-        inner = inner.value
-    return whole and bool(dotted(inner))
-
-
 def _filled(
     write: Write, root: cst.BaseAssignTargetExpression
 ) -> Iterator[tuple[cst.BaseSmallStatement, tuple[Edit, ...]]]:
     """``x[:] = 0`` as zeros_like, ``x[x < 0] = 0`` as masked_fill."""
     assign = cast(cst.Assign, write.node)
-    if _everything(write.target) and _number(assign.value):
+    if everything(write.target) and _number(assign.value):
         yield _full_like(write, root, assign.value)
     target = cast(cst.Subscript, write.target)
     index = target.slice[0].slice

@@ -93,7 +93,8 @@ class Mutate(Event):
     `counted` is False where PyTorch's version counter did not move (``.data``, a NumPy alias, a fused
     optimizer). `how` says by what route it came: ``""`` an op on the tensor itself, ``data`` through
     ``.data``, ``numpy`` a NumPy alias, ``detach`` through a detached alias, ``set_data`` for ``x.data = y``,
-    ``module`` a torch.nn module called with ``inplace=True`` or max_norm.
+    ``module`` a torch.nn module called with ``inplace=True`` or max_norm, ``alias`` an augmented assignment to one of
+    several names of a leaf, which the recorder gave a new tensor.
     `optimizer` is the number of the optimizer in whose step() it happened, else None.
     `refused` is PyTorch's own error sentence where a plain run would have raised here (leaf write, forbidden
     view write) and the recorder let the write through.

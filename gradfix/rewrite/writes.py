@@ -184,3 +184,18 @@ def _caller_reads_on(
                 if "." not in given and not rebound and live_after(view, call, given):
                     return True
     return False
+
+
+def everything(target: cst.BaseExpression) -> bool:
+    """``x[:]`` or ``x[...]`` of a name (or of its ``.data``)."""
+    if not isinstance(target, cst.Subscript) or len(target.slice) != 1:
+        return False
+    index = target.slice[0].slice
+    if isinstance(index, cst.Slice):
+        whole = index.lower is None and index.upper is None and index.step is None
+    else:
+        whole = isinstance(index, cst.Index) and isinstance(index.value, cst.Ellipsis)
+    inner = target.value
+    if isinstance(inner, cst.Attribute) and inner.attr.value == "data":
+        inner = inner.value
+    return whole and bool(dotted(inner))

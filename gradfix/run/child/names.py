@@ -60,7 +60,7 @@ class Names:
             # a comprehension's variable names another thing in each round, and nothing behind it
             if self._sites.is_user(frame.f_code) and frame.f_code.co_name not in _COMPREHENSIONS:
                 seen: set[int] = set()
-                passing = self._loop_variables(frame.f_code)
+                passing = self.loop_variables(frame.f_code)
                 for name, value in sorted(_variables(frame), key=lambda held: held[0] in passing):
                     handed = isinstance(value, torch.optim.Optimizer) and self._is_handed(frame, name, value)
                     self._visit(name, value, _Place(handed or name in passing, depth), 0, seen)
@@ -110,7 +110,7 @@ class Names:
                 self._owners[id(first)] = known._replace(rank=(_PASSING, *known.rank[1:]))
         return self._held[key] is None
 
-    def _loop_variables(self, code: CodeType) -> frozenset[str]:
+    def loop_variables(self, code: CodeType) -> frozenset[str]:
         """What ``for`` binds in `code`: ``net`` of ``for net in (G, D)`` outlives its loop and names whatever
         came last."""
         found = self._passing.get(code)

@@ -114,9 +114,9 @@ y.sum().backward()
             yield from _second_order(write, conflict, project)
             return
         if conflict.write is not None and conflict.write.how == "alias":
-            for statement, edits in _statements(write, conflict, project, any_name=True):
+            for anew, edits in _statements(write, conflict, project, any_name=True):
                 why = f"leave {name(conflict.write.ref, 'the leaf')} as it is"
-                yield _proposal(write, statement, NONE, 0, edits, why)
+                yield _proposal(write, anew, NONE, 0, edits, why)
             return
         leaf = conflict.write is not None and is_leaf(project, conflict.write.ref.storage)
         if leaf and (write.hidden or "." in write.name or _optimized(conflict, project)):

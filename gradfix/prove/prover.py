@@ -155,7 +155,8 @@ class Prover:
             raise Refusal(
                 "untried", f"the script as it is could not be run to a first backward: {before.ended}"
             )
-        if not baseline.oracle.passes:
+        fails = [b.raised for b in baseline.oracle.backwards if b.accumulates]
+        if not baseline.oracle.passes or (fails and all(fails)):
             said = f": {before.failure.type}: {shortened(before.failure.message)}" if before.failure else ""
             raise Refusal("untried", f"the script as it is reaches no backward to compare with{said}")
         infinite = words.infinite(baseline.oracle, baseline.names)
@@ -188,7 +189,8 @@ class Prover:
             baseline.outcome.ended,
         ):  # neither needs to have come as far as the other
             second, first = head(second, first), head(first, second)
-        found = difference(second, first)
+        # (a loss whose backward raised counts in what is judged, and not in what it is judged by)
+        found = difference(second, first) if second != first else None
         if found is not None and found.what != "nothing":
             said = words.differs(found, baseline.names)
             raise Refusal("untried", f"not deterministic: two runs of the script as it is differ ({said})")

@@ -38,6 +38,7 @@ INTEGERS = {"int64", "int32", "int16", "int8", "uint8", "bool"}
 WHOLE = {"argmax", "argmin", "argsort", "nonzero", "bincount", "searchsorted", "bucketize", "multinomial"}
 # ops whose saved parts the table can't name: each tensor of the list is kept for the others
 PRODUCTS = {"einsum", "tensordot", "chain_matmul", "linalg_multi_dot", "cartesian_prod"}
+SLICED = {"tensor_split", "hsplit", "vsplit", "dsplit"}  # each piece by an op of its own, that may be written
 EXPANDING = {"expand", "expand_as", "broadcast_to"}
 
 
@@ -370,7 +371,7 @@ def view(
         shape = shapes.piece_of(name, bound, number)
         for each in made:
             each.shape = shape
-            each.view = each.view or "multi-view"
+            each.view = each.view or ("" if name in SLICED else "multi-view")
         if node is not None and made:
             node.output = made[0]
         return tuple(made)

@@ -48,10 +48,12 @@ def to_patch(result: RepoResult, place: Path, file: Path) -> str:
     return f"{file.name} and {carried.name} hold {_files(result)}"
 
 
-def no_patch(file: Path) -> None:
-    """Take away the patch of a result that there is no more."""
+def no_patch(file: Path) -> bool:
+    """Take away the patch of a result that there is no more. Gives whether there was one."""
+    there = file.exists()
     for made in (file, file.with_suffix(".json")):
         made.unlink(missing_ok=True)
+    return there
 
 
 def to_tree(result: RepoResult, place: Path, token: str) -> str:

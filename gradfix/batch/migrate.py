@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from gradfix.batch import delivery, engine
@@ -64,12 +64,12 @@ class Batch:
     def run(self, state: State, say: Callable[[Progress], None]) -> list[Spec]:
         """Do what is left to do; gives the repositories that were asked for. Raises StateError, EngineError."""
         asked = wanted(state.specs(), self.only)
-        options = state.decided(self.options)
         state.sweep()
         self._again(state, asked)
         stuck = self._taken_back(state, asked)
         names = {s.name for s in asked} - stuck
-        todo = [s for s in state.open(options) if s.name in names]
+        how = {s.name: state.decided(self._how(state, s.name)) for s in asked}
+        todo = [s for s in asked if s.name in names and not state.has(s.name, how[s.name])]
         waiting = {s.name for s in todo}
         done = [s for s in asked if s.name not in waiting]
         say(Progress(len(done), len(asked), 0))
@@ -77,13 +77,23 @@ class Batch:
             for spec in done:
                 if spec.name not in stuck:
                     self._affect(state, spec, scratch)
-            results = self._results(state, todo, options, scratch)
+            results = self._results(state, todo, how, scratch)
             for count, (spec, result, running) in enumerate(results, len(done) + 1):
-                delivery.no_patch(self._patch(spec))
-                state.store(result, options)
-                self._affect(state, spec, scratch)
+                renewed = ("diff",) if delivery.no_patch(self._patch(spec)) else ()
+                state.store(result, how[spec.name])
+                self._affect(state, spec, scratch, renewed)
                 say(Progress(count, len(asked), running, result, state.effects(spec.name)))
         return asked
+
+    def _how(self, state: State, name: str) -> Options:
+        """What a repository is looked at with. What was proved is not read instead: without `prove`, the options that
+        it was proved with hold, but for those that this call chooses."""
+        proved = None if self.options.prove else state.proved(name)
+        if proved is None:
+            return self.options
+        usual = Options()
+        said = {f.name: getattr(self.options, f.name) for f in fields(Options)}
+        return replace(proved, **{k: v for k, v in said.items() if k == "only" or v != getattr(usual, k)})
 
     def revert(self, state: State, codemod: str) -> None:
         """Have what a codemod has done taken back: run() puts written files back, and looks at these repositories again
@@ -129,12 +139,12 @@ class Batch:
                         state.note_written(name, Written())
 
     def _results(
-        self, state: State, todo: list[Spec], options: Options, scratch: Path
+        self, state: State, todo: list[Spec], how: Mapping[str, Options], scratch: Path
     ) -> Iterator[tuple[Spec, RepoResult, int]]:
         """Every result as it comes, with how many are being worked on."""
         if todo:
             with self._engine(scratch, min(self.jobs, len(todo))) as there:
-                yield from _through(there, todo, options, state)
+                yield from _through(there, todo, how, state)
 
     @contextmanager
     def _scratch(self) -> Iterator[Path]:
@@ -149,10 +159,10 @@ class Batch:
     def _engine(self, scratch: Path, jobs: int) -> AbstractContextManager[Engine]:
         return engine.dask(self.scheduler) if self.scheduler else engine.local(jobs, scratch)
 
-    def _affect(self, state: State, spec: Spec, scratch: Path) -> None:
-        """Have the effects that are asked for and not had yet."""
+    def _affect(self, state: State, spec: Spec, scratch: Path, renewed: tuple[str, ...] = ()) -> None:
+        """Have the effects that are asked for and not had yet, and those that a new result has to have `renewed`."""
         had = state.effects(spec.name)
-        due = [e for e in self.wish.effects if had.get(e, ("", ""))[0] != "done"]
+        due = [e for e in dict.fromkeys((*self.wish.effects, *renewed)) if had.get(e, ("", ""))[0] != "done"]
         result = state.result(spec.name) if due else None
         if result is None:
             return
@@ -208,7 +218,7 @@ def _staging(state: State, spec: Spec, paths: Iterable[str]) -> Iterator[str]:
 
 
 def _through(
-    there: Engine, todo: Iterable[Spec], options: Options, state: State
+    there: Engine, todo: Iterable[Spec], how: Mapping[str, Options], state: State
 ) -> Iterator[tuple[Spec, RepoResult, int]]:
     """Results as they come. Nothing waits at the executor: what waits there waits behind one worker, and would still
     when another has nothing to do. Raises EngineError where it is gone."""
@@ -224,7 +234,7 @@ def _through(
                 hints, renewed = state.hints(), begun + 1 + begun // 10
             begun += 1
             state.began(spec.name)
-            flying[there.submit(spec, replace(options, hints=hints))] = spec
+            flying[there.submit(spec, replace(how[spec.name], hints=hints))] = spec
 
     try:
         fill()

@@ -148,10 +148,15 @@ class State:
         rows = self._db.execute("SELECT name, place FROM repos ORDER BY position")
         return [Spec(name, json.loads(place)) for name, place in rows]
 
-    def open(self, options: Options) -> list[Spec]:
-        """Those of which there is no result with these options and the decisions as they are now."""
-        done = dict(self._db.execute("SELECT name, options FROM results"))
-        return [s for s in self.specs() if done.get(s.name) != self._wanted(s.name, options)]
+    def has(self, name: str, options: Options) -> bool:
+        """Is there a result of it with these options and the decisions as they are now?"""
+        row = self._db.execute("SELECT options FROM results WHERE name = ?", (name,)).fetchone()
+        return row is not None and row[0] == self._wanted(name, options)
+
+    def proved(self, name: str) -> Options | None:
+        """What a repository was proved with, if it was."""
+        text = self._noted(f"proved {name}")
+        return loads(Options, text) if text else None
 
     # ---- results
 
@@ -182,6 +187,9 @@ class State:
                 "INSERT INTO results VALUES (?, ?, ?, ?)",
                 (name, self._wanted(name, options), result.ended, dumps(result)),
             )
+            if options.prove:
+                made = dataclasses.replace(options, only=(), spared=(), granted=(), without=(), hints={})
+                self._note(f"proved {name}", dumps(made))
             self._db.execute(
                 "UPDATE attempts SET ended = ? WHERE name = ? AND ended IS NULL", (result.ended, name)
             )

@@ -253,6 +253,14 @@ def test_where_links_are_not_allowed(
     )
 
 
+def test_links_that_lead_round_in_a_circle_are_in_nobodys_way(
+    run: Callable[..., Outcome], project: Path
+) -> None:
+    (project / "one").symlink_to("other")
+    (project / "other").symlink_to("one")
+    assert run("print(open('precious.txt').read())").stdout == "the owner's\n"
+
+
 def test_scratch_folders_are_removed(
     run: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

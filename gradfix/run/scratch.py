@@ -94,7 +94,10 @@ class Copy:
         return entry.path in self._needed or (entry.name not in LEFT_OUT and not self._is_full())
 
     def _is_copied(self, entry: os.DirEntry[str]) -> bool:
-        if not entry.is_file() or not os.access(entry.path, os.R_OK):
+        try:
+            if not entry.is_file() or not os.access(entry.path, os.R_OK):
+                return False
+        except OSError:  # a link that leads round in a circle
             return False
         return entry.path in self._needed or (entry.stat().st_size <= SMALL and not self._is_full())
 

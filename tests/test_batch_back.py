@@ -103,3 +103,24 @@ def test_a_second_writing_noted_twice_keeps_the_first_text():
 def writing(old: str, new: str) -> RepoResult:
     step = Step("out-of-place", ("leaf-write",), ("0" * 12,), "", "", "untried", "", "a.py", {"a.py": new})
     return RepoResult("x", "done", originals={"a.py": old}, steps=(step,))
+
+
+def test_a_branch_that_still_has_what_was_taken_back_is_named(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    words = ["--accept", "untried"]
+    assert call("repo", "--branch", "cured", *words, cwd=tmp_path).returncode == 0
+    still = "repo: revert: branch cured still has out-of-place: --branch cured takes it back"
+    for more in (["--revert", "out-of-place"], []):  # and it is said again
+        done = call(*words, *more, cwd=tmp_path)
+        assert (still in done.stderr, done.returncode) == (True, 2), done.stderr
+    done = call("--branch", "cured", *words, cwd=tmp_path)
+    assert ("still has" in done.stderr, done.returncode) == (False, 0), done.stderr
+    assert git(repo, "log", "--format=%s", "main..cured") == "gradfix: clone-before-write in train.py"
+    assert "still has" not in call("--status", cwd=tmp_path).stdout
+
+
+def test_a_branch_that_somebody_has_removed_is_not(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    assert call("repo", "--branch", "cured", "--accept", "untried", cwd=tmp_path).returncode == 0
+    git(repo, "branch", "-D", "cured")
+    assert "still has" not in call("--accept", "untried", "--revert", "out-of-place", cwd=tmp_path).stderr

@@ -151,6 +151,15 @@ def to_branch(
     return f"{branch} at {tip[:10]}, {count} commit{'s' * (count != 1)} above {result.commit[:10]}"
 
 
+def is_there(place: Path, branch: str, made: Branch) -> bool:
+    """Is the branch where gradfix left it? (Not where somebody has removed it, or works on it.)"""
+    try:
+        found = repository(place)
+        return found is not None and found.ref(branch) in made.commits
+    except GitError:
+        return False
+
+
 def commits(found: Repository, result: RepoResult, scratch: Path) -> str:
     """The last of the commits that the result's steps make. Raises Undone, GitError."""
     tree = found.tree(result.commit)

@@ -83,6 +83,10 @@ class Batch:
                 state.store(result, how[spec.name])
                 self._affect(state, spec, scratch, renewed)
                 say(Progress(count, len(asked), running, result, state.effects(spec.name)))
+        if reverted := set(state.reverted()):
+            for spec in asked:
+                if spec.name not in stuck:
+                    self._left_on_branches(state, spec, reverted)
         return asked
 
     def _how(self, state: State, name: str) -> Options:
@@ -125,6 +129,18 @@ class Batch:
                 state.note_written(spec.name, Written())
                 state.forget([spec.name])
         return stuck
+
+    def _left_on_branches(self, state: State, spec: Spec, reverted: set[str]) -> None:
+        """Say which branches still have what was taken back: they move when they are asked for."""
+        left = [
+            f"branch {name} still has {', '.join(sorted(codemods))}: --branch {name} takes it back"
+            for name, made in state.branches(spec.name).items()
+            if (codemods := made.codemods & reverted) and delivery.is_there(Path(spec.place), name, made)
+        ]
+        if left:
+            state.affected(spec.name, "revert", "refused", "; ".join(left))
+        else:
+            state.unaffected(spec.name, "revert")
 
     def _again(self, state: State, asked: list[Spec]) -> None:
         ended = state.ended()

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -167,6 +167,11 @@ class Branch:
     commits: tuple[str, ...] = ()
     cures: tuple[Had, ...] = ()
 
+    @property
+    def codemods(self) -> set[str]:
+        """The codemods that did it."""
+        return _codemods(self.cures)
+
 
 @dataclass(frozen=True, slots=True)
 class RepoResult:
@@ -215,7 +220,7 @@ class Written:
     @property
     def codemods(self) -> set[str]:
         """The codemods that did it."""
-        return {name for cure in self.cures for name in cure.codemod.split("+")}
+        return _codemods(self.cures)
 
     def then(self, result: RepoResult) -> Written:
         """This, and what a result's changes add to it."""
@@ -226,6 +231,10 @@ class Written:
             changes[path] = (first if last in (old, new) else old, new)
         cures = tuple(dict.fromkeys([*self.cures, *(step.had for step in result.steps)]))
         return dataclasses.replace(self, changes=changes, cures=cures)
+
+
+def _codemods(cures: Iterable[Had]) -> set[str]:
+    return {name for cure in cures for name in cure.codemod.split("+")}
 
 
 def dumps(value: Any) -> str:

@@ -74,19 +74,19 @@ def _hear(scratch: Path, asked: queue.SimpleQueue[bytes]) -> None:
     _leave(scratch)
 
 
-def _leave(scratch: Path) -> NoReturn:
+def _leave(scratch: Path, status: int = 0) -> NoReturn:
     kill_below(os.getpid())
     # another program in the place of this one: no thread of it works on meanwhile
-    remove = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
+    remove = f"import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True); sys.exit({status})"
     os.execv(sys.executable, [sys.executable, "-ISc", remove, str(scratch)])
 
 
 if __name__ == "__main__":
     try:
         main()
-    except (
-        BaseException
-    ):  # said, and the end all the same: the thread that hears holds what Python would want to close
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    except BaseException:
+        with suppress(OSError):  # nobody may be there to read it
+            traceback.print_exc()
+            sys.stderr.flush()
+        # all the same the folder goes: what failed may be an interpreter that the thread which hears has just killed
+        _leave(Path(sys.argv[1]), 1)

@@ -35,6 +35,8 @@ NOT_YET = {  # program -> why its reading differs
     "split_backward/shared_score/before.py": MEASURED,
 }
 
+LATER = {"load_in_place/best_of_a_phase/before.py": 6}  # program -> steps until a run comes to its fault
+
 
 def told(conflicts: Iterable[Conflict]) -> set[tuple[object, ...]]:
     return {
@@ -47,7 +49,8 @@ def told(conflicts: Iterable[Conflict]) -> set[tuple[object, ...]]:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: str(p.relative_to(FOLDER)))
 def test_reading_a_fixture_finds_what_running_it_shows(program: Path, zygote: Zygote) -> None:
     name = str(program.relative_to(FOLDER))
-    outcome = zygote.run(Run(program, program.parent, program.parent))
+    run = Run(program, program.parent, program.parent, steps=LATER.get(name, 3))
+    outcome = zygote.run(run)
     main, *others = read(program, program.read_text(encoding="utf-8"))
     ran, read_ = told(detect(outcome.tape)), told(detect(main.tape))
     if name in NOT_YET:

@@ -241,3 +241,23 @@ def test_a_piece_that_would_be_torn_is_refused():
     assert "indented otherwise" in refused(torn, old, new)
     deeper = "if True:\n" + textwrap.indent(old, "    ")
     assert placed(deeper, old, new).text == "if True:\n" + textwrap.indent(new, "    ")
+
+
+@pytest.mark.parametrize(
+    "change", [lambda text: text, lambda text: text.replace("torch\n", "torch\nimport sys\n", 1)]
+)
+def test_code_that_is_put_aside_in_a_string_is_no_place(change):
+    lands(lambda text: change(text) + f'\n\nOLD = """{OLD}"""\n')
+    lands(lambda text: f"'''{OLD}'''\n" + change(text))
+    assert "can't be found any more" in refused(f'net = None\nOLD = """{OLD}"""\n')
+
+
+def test_a_docstring_is_around_a_place():
+    def told(text: str) -> str:
+        return text.replace(
+            "    total = 0\n", '    """Train.\n\n    Gives the loss.\n    """\n    total = 0\n'
+        )
+
+    assert placed(told(OLD), told(OLD), told(NEW)).text == told(NEW)
+    assert placed(OLD, told(OLD), told(NEW)).text == NEW
+    lands(told)

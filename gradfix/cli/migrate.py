@@ -138,7 +138,8 @@ def migrate(
 ) -> int:
     """Many repositories through find, cure and prove, in parallel; a kill loses nothing, the same call goes on.
 
-    Nothing is run without --prove, and nothing is written to a repository without --write, --branch or --revert.
+    Nothing is run without --prove (what was proved is proved again, where it is looked at again), and nothing is
+    written to a repository without --write, --branch or --revert.
     """
     from gradfix.batch.command import Command, CommandError
     from gradfix.batch.migrate import Batch, Wish

@@ -6,6 +6,7 @@ changed. How much is left of those is what diff-match-patch says.
 
 from __future__ import annotations
 
+import ast
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,21 @@ class Text:
         return [n for n, text in enumerate(self.lines) if lexed(text).kind == "code"]
 
     @cached_property
+    def said(self) -> frozenset[int]:
+        """The numbers of the lines that begin within a string: a docstring, code that is put aside."""
+        try:
+            tree = ast.parse("\n".join(self.lines))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return frozenset()
+        strings = (x for x in ast.walk(tree) if isinstance(x, ast.JoinedStr | ast.Constant))
+        return frozenset(
+            n
+            for x in strings
+            if isinstance(x, ast.JoinedStr) or isinstance(x.value, str | bytes)
+            for n in range(x.lineno, x.end_lineno or x.lineno)
+        )
+
+    @cached_property
     def unit(self) -> str:
         """What one level is indented by; "" where nothing is, or not everything by the same."""
         code = [lexed(self.lines[n]) for n in self.code]
@@ -111,6 +127,8 @@ def places(hunk: Hunk, text: Text, old: tuple[str, ...] | None = None) -> Iterat
         return
     found = set()
     for at in range(len(text.lines) - size + 1):
+        if at + touched.lead in text.said:
+            continue
         names = renames(touched.lines, text.lines[at : at + size])
         if names is not None:
             start, end = at + touched.lead, at + size - touched.trail
@@ -130,7 +148,7 @@ def _gaps(touched: Touched, text: Text) -> Iterator[tuple[int, int, Names]]:
     ends = (touched.lines[0], touched.lines[-1])
     if any(lexed(x).kind != "code" for x in ends):  # an end of the file
         return
-    for above, below in pairwise(text.code):
+    for above, below in pairwise(n for n in text.code if n not in text.said):
         names = renames(ends, (text.lines[above], text.lines[below]))
         between = text.lines[above + 1 : below]
         if names is not None and all(lexed(x).kind in ("comment", "blank") for x in between):
@@ -193,6 +211,8 @@ def rival(hunk: Hunk, text: Text, own: Place) -> tuple[float, int]:
     for line, before, after in marks:
         said = lexed(line).spelled(own.names)
         for at in text.code if said else ():
+            if at in text.said:
+                continue
             start, end = max(at - before, 0), min(at + after, len(text.lines))
             if abs(start - own.start) <= size + SLACK or (start, end) in found or start > end:
                 continue

@@ -544,3 +544,26 @@ def test_git_errors_are_sentences(tmp_path):
     git(tmp_path, "init")
     with pytest.raises(GitError, match=r"^nothing is committed in it"):
         Repository(tmp_path / ".git", tmp_path).head()
+
+
+@pytest.mark.parametrize("more", [("--status",), (), ("--retry", "all")])
+def test_a_state_that_is_damaged_is_said_to_be(tmp_path, more):
+    """(Not its header, which is looked at first.)"""
+    for n in range(3):
+        plain(tmp_path / f"repo{n}", {"train.py": faulty()})
+    call = [sys.executable, "-m", "gradfix", "migrate"]
+    subprocess.run([*call, "repo0", "repo1", "repo2"], cwd=tmp_path, capture_output=True, check=False)
+    file = tmp_path / "gradfix-migrate/state.db"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:8192] + bytes(len(whole) - 8192))
+    done = subprocess.run([*call, *more], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "can't be used" in done.stderr
+
+
+def test_an_empty_state_is_no_migration(tmp_path):
+    (tmp_path / "gradfix-migrate").mkdir()
+    (tmp_path / "gradfix-migrate/state.db").touch()
+    done = call(cwd=tmp_path)
+    assert (done.returncode, "holds no migration" in done.stderr) == (2, True)

@@ -7,6 +7,7 @@ from repositories import faulty, git, plain, repository, sound
 from test_batch import call, migrate, said
 
 from gradfix.batch.migrate import Wish
+from gradfix.batch.state import State
 
 BRANCH = Wish(branch="cured")
 
@@ -55,6 +56,9 @@ def test_a_lock_that_was_left_behind_is_named(tmp_path):
     assert result == "refused"
     assert f"{lock} is there" in why
     assert "delete that file, then call again" in why
+    known = State(tmp_path / "ws")
+    assert known.branches("repo") == {}  # nothing was applied
+    known.close()
     lock.unlink()
     migrate(tmp_path / "ws", [repo], wish=BRANCH)
     assert effect(tmp_path / "ws")[0] == "done"
@@ -105,12 +109,41 @@ def test_a_workspace_that_is_a_folder_of_something_else(tmp_path):
     assert [file.name for file in (tmp_path / "papers").iterdir()] == ["thesis.txt"]
 
 
-def test_a_repository_that_was_never_there(tmp_path):
-    done = call("nowhere", "--branch", "cured", "--write", "--accept", "untried", cwd=tmp_path)
+@pytest.mark.parametrize("name", ["nowhere", "train.py", "repo.zip"])
+def test_a_repository_that_was_never_there_is_not_remembered(tmp_path, name):
+    repository(tmp_path / "repo", {"train.py": faulty()})
+    (tmp_path / "train.py").write_text(faulty())
+    done = call("repo", name, "--branch", "cured", "--write", "--accept", "untried", cwd=tmp_path)
+    assert (done.returncode, f"{name}: " in done.stderr) == (2, True), done.stderr
+    assert "nothing was done" in done.stderr
+    assert not (tmp_path / "gradfix-migrate").exists()
+
+
+def test_one_that_has_gone_since_may_be_named(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    call("repo", cwd=tmp_path)
+    shutil.rmtree(repo)
+    done = call("repo", "--retry", "all", cwd=tmp_path)
+    assert "repo: refused: there is no such folder or archive" in done.stderr
+
+
+def test_what_a_list_names_and_is_not_there_is_said_and_the_rest_goes_on(tmp_path):
+    repository(tmp_path / "repo", {"train.py": sound()})
+    (tmp_path / "list.txt").write_text("\n".join(["typo", "repo", *(f"no{n}" for n in range(12))]))
+    done = call("--from", "list.txt", cwd=tmp_path)
     assert done.returncode == 2
-    text = (tmp_path / "gradfix-migrate/report.md").read_text()
-    assert text.count("there is no such folder or archive") == 1
-    assert "has no branches" not in text + done.stdout + done.stderr
+    assert done.stderr.count("list.txt: typo: there is no such folder or archive\n") == 2
+    assert done.stderr.count("list.txt: 3 more that are not there\n") == 2
+    assert "1 repository: 1 done" in done.stdout
+    assert call(cwd=tmp_path).returncode == 0
+
+
+def test_a_list_of_nothing_that_is_there_begins_no_workspace(tmp_path):
+    (tmp_path / "list.txt").write_text("typo\nother\n")
+    done = call("--from", "list.txt", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nothing that it names is there (typo: there is no such folder or archive)" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["list.txt"]
 
 
 def test_the_usual_workspace_is_no_part_of_the_repository_it_lies_in(tmp_path):
@@ -145,3 +178,40 @@ def test_a_workspace_that_holds_the_repositories(tmp_path):
     plain(tmp_path / "ws/folder", {"train.py": faulty()})
     done = call("ws/repo", "ws/folder", "--workspace", "ws", cwd=tmp_path)
     assert "2 faults" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("how", ["rebase", "bisect"])
+def test_a_branch_in_the_middle_of_a_rebase_is_not_moved(tmp_path, how, beside):
+    """HEAD is detached then, and git would not move it either."""
+    repo = repository(tmp_path / "repo", {"train.py": faulty(), "x.txt": "0"})
+    call("repo", "--branch", "cured", "--accept", "untried", cwd=tmp_path)
+    tree = tmp_path / "beside" if beside else repo
+    words = ["worktree", "add", str(tree)] if beside else ["checkout"]
+    git(repo, *words, "cured")
+    if how == "rebase":
+        git(tree, "-c", "sequence.editor=sed -i 1ibreak", "rebase", "-i", "main")
+    else:
+        git(tree, "commit", "-q", "--allow-empty", "-m", "mine")
+        git(tree, "reset", "-q", "--hard", "HEAD~1")
+        git(tree, "bisect", "start", "HEAD", "HEAD~1")
+        git(tree, "checkout", "-q", "--detach")
+    git(repo, "checkout", "-q", "--detach", "main")
+    plain(repo, {"train.py": faulty(steps=4)})
+    git(repo, "commit", "-qam", "mine")
+    before = git(repo, "rev-parse", "cured")
+    done = call("--branch", "cured", "--accept", "untried", "--retry", "all", cwd=tmp_path)
+    assert "cured is checked out, or being rebased" in done.stderr
+    assert git(repo, "rev-parse", "cured") == before
+
+
+@pytest.mark.parametrize("leads", ["main", "nowhere"])
+def test_a_branch_that_is_another_s_name_moves_no_other(tmp_path, leads):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    call("repo", "--branch", "cured", "--accept", "untried", cwd=tmp_path)
+    git(repo, "branch", "-D", "cured")
+    git(repo, "symbolic-ref", "refs/heads/cured", f"refs/heads/{leads}")
+    before = git(repo, "rev-parse", "main")
+    call("--branch", "cured", "--accept", "untried", "--retry", "all", cwd=tmp_path)
+    assert git(repo, "rev-parse", "main") == before
+    assert git(repo, "branch", "--list", "nowhere") == ""

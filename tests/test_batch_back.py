@@ -124,3 +124,44 @@ def test_a_branch_that_somebody_has_removed_is_not(tmp_path):
     assert call("repo", "--branch", "cured", "--accept", "untried", cwd=tmp_path).returncode == 0
     git(repo, "branch", "-D", "cured")
     assert "still has" not in call("--accept", "untried", "--revert", "out-of-place", cwd=tmp_path).stderr
+
+
+def test_a_repository_is_dropped_and_what_was_done_to_it_is_said(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    folder = plain(tmp_path / "folder", {"train.py": faulty(), "old.py": LEAF})
+    repository(tmp_path / "other", {"train.py": faulty()})
+    words = ["--accept", "untried", "--diff"]
+    call("repo", "folder", "other", "--branch", "cured", *words, cwd=tmp_path)
+    call("--only", "folder", "--write", *words, cwd=tmp_path)
+    before = state(repo), state(folder)
+    done = call("--drop", "folder", "--drop", str(repo), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    stays = "dropped. This stays, and --revert can't take it back any more: "
+    assert done.stdout.splitlines()[:2] == [
+        f"repo: {stays}branch cured (out-of-place)",
+        f"folder: {stays}old.py, train.py written (no-grad-write, out-of-place)",
+    ]
+    assert (state(repo), state(folder)) == before
+    left = tmp_path / "gradfix-migrate"
+    assert sorted(p.name for p in left.rglob("*") if p.stem in ("repo", "folder")) == []
+    assert (left / "patches/other.patch").is_file()
+    assert [x.split()[1] for x in call("--status", cwd=tmp_path).stdout.splitlines()[:-2]] == ["other"]
+    assert "folder" not in (left / "report.md").read_text()
+    (folder / "train.py").write_text(faulty())
+    again = call("folder", "--write", *words, cwd=tmp_path)  # as one that was never seen
+    assert ((folder / "train.py").read_text(), "Traceback" in again.stderr) == (sound(), False)
+
+
+def test_dropping_does_nothing_else(tmp_path):
+    repo = repository(tmp_path / "repo", {"train.py": faulty()})
+    call("repo", cwd=tmp_path)
+    before = sorted((p, p.read_bytes()) for p in (tmp_path / "gradfix-migrate").glob("report.*"))
+    for words in (["--drop", "rpo"], ["--drop", "repo", "--revert", "out-of-place"], ["--drop", "repo", "x"]):
+        done = call(*words, cwd=tmp_path)
+        assert (done.returncode, "--drop" in done.stderr) == (2, True), done.stderr
+    assert before == sorted((p, p.read_bytes()) for p in (tmp_path / "gradfix-migrate").glob("report.*"))
+    done = call("--drop", "repo", "--workspace", "none", cwd=tmp_path)
+    assert (done.returncode, "none holds no migration" in done.stderr) == (2, True)
+    assert not (tmp_path / "none").exists()
+    assert (call("--drop", "*", cwd=tmp_path).returncode, repo.is_dir()) == (0, True)
+    assert call("repo", cwd=tmp_path).returncode == 1

@@ -85,7 +85,10 @@ def test_uncommitted_changes_are_not_mixed_in(tmp_path):
 def test_untracked_files_have_no_commit(tmp_path):
     repo = repository(tmp_path / "repo", {"a.txt": "x"})
     (repo / "train.py").write_text(faulty())
-    assert one(tmp_path, repo)[1] == ("refused", "train.py is not tracked by git; add it first, or --write")
+    why = "train.py is not in the commit that is checked out; commit it first, or --write"
+    assert one(tmp_path, repo)[1] == ("refused", why)
+    git(repo, "add", "train.py")
+    assert one(tmp_path, repo)[1] == ("refused", why)
 
 
 def test_a_branch_that_is_somebody_elses_stays(tmp_path):

@@ -105,6 +105,15 @@ def test_the_run_does_not_show_the_fault(tmp_path):
     assert "a run of train.py does not show the fault any more" in out
 
 
+def test_a_run_that_does_not_come_as_far_says_nothing_of_the_fault(tmp_path):
+    patch(tmp_path, fix(tmp_path, {"train.py": (OLD, NEW)}))
+    (tmp_path / "train.py").write_text(OLD.replace("import torch\n", "import torch\nimport nothing_there\n"))
+    code, out, _ = run(tmp_path, "apply", "fix.json", "--reprove", "--write")
+    assert (code, "any more" in out) == (1, False)
+    assert "a run does not show whether the fault is there: train.py" in out
+    assert "No module named 'nothing_there'" in out
+
+
 # ---- what is written
 
 
@@ -363,9 +372,34 @@ def test_what_is_no_patch(apply, tmp_path, raw, said):
     assert said in err
 
 
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda fix: fix.update(files=[]), "changes nothing"),
+        (lambda fix: fix["files"][0].update(hunks=[]), "changes nothing"),
+        (lambda fix: fix.update(verdict="rejected"), "was rejected where it was made"),
+    ],
+)
+def test_what_no_patch_holds(apply, tmp_path, edit, said):
+    """It would be called applied already, or be written."""
+    patch(tmp_path, fix(tmp_path, {"train.py": (OLD, NEW)}))
+    held = json.loads((tmp_path / "fix.json").read_text())
+    edit(held["fixes"][0])
+    (tmp_path / "fix.json").write_text(json.dumps(held))
+    (tmp_path / "train.py").write_text(OLD)
+    code, _, err = apply("--write")
+    assert code == 2
+    assert said in err
+    assert (tmp_path / "train.py").read_text() == OLD
+
+
 def test_what_is_not_there(apply, tmp_path):
     assert apply()[::2] == (2, "gradfix: fix.json: can't be read (no such file or directory)\n")
     patch(tmp_path)
+    (tmp_path / "sub").mkdir(exist_ok=True)
+    (tmp_path / "sub/a.py").touch()
+    said = "gradfix: --root sub/a.py: this is a file, and DIR is a folder: its folder is sub\n"
+    assert apply("--root", "sub/a.py")[::2] == (2, said)
     assert apply("--root", "nowhere")[::2] == (2, "gradfix: nowhere: there is no such directory\n")
     assert apply()[:2] == (0, "There is no fix in it.\n")
 

@@ -150,7 +150,7 @@ def test_its_line_says_something_else():
 
 def test_something_came_in_between():
     assert "the place after `opt.step()`" in refused(
-        OLD.replace("opt.step()\n", "opt.step()\n        print(loss)\n")
+        OLD.replace("opt.step()\n", "opt.step()\n        record(loss)\n")
     )
 
 

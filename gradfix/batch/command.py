@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from gradfix.batch import written
 from gradfix.batch.display import display
 from gradfix.batch.engine import EngineError
 from gradfix.batch.git import GitError, no_branch
-from gradfix.batch.intake import listed, specs
+from gradfix.batch.intake import listed, nothing, specs
 from gradfix.batch.migrate import Batch
-from gradfix.batch.outcome import SHOWN, UNAPPLIED, outcome
+from gradfix.batch.outcome import DONE, REFUSED, SHOWN, UNAPPLIED, outcome
 from gradfix.batch.state import State, StateError, aside, locked, wanted
 from gradfix.batch.summary import summary
 from gradfix.batch.values import Spec
@@ -22,6 +24,8 @@ from gradfix.batch.words import sentence
 from gradfix.fingerprint import is_fingerprint
 from gradfix.report.layout import safe
 from gradfix.report.terminal import Terminal
+
+SAID = 10  # of a list's repositories that are not there, so many are named
 
 
 class CommandError(Exception):
@@ -47,14 +51,14 @@ class Command:
     refuse: tuple[str, ...] = ()
     reconsider: tuple[str, ...] = ()
     revert: tuple[str, ...] = ()  # codemods
+    drop: tuple[str, ...] = ()  # repositories
 
     def go(self, terminal: Terminal) -> Left:
         """Do it. Raises CommandError."""
         self._checked()
-        if any(not place.strip() for place in self.places):
-            raise CommandError("an empty REPO names nothing; . is the directory that this is called in")
-        new = specs([*self.places, *self._listed()])
+        new, missing = self._named()
         workspace = self.batch.workspace
+        self._tell(missing, terminal)
         if not new and not (workspace / "state.db").is_file():
             raise CommandError(
                 f"name repositories (gradfix migrate REPO …): {workspace} holds no migration to go on with"
@@ -74,10 +78,29 @@ class Command:
                     done = self.batch.run(state, say)
             finally:
                 written.write(workspace, state, state.specs())
-            return self._close(state, done, terminal, (*self.batch.wish.effects, "revert"))
+            return self._close(state, done, terminal, (*self.batch.wish.effects, "revert"), missing)
+
+    def dropping(self, terminal: Terminal) -> Left:
+        """Take repositories out of the workspace, say what was done to them, and do nothing else. Raises
+        CommandError."""
+        workspace = self.batch.workspace
+        if not (workspace / "state.db").is_file():
+            raise CommandError(f"{workspace} holds no migration")
+        with self._opened([]) as state:
+            for name, stays in self.batch.drop(state, self.drop).items():
+                terminal.write(safe(f"{name}: dropped{stays}"))
+            written.write(workspace, state, state.specs())
+            self._close(state, state.specs(), terminal, ())
+        return Left(0, 0)
 
     def status(self, terminal: Terminal) -> Left:
         """Say how far it is. Raises CommandError."""
+        try:
+            return self._status(terminal)
+        except sqlite3.Error as problem:
+            raise CommandError(f"{self.batch.workspace}: can't be used ({problem})") from None
+
+    def _status(self, terminal: Terminal) -> Left:
         try:
             state = State(self.batch.workspace, create=False)
             asked = wanted(state.specs(), self.batch.only)
@@ -87,7 +110,7 @@ class Command:
         for spec in asked:
             effects = state.effects(spec.name)
             said = [
-                f"{effect} refused: {e}" if came == "refused" else e for effect, (came, e) in effects.items()
+                f"{effect} refused: {e}" if came == REFUSED else e for effect, (came, e) in effects.items()
             ]
             terminal.write(safe("  ".join([f"{ended.get(spec.name, 'waiting'):8}", spec.name, *said])))
         return self._close(state, asked, terminal)
@@ -102,6 +125,38 @@ class Command:
                 raise CommandError(f"--branch: git takes no branch {why}")
         except GitError as problem:
             raise CommandError(f"--branch: {problem}") from None
+
+    def _named(self) -> tuple[list[Spec], list[str]]:
+        """What the call names, and of its list, why some of it is nothing. Raises CommandError where a REPO is."""
+        if any(not place.strip() for place in self.places):
+            raise CommandError("an empty REPO names nothing; . is the directory that this is called in")
+        known = self._known() if self.places or self.list_ else set()
+        for place in self.places:
+            if (why := nothing(place)) and os.path.realpath(place) not in known:
+                raise CommandError(f"{place}: {why}; nothing was done")
+        listed_ = [(place, nothing(place)) for place in self._listed()]
+        there = [place for place, why in listed_ if not why or os.path.realpath(place) in known]
+        if listed_ and not there:
+            raise CommandError(f"{self.list_}: nothing that it names is there ({': '.join(listed_[0])})")
+        new = specs([*self.places, *there])
+        return new, [f"{self.list_}: {place}: {why}" for place, why in listed_ if place not in there]
+
+    def _known(self) -> set[str]:
+        """Where the repositories of the workspace are, or were."""
+        try:
+            state = State(self.batch.workspace, create=False)
+        except StateError:  # there is none yet, or _opened() says why it can't be used
+            return set()
+        try:
+            return {spec.place for spec in state.specs()}
+        finally:
+            state.close()
+
+    def _tell(self, missing: Sequence[str], terminal: Terminal) -> None:
+        """Say what a list names and is not there: before the work, which may take a night, and after it."""
+        more = f"{self.list_}: {len(missing) - SAID} more that are not there"
+        for line in [*missing[:SAID], *[more] * bool(missing[SAID:])]:
+            terminal.err.out(safe(line), highlight=False)
 
     def _listed(self) -> list[str]:
         if self.list_ is None:
@@ -128,7 +183,7 @@ class Command:
                     state.close()
         except (StateError, EngineError) as problem:
             raise CommandError(str(problem)) from None
-        except sqlite3.OperationalError as problem:  # a full disk
+        except sqlite3.Error as problem:  # a full disk, a page that is damaged
             raise CommandError(f"{self.batch.workspace}: can't be used ({problem})") from None
         except OSError as problem:
             reason = (problem.strerror or str(problem)).lower()
@@ -137,7 +192,12 @@ class Command:
             ) from None
 
     def _close(
-        self, state: State, asked: list[Spec], terminal: Terminal, effects: tuple[str, ...] | None = None
+        self,
+        state: State,
+        asked: list[Spec],
+        terminal: Terminal,
+        effects: tuple[str, ...] | None = None,
+        missing: Sequence[str] = (),
     ) -> Left:
         """The end of a call that was about these `effects` (None: about all that were ever asked for)."""
         results = [r for s in asked if (r := state.result(s.name)) is not None]
@@ -145,23 +205,25 @@ class Command:
             f"{s.name}: {effect}: {said}"
             for s in asked
             for effect, (result, said) in state.effects(s.name).items()
-            if result == "refused" and (effects is None or effect in effects)
+            if result != DONE and (effects is None or effect in effects)
         ]
         if not terminal.quiet:
             for line in refused:
                 terminal.err.out(safe(line), highlight=False)
+            self._tell(missing, terminal)
             terminal.write(safe(sentence(summary(state, asked)["totals"])))
             workspace = self.batch.workspace
             if (workspace / "report.json").is_file():
                 page = (workspace / "report.html").is_file()
-                more = (
-                    ", report.html" if page else " (report.html needs jinja2: pip install 'gradfix[batch]')"
-                )
-                terminal.write(f"Reports: {workspace}/report.md, report.json{more}")
+                more = ", report.html" if page else ""
+                if find_spec("jinja2") is None:
+                    more += " (report.html needs jinja2: pip install 'gradfix[batch]')"
+                terminal.write(safe(f"Reports: {workspace}/report.md, report.json{more}"))
         left = ("", SHOWN, UNAPPLIED)
         faults = sum(
             f.severity != "note" and outcome(f, state.effects(r.name)) in left
             for r in results
             for f in r.faults
         )
-        return Left(faults, sum(r.ended != "done" or bool(r.crashes) for r in results) + len(refused))
+        failed = sum(r.ended != "done" or bool(r.crashes) for r in results)
+        return Left(faults, failed + len(refused) + len(missing))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from gradfix.batch.git import LINK, GitError, Repository, repository
@@ -123,10 +124,14 @@ def to_branch(
     made: Branch,
     making: Callable[[Branch], None],
 ) -> str:
-    """A branch with one commit a cure, on top of what was checked out. HEAD, index and working tree stay untouched,
-    no hook is run, and the commits' own index lies below `scratch`. `made` is what gradfix had made of it, `making`
-    hears what it is to be before it is. Raises Undone."""
+    """A branch with one commit a cure (RepoResult.committed), on top of what was checked out. HEAD, index and working
+    tree stay untouched, no hook is run, and the commits' own index lies below `scratch`. `made` is what gradfix had
+    made of it, `making` hears what it is to be before it is. Raises Undone."""
     _there(place)
+    steps = result.committed
+    if result.steps and not steps:
+        raise Undone(uncommitted(result))
+    result = replace(result, steps=steps)
     try:
         found = repository(place)
         if found is None:
@@ -144,11 +149,26 @@ def to_branch(
                     f"there is a branch {branch} with something else on it; name another, or delete it"
                 )
             making(Branch((at, tip) if at else (tip,), tuple(step.had for step in result.steps)))
-            found.move(branch, tip, at)
+            try:
+                found.move(branch, tip, at)
+            except GitError:
+                if found.ref(branch) != tip:
+                    making(made)
+                raise
     except GitError as problem:
         raise Undone(str(problem)) from None
     count = len(result.steps)
     return f"{branch} at {tip[:10]}, {count} commit{'s' * (count != 1)} above {result.commit[:10]}"
+
+
+def uncommitted(result: RepoResult) -> str:
+    """Why no commit can have all of the steps, as a sentence; "" where one can."""
+    if len(result.committed) == len(result.steps):
+        return ""
+    names = list(map(escaped, result.untracked))
+    if len(names) == 1:
+        return f"{names[0]} is not in the commit that is checked out; commit it first, or --write"
+    return f"{_some(names)} are not in the commit that is checked out; commit them first, or --write"
 
 
 def is_there(place: Path, branch: str, made: Branch) -> bool:
@@ -166,7 +186,7 @@ def commits(found: Repository, result: RepoResult, scratch: Path) -> str:
     blobs = {path: tree[path] for path in result.changes if path in tree}
     for path in result.changes:
         if path not in blobs or blobs[path].mode == LINK:
-            raise Undone(f"{path} is not tracked by git; add it first, or --write")
+            raise Undone(f"{path} is not a file of the commit that is checked out")
     was = {
         path: _decoded(path, data)
         for path, data in zip(blobs, found.contents(b.name for b in blobs.values()), strict=True)
@@ -217,7 +237,7 @@ def _unmoved(found: Repository, result: RepoResult, branch: str) -> None:
             f"HEAD has moved from {was} to {now} since it was looked at; --retry {result.name} looks again"
         )
     if branch in found.checked_out():
-        raise Undone(f"{branch} is checked out; it would move under the working tree")
+        raise Undone(f"{branch} is checked out, or being rebased; it would move under the working tree")
     if result.dirty:
         raise Undone(
             f"{_some(list(result.dirty))}: not committed, and what was measured was measured with it"

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,7 +133,21 @@ class Repository:
     def checked_out(self) -> set[str]:
         """The branches that working trees of this repository are on."""
         lines = self._text("worktree", "list", "--porcelain").splitlines()
-        return {x.removeprefix("branch refs/heads/") for x in lines if x.startswith("branch ")}
+        return {
+            x.removeprefix("branch refs/heads/") for x in lines if x.startswith("branch ")
+        } | self._stopped()
+
+    def _stopped(self) -> set[str]:
+        """The branches whose working trees stand in the middle of a rebase or a bisection, with a detached HEAD: it
+        ends by moving them, or by going back to them."""
+        shared = self.directory / "commondir"
+        common = self.directory / shared.read_text().strip() if shared.is_file() else self.directory
+        found = set()
+        for tree in (common, *(common / "worktrees").glob("*")):
+            for name in ("rebase-merge/head-name", "rebase-apply/head-name", "BISECT_START"):
+                with suppress(OSError):
+                    found.add(os.fsdecode((tree / name).read_bytes()).strip().removeprefix("refs/heads/"))
+        return found
 
     def commit(self, parent: str, files: Mapping[str, tuple[str, bytes]], message: str, scratch: Path) -> str:
         """A commit on top of `parent` in which `files` (path to mode and bytes) are changed; no branch moves. The same
@@ -156,7 +171,7 @@ class Repository:
 
     def move(self, branch: str, new: str, old: str) -> None:
         """Set a branch that is at `old` ("": not there) to `new`: at once, or not at all. Raises GitError."""
-        self._git("update-ref", f"refs/heads/{branch}", new, old or "0" * len(new))
+        self._git("update-ref", "--no-deref", f"refs/heads/{branch}", new, old or "0" * len(new))
 
     def _text(self, *words: str, given: bytes = b"", more: Mapping[str, str] | None = None) -> str:
         return self._git(*words, given=given, more=more).decode("utf-8", "replace").strip()

@@ -75,6 +75,22 @@ def specs(places: Iterable[str]) -> list[Spec]:
     return [Spec(name, place) for name, place in names.items()]
 
 
+def nothing(place: str) -> str:
+    """Why there is nothing at `place` to be migrated, now or ever; "" where there may be."""
+    try:
+        about = os.stat(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return "there is no such folder or archive"
+    except (OSError, ValueError):  # that it can't be read is a result, and may be another the next time
+        return ""
+    if stat.S_ISDIR(about.st_mode):
+        return ""
+    name = os.path.basename(place)
+    if name.lower().endswith(ARCHIVES) and stat.S_ISREG(about.st_mode):
+        return ""
+    return f"{name} is neither a folder nor an archive ({', '.join(ARCHIVES)})"
+
+
 def listed(text: str) -> list[str]:
     """The places of a list: one a line, ``#`` begins a comment."""
     lines = (line.strip() for line in text.splitlines())
@@ -86,14 +102,12 @@ def opened(spec: Spec, scratch: Path) -> Iterator[Opened]:
     """The thing itself where it lies; what has to be unpacked first is unpacked below `scratch`. Raises Refused."""
     place = Path(spec.place)
     try:
+        if why := nothing(spec.place):
+            raise Refused(why)
         if place.is_file():
-            if not place.name.lower().endswith(ARCHIVES):
-                raise Refused(f"{place.name} is neither a folder nor an archive ({', '.join(ARCHIVES)})")
             root, remarks = _unpacked(place, scratch / "archive")
             yield Opened(root, "archive", remarks=remarks)
             return
-        if not place.is_dir():
-            raise Refused("there is no such folder or archive")
         found = repository(place)
         if found is None:
             nested = _nested(place)

@@ -13,7 +13,7 @@ from pathlib import Path
 from gradfix.batch import delivery, engine
 from gradfix.batch.engine import Engine, EngineError
 from gradfix.batch.order import largest_first
-from gradfix.batch.outcome import Effects
+from gradfix.batch.outcome import DONE, PART, REFUSED, Effects
 from gradfix.batch.state import State, wanted
 from gradfix.batch.values import Branch, Options, RepoResult, Spec, Written, loads
 from gradfix.source import beside
@@ -111,6 +111,17 @@ class Batch:
             elif result is not None and any(codemod in step.codemod.split("+") for step in result.steps):
                 state.forget([spec.name])
 
+    def drop(self, state: State, words: Iterable[str]) -> dict[str, str]:
+        """Take repositories out of the workspace; nothing of theirs is touched. Gives, by name, what was done to them
+        and stays. Raises StateError, and then none is dropped."""
+        out = {}
+        for spec in wanted(state.specs(), words, "--drop"):
+            out[spec.name] = _stays(state, spec)
+            delivery.no_patch(self._patch(spec))
+            (self.workspace / "pull-requests" / f"{spec.name}.md").unlink(missing_ok=True)
+            state.drop(spec.name)
+        return out
+
     def _taken_back(self, state: State, asked: list[Spec]) -> set[str]:
         """Put back what was written and is not wanted any more; gives the names of those where that can't be done. They
         stay as they are, and it is tried again and said again each time."""
@@ -123,7 +134,7 @@ class Batch:
                 with _staging(state, spec, written.changes) as token:
                     delivery.back(written, spec, token)
             except delivery.Undone as why:
-                state.affected(spec.name, "revert", "refused", str(why))
+                state.affected(spec.name, "revert", REFUSED, str(why))
                 stuck.add(spec.name)
             else:
                 state.note_written(spec.name, Written())
@@ -138,7 +149,7 @@ class Batch:
             if (codemods := made.codemods & reverted) and delivery.is_there(Path(spec.place), name, made)
         ]
         if left:
-            state.affected(spec.name, "revert", "refused", "; ".join(left))
+            state.affected(spec.name, "revert", REFUSED, "; ".join(left))
         else:
             state.unaffected(spec.name, "revert")
 
@@ -178,24 +189,31 @@ class Batch:
     def _affect(self, state: State, spec: Spec, scratch: Path, renewed: tuple[str, ...] = ()) -> None:
         """Have the effects that are asked for and not had yet, and those that a new result has to have `renewed`."""
         had = state.effects(spec.name)
-        due = [e for e in dict.fromkeys((*self.wish.effects, *renewed)) if had.get(e, ("", ""))[0] != "done"]
+        due = [e for e in dict.fromkeys((*self.wish.effects, *renewed)) if had.get(e, ("", ""))[0] != DONE]
         result = state.result(spec.name) if due else None
         if result is None:
             return
         branch = self.wish.branch
         for effect, (came, _) in had.items():
-            if came == "refused" and branch and effect.startswith("branch ") and effect not in due:
+            if came == REFUSED and branch and effect.startswith("branch ") and effect not in due:
                 state.unaffected(spec.name, effect)  # another name is the answer to it
         if not result.changes:  # nothing to do, but for a branch that was made when there was
             due = [f"branch {branch}"] if branch in state.branches(spec.name) else []
         for effect in due:
             try:
-                state.affected(spec.name, effect, "done", self._do(effect, result, spec, state, scratch))
+                said = self._do(effect, result, spec, state, scratch)
+                lacks = delivery.uncommitted(result) if effect.startswith("branch ") else ""
+                state.affected(
+                    spec.name,
+                    effect,
+                    PART if lacks else DONE,
+                    f"{said}; without the rest: {lacks}" if lacks else said,
+                )
             except delivery.Undone as why:
-                state.affected(spec.name, effect, "refused", str(why))
+                state.affected(spec.name, effect, REFUSED, str(why))
             except OSError as problem:
                 said = f"{problem.filename}: can't be written ({(problem.strerror or str(problem)).lower()})"
-                state.affected(spec.name, effect, "refused", said)
+                state.affected(spec.name, effect, REFUSED, said)
 
     def _patch(self, spec: Spec) -> Path:
         return self.workspace / "patches" / f"{spec.name}.patch"
@@ -223,6 +241,20 @@ class Batch:
         except BaseException:  # nothing was written
             state.note_written(spec.name, before)
             raise
+
+
+def _stays(state: State, spec: Spec) -> str:
+    """What was done to a repository that --revert could still take back, as the end of a sentence."""
+    written = state.written(spec.name)
+    done = [f"{', '.join(written.changes)} written ({', '.join(sorted(written.codemods))})"] * bool(
+        written.changes
+    )
+    done += [
+        f"branch {name} ({', '.join(sorted(made.codemods))})"
+        for name, made in state.branches(spec.name).items()
+        if delivery.is_there(Path(spec.place), name, made)
+    ]
+    return f". This stays, and --revert can't take it back any more: {'; '.join(done)}" if done else ""
 
 
 @contextmanager

@@ -12,12 +12,13 @@ Effects = Mapping[str, tuple[str, str]]  # by effect: what came of it, and the s
 
 UNAPPLIED = "not applied"  # a cure that was chosen, and nothing was done with it
 SHOWN = "only shown"  # one that was not: its verdict is not accepted
+DONE, PART, REFUSED = "done", "part", "refused"  # what came of an effect
 KINDS = {"write": "written", "branch": "on a branch", "diff": "in a patch"}  # what says most first
 
 
 def applied(effects: Effects) -> list[str]:
     """Where a result's cures are, in words: ``written``, ``on branch cured``, ``in a patch``."""
-    done = [effect for effect, (came, _) in effects.items() if came == "done"]
+    done = [effect for effect, (came, _) in effects.items() if came in (DONE, PART)]
     return [
         f"on {effect}" if kind == "branch" else said
         for kind, said in KINDS.items()
@@ -28,13 +29,13 @@ def applied(effects: Effects) -> list[str]:
 
 def refused(effects: Effects) -> list[str]:
     """What was asked for and not had."""
-    return [effect for effect, (came, _) in effects.items() if came == "refused"]
+    return [effect for effect, (came, _) in effects.items() if came == REFUSED]
 
 
 def outcome(fault: Fault, effects: Effects) -> str:
     """What became of a fault's cure; "" where there is none."""
     if fault.status == "cured":
-        return ", ".join(applied(effects)) or UNAPPLIED
+        return ", ".join(x for x in applied(effects) if not (fault.held and _on_branch(x))) or UNAPPLIED
     return SHOWN if any(cure.verdict != "rejected" for cure in fault.cures) else ""
 
 
@@ -46,7 +47,11 @@ def outcomes(faults: Iterable[tuple[Fault, Effects]]) -> dict[str, int]:
 
 def _kind(said: str) -> str:
     first = said.partition(", ")[0]
-    return KINDS["branch"] if first.startswith("on branch ") else first
+    return KINDS["branch"] if _on_branch(first) else first
+
+
+def _on_branch(said: str) -> bool:
+    return said.startswith("on branch ")
 
 
 def earlier(state: State, name: str, result: RepoResult | None) -> dict[str, list[Had]]:

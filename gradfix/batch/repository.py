@@ -70,7 +70,7 @@ class _Work:
     lines: int = 0
     said: list[str] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[tuple[Fault, str]] = field(default_factory=list)  # with the script that shows it
     originals: dict[str, str] = field(default_factory=dict)
     raw: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
@@ -96,24 +96,29 @@ class _Work:
             self._leave("no cures were looked for in what is read only", self.uncured)
 
     def result(self, name: str) -> RepoResult:
-        return RepoResult(
+        originals = {self._name(path): text for path, text in self.originals.items()}
+        own = self.there.kind == "repository"
+        result = RepoResult(
             name,
             "done",
             kind=self.there.kind,
             commit=self.there.commit,
             dirty=tuple(self.dirty),
+            untracked=tuple(sorted(p for p in originals if own and p not in self.there.tracked)),
             remarks=tuple(dict.fromkeys(self.said)),
             files=len(self.files),
             lines=self.lines,
             entries=tuple(self.entries),
-            faults=tuple(sorted(self.faults, key=lambda f: (f.path, f.line, f.kind))),
-            originals={self._name(path): text for path, text in self.originals.items()},
+            originals=originals,
             raw={self._name(path): data for path, data in self.raw.items()},
             steps=tuple(self.steps),
             fixes=tuple(self.fixes),
             torch=self.torch,
             crashes=tuple(self.crashes),
         )
+        held = {s.entry for s in result.steps} - {s.entry for s in result.committed}
+        faults = [replace(f, held=f.status == "cured" and script in held) for f, script in self.faults]
+        return replace(result, faults=tuple(sorted(faults, key=lambda f: (f.path, f.line, f.kind))))
 
     # ---- reading
 
@@ -215,7 +220,7 @@ class _Work:
             (again,) = pipeline.fix(entry, only, text, lambda _: None, zygote, now)
             before = {e.path: e for e in self.entries}[self._name(str(entry))]
             known = {
-                (f.kind, f.message) for f in self.faults if f.entry == before.path and f.status != "cured"
+                (f.kind, f.message) for f, _ in self.faults if f.entry == before.path and f.status != "cured"
             }
             new = [d for d in again.diagnoses if (d.conflict.kind, d.conflict.message) not in known]
             if again.ended != before.ended or any(d.conflict.severity == "error" for d in new):
@@ -243,7 +248,8 @@ class _Work:
     def _tell(self, result: Result, new: Iterable[Diagnosis]) -> None:
         for diagnosis in new:
             self.seen |= {_key(c) for c in (diagnosis.conflict, *diagnosis.conflict.also)}
-            self.faults.append(fault(diagnosis, result, self.there.root))
+            told = fault(diagnosis, result, self.there.root)
+            self.faults.append((told, self._name(str(result.entry))))
 
     # ---- helpers
 

@@ -105,7 +105,7 @@ class State:
 
     def __init__(self, workspace: Path, *, create: bool = True) -> None:
         file = workspace / "state.db"
-        if not create and not file.is_file():
+        if not create and not (file.is_file() and file.stat().st_size):
             raise StateError(f"{workspace} holds no migration")
         try:
             self._db = sqlite3.connect(file, timeout=30, isolation_level=None)
@@ -142,6 +142,16 @@ class State:
                     "INSERT INTO repos SELECT ?, ?, coalesce(max(position), 0) + 1 FROM repos", (name, place)
                 )
                 places.add(place)
+
+    def drop(self, name: str) -> None:
+        """Know nothing of a repository any more."""
+        with self._whole():
+            for table in ("results", "faults", "effects", "attempts", "repos"):
+                self._db.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
+            mark = f"branch {name} "
+            self._db.execute("DELETE FROM meta WHERE substr(key, 1, ?) = ?", (len(mark), mark))
+            for what in ("proved", "spared", "written"):
+                self._db.execute("DELETE FROM meta WHERE key = ?", (f"{what} {name}",))
 
     def specs(self) -> list[Spec]:
         """All of them, in the order in which they came."""
@@ -260,8 +270,11 @@ class State:
         return {key.removeprefix(mark): loads(Branch, value) for key, value in rows}
 
     def making(self, name: str, branch: str, made: Branch) -> None:
-        """Note, before it happens, what a branch is made to be."""
-        self._note(f"branch {name} {branch}", dumps(made))
+        """Note, before it happens, what a branch is made to be; one of no commits is none."""
+        if made.commits:
+            self._note(f"branch {name} {branch}", dumps(made))
+        else:
+            self._db.execute("DELETE FROM meta WHERE key = ?", (f"branch {name} {branch}",))
 
     def written(self, name: str) -> Written:
         """What gradfix has written into a repository's working tree."""

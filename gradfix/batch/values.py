@@ -11,6 +11,7 @@ import json
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from gradfix.patches.values import Fix
@@ -106,7 +107,7 @@ class Tried:
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault. `status` as a Diagnosis has it; `entry` the script whose run showed it, "" where it was read;
-    `shown` the report of it, rows of (text, style)."""
+    `shown` the report of it, rows of (text, style); `held`: no commit can have its cure (RepoResult.committed)."""
 
     fingerprint: str
     kind: str
@@ -121,6 +122,7 @@ class Fault:
     marks: tuple[Mark, ...] = ()
     cures: tuple[Tried, ...] = ()
     shown: tuple[tuple[tuple[str, str], ...], ...] = ()
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,8 @@ class Branch:
 @dataclass(frozen=True, slots=True)
 class RepoResult:
     """All that one repository came to. `sentence` says why it was refused or failed; `originals` are the texts that the
-    steps begin with; `commit` is what was checked out, "" outside git; `dirty` the files read that differ from it."""
+    steps begin with; `commit` is what was checked out, "" outside git; `dirty` the files read that differ from it,
+    `untracked` those that change and are not in it."""
 
     name: str
     ended: Ended
@@ -184,6 +187,7 @@ class RepoResult:
     kind: Kind = "folder"
     commit: str = ""
     dirty: tuple[str, ...] = ()
+    untracked: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     files: int = 0
     lines: int = 0
@@ -196,6 +200,21 @@ class RepoResult:
     torch: str = ""
     crashes: tuple[str, ...] = ()  # faults of gradfix's own that files have shown
     seconds: float = 0.0
+
+    @property
+    def committed(self) -> tuple[Step, ...]:
+        """The steps that a commit on top of `commit` can have. Those of one script were measured together, and are left
+        out together where one of their files is not in it, as are those that go on from their texts."""
+        out: list[Step] = []
+        lacks = set(self.untracked)
+        for _, some in groupby(self.steps, lambda step: step.entry):
+            steps = list(some)
+            files = {path for step in steps for path in step.texts}
+            if files & lacks:
+                lacks |= files
+            else:
+                out += steps
+        return tuple(out)
 
     @property
     def changes(self) -> dict[str, tuple[str, str]]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Mapping
 from typing import Any
+
+_CODE = re.compile("`([^`]+)`")
+_MARKUP = re.compile(r"[\\`*\[\]~$]|(?<![^\W_])_")  # (a _ in a word begins nothing)
+_CALLS = re.compile(r"@(?=\w)|#(?=\d)|GH-(?=\d)|:(?=//)|www(?=\.)", re.IGNORECASE)  # people, issues, pages
+_BLOCK = re.compile(r"^(\d*)([.)]|#+|[+-])(?=\s|-|$)")  # headings, lists
 
 
 def escaped(text: str) -> str:
@@ -15,9 +21,24 @@ def escaped(text: str) -> str:
 
 def code(text: str) -> str:
     """`text` as code in Markdown, whatever it holds."""
+    if not text:
+        return ""
     marks = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
     space = " " if text[:1] == "`" or text[-1:] == "`" else ""
     return f"{marks}{space}{escaped(text)}{space}{marks}"
+
+
+def text(said: str) -> str:
+    """`said` as text in Markdown, code between backticks as code: nothing else in it is markup or HTML, and it calls
+    for nobody."""
+    pieces = _CODE.split(escaped(said).lstrip())
+    return "".join(code(piece) if n % 2 else _plain(piece, not n) for n, piece in enumerate(pieces))
+
+
+def _plain(piece: str, first: bool) -> str:
+    piece = _MARKUP.sub(r"\\\g<0>", html.escape(piece, quote=False))
+    piece = _CALLS.sub(lambda m: f"{m[0]}&#8203;", piece)  # a space of no width
+    return _BLOCK.sub(r"\1\\\2", piece) if first else piece
 
 
 def sentence(totals: Mapping[str, Any]) -> str:

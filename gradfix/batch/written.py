@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradfix.batch.delivery import save
+from gradfix.batch.delivery import save, uncommitted
 from gradfix.batch.html import page
-from gradfix.batch.outcome import earlier
+from gradfix.batch.outcome import DONE, earlier
 from gradfix.batch.state import State
 from gradfix.batch.summary import Data, by_faults, repositories, summary
 from gradfix.batch.values import Fault, Had, RepoResult, Spec, Step
-from gradfix.batch.words import code, counts, escaped, sentence
+from gradfix.batch.words import code, counts, escaped, many, sentence, text
 from gradfix.report.layout import safe
 
 MOST = 200  # rows of a table in report.md; the rest is in report.json
@@ -34,7 +34,7 @@ def write(workspace: Path, state: State, specs: list[Spec]) -> None:
         result = state.result(spec.name)
         file = workspace / "pull-requests" / f"{spec.name}.md"
         had = earlier(state, spec.name, result)
-        if result is not None and result.steps:
+        if result is not None and result.committed:
             save(file, safe_text(pull_request(result, had)))
         elif not had:  # else the text is that of what was applied
             file.unlink(missing_ok=True)
@@ -49,7 +49,7 @@ def markdown(document: Data) -> Iterator[str]:
     """The report for people who read it where the repositories are discussed."""
     totals = document["totals"]
     yield from ("# gradfix migrate", "")
-    yield sentence(totals)
+    yield text(sentence(totals))
     found = [_found(r["name"], f) for r in document["repositories"] for f in r.get("faults", ()) if _error(f)]
     if found:
         yield from ("", "## Faults", "")
@@ -67,7 +67,7 @@ def markdown(document: Data) -> Iterator[str]:
         [
             g["fingerprint"],
             g["kind"],
-            code(g["code"]) if g["code"] else g["place"],
+            f"`{g['code']}`" if g["code"] else g["place"],
             g["faults"],
             len(g["repositories"]),
             g["hint"] or "",
@@ -136,46 +136,44 @@ def markdown(document: Data) -> Iterator[str]:
 
 
 def table(head: list[str], rows: Iterable[list[Any]]) -> Iterator[str]:
-    """A table of Markdown; what is beyond the first rows is counted."""
+    """A table of Markdown, its cells as text() takes them; what is beyond the first rows is counted."""
     rows = list(rows)
     yield f"| {' | '.join(head)} |"
     yield f"|{' --- |' * len(head)}"
     for row in rows[:MOST]:
-        yield "| " + " | ".join(escaped(str(x)).replace("|", "\\|") for x in row) + " |"
+        yield "| " + " | ".join(text(str(x)).replace("|", "\\|") for x in row) + " |"
     if rows[MOST:]:
         yield from ("", f"{len(rows) - MOST} more are in report.json.")
 
 
 def pull_request(result: RepoResult, had: Mapping[str, Sequence[Had]] | None = None) -> str:
     """A title and a body, ready to be posted; `had` is what earlier calls have applied, by where it is."""
-    kinds = list(dict.fromkeys(k for s in result.steps for k in s.kinds))
-    lines = [
-        f"Fix {len(result.steps)} autograd fault{'s' * (len(result.steps) != 1)} ({', '.join(kinds)})",
-        "",
-    ]
-    untold = [f for f in result.faults if f.status == "cured"]
-    for step in result.steps:
+    steps = result.committed
+    kinds = list(dict.fromkeys(k for s in steps for k in s.kinds))
+    lines = [f"Fix {many(len(steps), 'autograd fault')} ({', '.join(kinds)})", ""]
+    untold = [f for f in result.faults if f.status == "cured" and not f.held]
+    for step in steps:
         for name in step.fingerprints:
             fault = _told_of(step, name, untold)
             if fault is not None:
                 untold.remove(fault)
-                said = escaped(fault.message)
+                said = text(fault.message)
                 lines += [f"**{fault.kind}** in {code(fault.path)}, line {fault.line}: {said}.", ""]
                 rows = ["".join(text for text, _ in row) for row in fault.shown]
                 fence = "`" * max(3, *(len(x) + 1 for row in rows for x in re.findall("`+", row)), 3)
                 lines += [fence, *map(escaped, rows), fence, ""]
-        lines.append(f"Cure: {escaped(step.summary)} (`{step.codemod}`).")
-        lines.append(f"Verdict: **{step.verdict}**. {escaped(step.reason[:1].upper() + step.reason[1:])}.")
-        lines += [f"After this, {escaped(step.effect)}."] if step.effect else []
+        lines.append(f"Cure: {text(step.summary)} (`{step.codemod}`).")
+        lines.append(f"Verdict: **{step.verdict}**. {text(step.reason[:1].upper() + step.reason[1:])}.")
+        lines += [f"After this, {text(step.effect)}."] if step.effect else []
         lines.append("")
     ran = {e.path for e in result.entries if e.wall}
-    runs = list(dict.fromkeys(s.entry for s in result.steps if s.entry in ran))
+    runs = list(dict.fromkeys(s.entry for s in steps if s.entry in ran))
     if runs:
         lines.append(f"Measured by running {', '.join(map(code, runs))} before and after, for a few steps.")
     else:
         lines.append("Nothing was run: these changes are not proved.")
     before = [
-        f"- {escaped(cure.summary)} (`{cure.codemod}`, {cure.verdict}) in {', '.join(map(code, cure.files))}"
+        f"- {text(cure.summary)} (`{cure.codemod}`, {cure.verdict}) in {', '.join(map(code, cure.files))}"
         for place, cures in (had or {}).items()
         if place == "written"
         for cure in cures
@@ -183,9 +181,10 @@ def pull_request(result: RepoResult, had: Mapping[str, Sequence[Had]] | None = N
     if before:
         lines += ["", "Written into the working tree before:", "", *before]
     left = [*result.remarks, *(f"{crash}: gradfix could not follow it." for crash in result.crashes)]
+    left += [f"{lacks}." for lacks in (uncommitted(result),) if lacks]
     if left:
         lines += ["", "Not all of it was looked at, or there is more to say:", ""]
-        lines += [*(f"- {escaped(each)}" for each in left), ""]
+        lines += [*(f"- {text(each)}" for each in left), ""]
     lines.append("Found and changed by gradfix; please review it as any other patch.")
     return "\n".join(lines) + "\n"
 
@@ -237,5 +236,5 @@ def _remarks(repo: Data) -> list[str]:
 
 def _why(repo: Data) -> str:
     said = [repo.get("sentence", "")]
-    said += [f"{effect}: {e['said']}" for effect, e in repo["effects"].items() if e["result"] == "refused"]
+    said += [f"{effect}: {e['said']}" for effect, e in repo["effects"].items() if e["result"] != DONE]
     return "; ".join(s for s in said if s)

@@ -74,6 +74,11 @@ def apply(
     from gradfix.source import write as write_files
 
     terminal = Terminal(quiet)
+    if root.is_file():
+        folder = f": its folder is {root.parent}" if str(root.parent) != "." else ""
+        return _stopped(
+            terminal, output_format, f"--root {root}: this is a file, and DIR is a folder{folder}"
+        )
     if not root.is_dir():
         return _stopped(terminal, output_format, f"{root}: there is no such directory")
     top = root.resolve()

@@ -74,6 +74,10 @@ def migrate(
         list[str] | None,
         Option("--retry", metavar="failed|refused|all|REPO", help="Look at these again."),
     ] = None,
+    drop: Annotated[
+        list[str] | None,
+        Option("--drop", metavar="REPO", help="Take these out of the workspace, and do nothing else."),
+    ] = None,
     status: Annotated[
         bool, Option("--status", metavar="", help="Say how far it is, and do nothing.")
     ] = False,
@@ -155,6 +159,10 @@ def migrate(
             fail(UNPROVED.format(flag))
     if branch == "":
         fail("--branch needs a name")
+    if drop and (
+        repositories or from_ or prove or diff or write or branch or retry or revert or refuse or status
+    ):
+        fail("--drop does nothing else; call again without it for the rest")
     if (engine == "dask") != bool(scheduler):
         fail("--engine dask and --scheduler ADDRESS go together")
     options = Options(
@@ -191,9 +199,11 @@ def migrate(
         tuple(refuse or ()),
         tuple(reconsider or ()),
         codemods(revert),
+        tuple(drop or ()),
     )
+    do = command.status if status else command.dropping if drop else command.go
     try:
-        left = command.status(Terminal(quiet)) if status else command.go(Terminal(quiet))
+        left = do(Terminal(quiet))
     except CommandError as problem:
         fail(str(problem))
     if left.failed:

@@ -190,6 +190,10 @@ def allowed(fix: Fix) -> None:
         inside(path)
     if len({f.path for f in fix.files}) != len(fix.files):
         raise PatchError("one of its fixes names a file twice")
+    if not fix.files or not all(file.hunks for file in fix.files):
+        raise PatchError("one of its fixes changes nothing")
+    if fix.verdict == "rejected" or any(cure.verdict == "rejected" for cure in fix.cures):
+        raise PatchError("one of its fixes was rejected where it was made; no patch holds such")
     for file in fix.files:
         if any(len(x) > TABLE for flow in _flows(file) for x in (flow.order, flow.origins, flow.readers)):
             raise PatchError(f"{file.path}: what it says of its lines is longer than gradfix writes it")

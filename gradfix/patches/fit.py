@@ -70,7 +70,19 @@ class Text:
     """A file's lines, for many questions."""
 
     def __init__(self, text: str) -> None:
-        self.lines = text.split("\n")
+        self.lines = self.whole = text.split("\n")
+
+    def number(self, line: int) -> int:
+        """The line of the file, from 0, that `line` is: see gradfix.patches.layout."""
+        return line
+
+    def left_out(self, start: int, end: int) -> list[tuple[int, tuple[str, ...]]]:
+        """What of the file is not among these lines, and where."""
+        return []
+
+    def real(self, start: int, end: int, new: Sequence[str]) -> tuple[int, int, tuple[str, ...]]:
+        """What is to be put in the place of which lines of the file."""
+        return start, end, tuple(new)
 
     @cached_property
     def code(self) -> list[int]:

@@ -18,6 +18,7 @@ from diff_match_patch import diff_match_patch
 
 from gradfix.patches.fit import SLACK, Place, Text, places, rival
 from gradfix.patches.flow import Doubt, differs
+from gradfix.patches.layout import laid_out, pieces, with_what_looks
 from gradfix.patches.lines import Indents, Names, level, lexed, quoted, rename, renames
 from gradfix.patches.make import digest
 from gradfix.patches.names import Bindings
@@ -26,6 +27,7 @@ from gradfix.patches.values import FilePatch, Hunk, Sides
 FITS = 0.6  # of the lines around a place must be left
 CLEAR = 0.2  # by so much a place must fit better than any other
 COPY = 0.15  # by so much others may fit better than they did in the source
+LOST = "can't be found any more"
 NOT_KNOWN = "it has changed, and what the fix's lines had to do with the others is not known"
 NEAR, WINDOW = 32, 20_000  # characters of a line that is looked for, and where
 
@@ -73,9 +75,23 @@ def place(file: FilePatch, text: str) -> Placed:
     if digest(text) == file.sha256:
         spots = [_exact(hunk, text.split("\n"), name) for hunk in file.hunks]
         return _edited(spots, Text(text), name, None, exact=True)
-    lines = Text(text)
     try:
-        bindings = Bindings.of(text)
+        return _found(file, Text(text))
+    except Refused as why:
+        laid = laid_out(file.hunks, text)
+        if laid is None:
+            raise
+        try:
+            return _found(file, laid)
+        except Refused as other:
+            raise (why if LOST in str(other) else other) from None
+
+
+def _found(file: FilePatch, lines: Text) -> Placed:
+    """The hunks in a text that has changed. Raises Refused."""
+    name = file.path
+    try:
+        bindings = Bindings.of("\n".join(lines.lines))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise Refused(f"{name} has changed, and can't be parsed as it is") from None
     known = _throughout(file.hunks, lines)
@@ -124,7 +140,7 @@ def _spot(hunk: Hunk, text: Text, bindings: Bindings, name: str, known: Names) -
     what = _said(hunk)
     if said:
         raise Refused(f"{name}: {what}: {said[0]}")
-    raise Refused(f"{name}: {what} can't be found any more{_nearest(hunk, text)}")
+    raise Refused(f"{name}: {what} {LOST}{_nearest(hunk, text)}")
 
 
 def _once(hunk: Hunk, text: Text) -> bool:
@@ -150,7 +166,7 @@ def _possible(
         names = {**known, **_evidence(hunk, text, found), **found.names}
         problem = _misnamed(hunk, names, bindings, found.start + 1, old is not None)
         if problem:
-            said.append(f"it may be in line {found.start + 1}, but {problem}")
+            said.append(f"it may be in line {text.number(found.start) + 1}, but {problem}")
             continue
         doubt = _between(hunk, text, found) if not hunk.old and old is None else ""
         yield _Spot(hunk, found, names, old is not None, doubt)
@@ -186,18 +202,19 @@ def _clearest(spots: list[_Spot], hunk: Hunk, text: Text, name: str, only: bool)
     not, with what is said `around` it. Raises Refused."""
     ranked = sorted(spots, key=lambda s: -s.place.score)
     best = ranked[0].place
+    here = text.number(best.start) + 1
     if ranked[0].doubt:
-        raise Refused(f"{name}: {_said(hunk)}: it may be in line {best.start + 1}, but {ranked[0].doubt}")
+        raise Refused(f"{name}: {_said(hunk)}: it may be in line {here}, but {ranked[0].doubt}")
     others = [(s.place.score, s.place.start) for s in ranked[1:]]
     second, line = max([rival(hunk, text, best), *others])
     around = ""
     if best.score < max(FITS, min(hunk.alike + CLEAR, 1.0)):
-        around = f"may be in line {best.start + 1}, but too much around it is not what it was"
+        around = f"may be in line {here}, but too much around it is not what it was"
     # where another place fits better than any other did in the source, there is a copy; where none did, any is one
     elif second > min(best.score - CLEAR, hunk.alike + COPY) or (
         others and not hunk.alike and max(others)[0]
     ):
-        where = " and ".join(str(n) for n in sorted((best.start + 1, line + 1)))
+        where = " and ".join(str(n) for n in sorted((here, text.number(line) + 1)))
         around = f"may be in line {where}, which fit equally well"
     if around and (others or not only):
         raise Refused(f"{name}: {_said(hunk)} {around}")
@@ -292,22 +309,27 @@ def _edited(spots: Sequence[_Spot], text: Text, name: str, flow: Sides | None, e
             f"{name}: {_said(done.hunk)} is changed as the fix has it, and the rest is not: a part of it is there"
         )
     comments = {} if exact else _comments(open_, text, name)
-    edits = []
-    for n, spot in enumerate(open_):
-        new = spot.hunk.new if exact else _as_there(spot, text, comments.get(n, {}), name)
-        edits.append((spot.place.start, spot.place.end, new, n))
+    ranges = [(spot.place.start, spot.place.end) for spot in open_]
+    new = [
+        s.hunk.new if exact else _as_there(s, text, comments.get(n, {}), name) for n, s in enumerate(open_)
+    ]
+    whole = with_what_looks([(*lines, said) for lines, said in zip(ranges, new, strict=True)], text)
+    if whole is None:
+        raise Refused(f"{name}: an assertion or a print came in among the lines that the fix changes")
+    real = [text.real(*lines, said) for lines, said in zip(ranges, whole, strict=True)]
+    edits = [(*each, n) for n, each in enumerate(real)]
     edits.sort()
     for a, b in pairwise(edits):
         if a[1] > b[0] or a[:2] == b[:2]:
             raise Refused(f"{name}: two changes would fall into one place, in line {b[0] + 1}")
     lines: list[str] = []
     after, at = {}, 0
-    for start, end, new, n in edits:
-        lines += text.lines[at:start]
-        after[n] = len(lines), len(lines) + len(new)
-        lines += new
+    for start, end, put, n in edits:
+        lines += text.whole[at:start]
+        after[n] = len(lines)
+        lines += put
         at = end
-    lines += text.lines[at:]
+    lines += text.whole[at:]
     made = "\n".join(lines)
     try:
         ast.parse(made)
@@ -316,15 +338,16 @@ def _edited(spots: Sequence[_Spot], text: Text, name: str, flow: Sides | None, e
     doubt = Doubt()
     if not exact and open_:
         called = {old: now for s in spots for old, now in s.names.items()}
-        before = [(s.place.start, s.place.end) for s in open_]
-        became = [after[n] for n in range(len(open_))]
+        but = [said for lines in ranges for _, said in text.left_out(*lines)]
+        before = [x for start, end, _ in real for x in pieces(start, text.whole[start:end], but)]
+        became = [x for n, (_, _, put) in enumerate(real) for x in pieces(after[n], put, but)]
         doubt = (
-            differs(flow, "\n".join(text.lines), made, before, became, called) if flow else Doubt(NOT_KNOWN)
+            differs(flow, "\n".join(text.whole), made, before, became, called) if flow else Doubt(NOT_KNOWN)
         )
     around = next((s.around for s in open_ if s.around), "")
     said = doubt.said or around
     may_be_told = bool(said) and (not doubt.said or any(doubt.beside))
-    lines_ = tuple((s.hunk.line, 0 if s.done else s.place.start + 1) for s in spots)
+    lines_ = tuple((s.hunk.line, 0 if s.done else text.number(s.place.start) + 1) for s in spots)
     return Placed(made, lines_, f"{name}: {said}" if said else "", may_be_told, doubt.beside)
 
 
@@ -423,8 +446,7 @@ def _comments(spots: Sequence[_Spot], text: Text, name: str) -> dict[int, dict[i
             mine = [(h, i) for h, i, x in every if h == n and x.comment == was.comment]
             goes = same or (mine if was.comment or len(spot.hunk.old) == 1 else [])
             if len(goes) != 1 or goes[0][1] in out.get(goes[0][0], {}):
-                raise Refused(
-                    f"{name}: a comment was changed in what the fix changes, in line {spot.place.start + 1}"
-                )
+                line = text.number(spot.place.start) + 1
+                raise Refused(f"{name}: a comment was changed in what the fix changes, in line {line}")
             out.setdefault(goes[0][0], {})[goes[0][1]] = (now.space or was.space or "  ", now.comment)
     return out

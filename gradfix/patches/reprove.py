@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gradfix import ending
 from gradfix.discover import project_root
 from gradfix.patches.values import Fix
 from gradfix.prove import Prover, Runner, Verdict
@@ -39,10 +40,11 @@ def reprove(
     first = prover.baseline(old)
     kinds = {c.kind for c in fix.cures}
     if not any(c.kind in kinds for c in first.conflicts):
-        ended = (
-            "" if first.failure is None else f" (it ends with {first.failure.type}: {first.failure.message})"
-        )
-        return Verdict("untried", f"a run of {fix.entry} does not show the fault any more{ended}")
+        why = ending.problem(entry, first, faults=False)
+        if why is not None:
+            said = why.message.replace(f"{root}/", "").rstrip(".")
+            return Verdict("untried", f"a run does not show whether the fault is there: {said}")
+        return Verdict("untried", f"a run of {fix.entry} does not show the fault any more")
     say("proving it")
     verdict = prover.prove_whole(first, new, [Effect(c.effect.kind, c.effect.words) for c in fix.cures])
     if verdict.status in ("rejected", "untried"):

@@ -283,7 +283,7 @@ def _statement(number: int, node: ast.stmt, path: tuple[tuple[int, str], ...]) -
         for name, each, only in names(part):
             if isinstance(each.ctx, ast.Load):  # type: ignore[attr-defined]
                 reads[name] = set()
-                (told if only else full).add(name)
+                (told if only or isinstance(node, ast.Assert) else full).add(name)
             else:
                 binds.add(name)
         writes |= {name for base in _written(part) for name, _, _ in names(base) if name not in OWNERS}

@@ -171,17 +171,17 @@ def _find(paths: Sequence[Path], how: Checking) -> tuple[list[Wanted], list[Resu
         for file in search.below(path):
             if not how.search(file.parent).excludes(file):  # a configuration further down has its own
                 wanted.setdefault(file, how.settings(file))
-    return list(wanted.items()), list(problems.values())
+    return [each for each in wanted.items() if each[0] not in problems], list(problems.values())
 
 
 def _no_python(path: Path) -> Problem | None:
     """What is wrong with a file that was asked for by its name and is no Python, where nothing in it matters. Of those
     of a folder it is not asked: they are seldom wrong, and to parse them all would take the most time."""
-    if path.suffix == ".ipynb" or not path.is_file():
+    if not path.is_file():
         return None
     try:
         source = Source.read(path)
-        if not matters(source.raw):
+        if source.kind == "script" and not matters(source.raw):
             check_syntax(source.text, str(path))
     except SourceError as problem:
         return Problem(problem.sentence, problem.detail)
@@ -207,7 +207,7 @@ def _all(wanted: list[Wanted], how: Checking) -> Iterator[tuple[Wanted, Examined
 
 def _known(path: Path, settings: Settings, cache: Cache | None) -> tuple[Examined | None, str]:
     """What is known of a file without reading it as a program, and the digest of its bytes. Whether a notebook is one
-    has to be seen; those of format 3 are, though they are not read."""
+    has to be seen, and what its cells hold; those of format 3 are none of a folder's faults."""
     try:
         raw = path.read_bytes() if path.is_file() else None
     except (OSError, ValueError):

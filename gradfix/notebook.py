@@ -92,6 +92,8 @@ def _load(text: str) -> dict[str, Any]:
         document = json.loads(text)
     except ValueError as problem:
         raise NotebookError(f"this is not a notebook ({problem})") from None
+    except RecursionError:
+        raise NotebookError("this is not a notebook (its JSON is nested too deeply)") from None
     if not isinstance(document, dict) or not isinstance(document.get("cells"), list):
         raise NotebookError("this is not a notebook of format 4 (it has no cells)")
     return document

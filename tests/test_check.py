@@ -246,6 +246,12 @@ def test_notebooks_without_a_fault_are_not_told(folder, check):
     assert check("-q") == (0, [], "")
 
 
+def test_a_notebook_of_format_3_is_told_where_it_was_asked_for_by_name(folder, check):
+    (folder / "old.ipynb").write_text('{"worksheets": [{"cells": []}], "metadata": {}, "nbformat": 3}')
+    sentence = "gradfix: old.ipynb: this is not a notebook of format 4 (it has no cells)\n"
+    assert check("-q", "old.ipynb") == check("-q", ".", "old.ipynb") == (2, [], sentence)
+
+
 def test_a_folder_that_cannot_be_read(folder, check, monkeypatch):
     write(folder, a=FAULT, sub__b=FAULT)
     scandir = os.scandir

@@ -122,6 +122,15 @@ def test_fifty_thousand_lines(check, tmp_path):
     assert "long.py:50007:5" in out
 
 
+def test_what_was_not_followed_to_its_end_is_said(check, tmp_path):
+    lines = [f"x{n} = w * {n}" for n in range(25_000)]
+    text = "\n".join(["import torch", "w = torch.zeros(3, requires_grad=True)", *lines, "w[0] = 1."])
+    (tmp_path / "long.py").write_text(text)
+    said = "gradfix: long.py: too much to read: it was not followed to its end\n"
+    assert check()[::2] == check("-v", "--output-format", "full")[::2] == (0, said)
+    assert check("-q") == (0, "", "")
+
+
 def test_a_literal_of_many_lines_is_left_out_without_a_tree_of_it(check, tmp_path, monkeypatch):
     literal = "".join(f"    ({n}, 'word {n}'),\n" for n in range(300_000))
     (tmp_path / "data.py").write_text(f"DATA = [\n{literal}]\n{FAULT}")

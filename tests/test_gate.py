@@ -13,7 +13,9 @@ import pytest
 
 from gradfix.detect import detect
 from gradfix.discover import project_root
+from gradfix.examine import examine
 from gradfix.read import gate, outline, read
+from gradfix.result import Settings
 from gradfix.source import Source
 from gradfix.testing import fixtures
 
@@ -182,10 +184,35 @@ def here(folder: Path):
         "w = torch.ones(3, requires_grad=True)\nw += 1\n",
         "w = torch.ones(3).requires_grad_()\nw.mul_(2)\n",
         "class A: pass\rdef f():\r  loss.backward()\r",
+        "import torch\rw = torch.zeros(3, requires_grad=True)\rw[0] = 1.\r",
+        "# loss\rloss.backward()\r",
+        "import torch\nθ = torch.zeros(3, requires_grad=True)\nθ[0] = 1.\n",
+        "import torch\nété.θ = torch.zeros(3, requires_grad=True)\nété.θ += été.step(3)\n",
+        "from modèle import f\nécrire(f)\n",
+        "\ufefffrom helpers import f\nf()\n",
     ],
 )
 def test_what_may_show_a_fault(text):
     assert gate.might_matter(text.encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "θ = torch.zeros(3, requires_grad=True)\nθ[0] = 1.\n",
+        "def écrire():\n    θ = torch.zeros(3, requires_grad=True)\n    θ[0] = 1.\n\nécrire()\n",
+        "from modèle import écrire\n\nécrire(torch.zeros(3))\n",
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_a_fault_whose_names_are_of_any_alphabet_and_whose_lines_end_in_any_way(tmp_path, text, end):
+    for name, each in (
+        ("train.py", text),
+        ("modèle.py", "def écrire(x):\n    x.requires_grad = True\n    x.sum().backward()\n    x[0] = 1.\n"),
+    ):
+        (tmp_path / name).write_bytes(f"import torch\n{each}".replace("\n", end).encode())
+    found = examine(tmp_path / "train.py", Settings()).diagnoses
+    assert [d.conflict.kind for d in found] == ["leaf-write"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from gradfix import notebook
+from gradfix.examine import examine
+from gradfix.result import Settings
 from gradfix.source import Source, SourceError
 
 CELLS = [
@@ -67,11 +69,23 @@ def test_places():
     assert notebook.locate("x = 1\n", 1) is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"nbformat": 4, "cells": [5]}', '{"worksheets": []}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"nbformat": 4, "cells": [5]}', '{"worksheets": []}', "[" * 100_000]
+)
 def test_what_is_no_notebook(tmp_path, text):
     (tmp_path / "n.ipynb").write_text(text)
     with pytest.raises(SourceError, match="this is not a notebook"):
         Source.read(tmp_path / "n.ipynb")
+
+
+@pytest.mark.parametrize("layout", [None, 1])
+def test_a_fault_without_a_backward_is_found(tmp_path, layout):
+    lines = ["import torch\n", "w = torch.zeros(3, requires_grad=True)\n", "w[0] = 1."]
+    (tmp_path / "n.ipynb").write_text(
+        json.dumps({"cells": [{"cell_type": "code", "source": lines}]}, indent=layout)
+    )
+    (found,) = examine(tmp_path / "n.ipynb", Settings()).diagnoses
+    assert (found.conflict.kind, found.conflict.at.line) == ("leaf-write", 4)
 
 
 def test_a_cell_that_is_no_python_is_named(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
+import warnings
 from pathlib import Path
 
 import pytest
@@ -295,7 +297,7 @@ def test_the_parsers_file_of_settings(tmp_path):
     import configargparse
     p = configargparse.ArgumentParser()
     p.add_argument("--config", is_config_file=True)
-    p.add_argument("--shift", action="store_true")
+    p.add_argument("--shift", default=False)
     args = p.parse_args()
     """
     program = textwrap.dedent(text) + NET.format(test="args.shift")
@@ -456,6 +458,24 @@ class Part(torch.nn.Module):
     assert found(tmp_path, "part.py", {"part.py": text}) == []
 
 
+@pytest.mark.parametrize(("before", "kinds"), [("", []), ("xs = xs.exp()", ["forbidden-view-write"])])
+def test_what_is_joined_is_a_list(tmp_path, before, kinds):
+    """(Unless it was bound anew: torch.cat takes no tensor.)"""
+    text = f"""
+    import torch
+    class Adapter(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.alphas = torch.nn.Parameter(torch.randn(3))
+        def forward(self, xs):
+            {before}
+            for i, x in enumerate(xs):
+                xs[i] = self.alphas[i] * x
+            return torch.cat(xs, dim=1)
+    """
+    assert [kind for _, kind, _ in found(tmp_path, "part.py", {"part.py": text})] == kinds
+
+
 def test_what_an_argument_has_under_a_name_may_be_a_tensor(tmp_path):
     text = """
     import torch
@@ -520,6 +540,25 @@ class Trainer:
 def test_a_method_is_entered_that_calls_what_is_called_like_it(tmp_path, name, before):
     got = found(tmp_path, "trainer.py", {"trainer.py": PARTS.format(name=name, before=before)})
     assert [kind for _, kind, _ in got] == ["stale-saved-tensor"]
+
+
+def test_what_an_object_begins_with_another_method_may_have_replaced(tmp_path):
+    text = """
+    import torch
+    class Template:
+        def __init__(self, model):
+            self.model, self.loss = model, torch.zeros(1)
+        def step(self, x):
+            raise NotImplementedError
+        def backward(self):
+            self.loss.backward()
+    class Own(Template):
+        def backward(self):
+            self.loss = torch.zeros(1)
+            self.loss.backward()
+    """
+    got = found(tmp_path, "template.py", {"template.py": text})
+    assert got == [("template.py", "cut-graph", "certain")]  # the second one
 
 
 def test_a_module_that_is_only_called(tmp_path):
@@ -777,3 +816,128 @@ def test_a_branch_that_may_not_be_the_one_says_nothing_of_the_graph(first, tmp_p
     assert found(tmp_path, "train.py", {"train.py": text}) == []
     text = text.replace("from settings import method", "method = 'hard'")
     assert found(tmp_path, "train.py", {"train.py": text}) == [("train.py", "cut-graph", "certain")]
+
+
+SHARED = """
+import torch, torch.nn as nn
+shared = nn.Linear(3, 1); local = nn.Linear(3, 1); local.load_state_dict(shared.state_dict())
+opt = torch.optim.SGD(shared.parameters(), .1)
+for _ in range(3):
+    loss = local(torch.randn(4, 3)).pow(2).mean()
+    opt.zero_grad(); local.zero_grad(); loss.backward()
+    for lp, gp in zip(local.parameters(), shared.parameters()):
+        {handed}
+    opt.step(); local.load_state_dict(shared.state_dict())
+"""
+
+
+@pytest.mark.parametrize("name", ["grad", "_grad"])
+@pytest.mark.parametrize("value", ["lp.grad", "lp.grad.clone()", "lp._grad"])
+def test_gradients_handed_to_a_shared_model_are_its_own_by_either_name(name, value, tmp_path):
+    text = SHARED.format(handed=f"gp.{name} = {value}")
+    assert found(tmp_path, "train.py", {"train.py": text}) == []
+    text = SHARED.format(handed="pass")
+    assert found(tmp_path, "train.py", {"train.py": text}) == [("train.py", "stray-optimizer", "certain")]
+
+
+EXPANDED = """
+import torch
+b = torch.ones({size}, requires_grad=True)
+x = (b * 2).expand({to})
+{write}
+x.sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "to", "write", "refused"),
+    [
+        ("4", "3, 4", "x[0, 0] = 1.", False),
+        ("4", "3, 4", "x[0] = 1.", False),
+        ("4", "3, 4", "x[0] *= 3", False),
+        ("4", "3, 4", "x[-1:] = 1.", False),
+        ("4", "3, 4", "x[None, ..., 1, :] = 1.", False),
+        ("4", "3, 4", "x.t()[:, 0] = 1.", False),
+        ("4", "3, 4", "x[torch.tensor([0, 1])] = 1.", False),  # (a warning: deprecated)
+        ("4", "3, 4", "x.fill_(1.)", False),
+        ("4", "3, 4", "x.masked_fill_(torch.ones(3, 4) > 0, 0.)", False),
+        ("3, 1", "3, 4", "x[:, 0] = 1.", False),
+        ("3, 4", "3, 4", "x[:, 0] = 1.", False),
+        ("4", "1, 4", "x += 1.", False),
+        ("4", "3, 4", "import sys; n = int(sys.argv[1]); x[:n] = 1.", False),  # (one, maybe)
+        ("4", "3, 4", "x += 1.", True),
+        ("4", "3, 4", "x[:] = 1.", True),
+        ("4", "3, 4", "x[:, 0] = 1.", True),
+        ("4", "3, 4", "x[..., 0] *= 3", True),
+        ("4", "3, 4", "x[1:] *= 3", True),
+        ("4", "3, 4", "x.t()[0] = 1.", True),
+        ("3, 1", "3, 4", "x[0] = 1.", True),
+        ("3, 1", "-1, 4", "x[0] = 1.", True),
+    ],
+)
+def test_of_an_expanded_tensor_what_has_no_element_twice_may_be_written(size, to, write, refused, tmp_path):
+    text = EXPANDED.format(size=size, to=to, write=write)
+    said = [("train.py", "forbidden-view-write", "certain")] if refused else []
+    assert found(tmp_path, "train.py", {"train.py": text}) == said
+    raises = (
+        pytest.raises(RuntimeError, match="single memory location") if refused else contextlib.nullcontext()
+    )
+    with raises, warnings.catch_warnings(action="ignore"):
+        run = text.replace("int(sys.argv[1])", "1").replace("x.sum().backward()", "")
+        exec(compile(run, "train.py", "exec"), {})
+
+
+@pytest.mark.parametrize(
+    ("made", "viewed", "written", "said"),
+    [
+        ("w * 2", "h[:1]", "v.mul_(2)", "no-grad-view"),
+        ("w * 2", "h[:1]", "v[0] = 1.", "no-grad-view"),
+        ("w * 2", "h.view(2, 2)", "v += 1", "no-grad-view"),
+        ("w * 2", "h.chunk(2)[0]", "v += 1", "no-grad-view"),
+        ("w", "h[:2]", "v += 1", "no-grad-view"),
+        ("w", "h", "v += 1", "leaf"),
+        ("w", "h.flatten()", "v += 1", "view"),
+        ("w * 2", "h.flatten()", "v += 1", ""),  # (the same tensor)
+        ("w * 2", "h.detach()[:1]", "v += 1", ""),
+        ("w * 2", "h.data[:1]", "v += 1", ""),
+        ("w * 2", "h[[0]]", "v += 1", ""),
+        ("torch.ones(4)", "h[:1]", "v += 1", ""),
+    ],
+)
+def test_a_view_that_no_grad_made_is_not_written_with_gradients_on(made, viewed, written, said, tmp_path):
+    text = f"""
+import torch
+w = torch.ones(4, requires_grad=True)
+h = {made}
+with torch.no_grad():
+    v = {viewed}
+    v.mul_(2)
+{written}
+(w * 3).sum().backward()
+"""
+    (tmp_path / "train.py").write_text(text)
+    (reading,) = read(tmp_path / "train.py", text, root=tmp_path, idle=False)
+    assert [c.pattern for c in detect(reading.tape) if c.kind in ("leaf-write", "forbidden-view-write")] == (
+        [said] if said else []
+    )
+    raises = (
+        pytest.raises(RuntimeError, match=r"no_grad mode|leaf Variable") if said else contextlib.nullcontext()
+    )
+    with raises:
+        exec(compile(text, "train.py", "exec"), {})
+
+
+@pytest.mark.parametrize("cast", [".double()", ""])
+def test_what_an_attribute_holds_is_no_leaf_either(cast, tmp_path):
+    """No backward says so: PyTorch refuses where the optimizer is made."""
+    text = f"""
+import torch
+class Scale(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(3, 2)){cast}
+scale = Scale()
+opt = torch.optim.SGD([scale.w], 0.1)
+"""
+    said = [("train.py", "missing-grad", "certain")] if cast else []
+    assert found(tmp_path, "train.py", {"train.py": text}) == said

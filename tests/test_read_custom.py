@@ -97,12 +97,9 @@ def loop(body: str) -> str:
     return "for _ in range(3):\n" + textwrap.indent(lines, "    ")
 
 
-UNREAD = {"behind-views"}  # that a view is read whose base was written to is recorded, and not read
-
-
 def told(reading: Reading | None, tape: object = None) -> set[tuple[str, str, int]]:
     found = detect(reading.tape if reading is not None else tape)  # type: ignore[arg-type]
-    return {(c.kind, c.pattern, c.at.line) for c in found if c.severity != "note" and c.pattern not in UNREAD}
+    return {(c.kind, c.pattern, c.at.line) for c in found if c.severity != "note"}
 
 
 def agrees(zygote: Zygote, folder: Path, text: str) -> set[tuple[str, str, int]]:

@@ -325,6 +325,81 @@ def test_an_option_that_nothing_is_taken_for_may_be_any_of_its_choices(tmp_path)
     assert found(tmp_path, faulty + textwrap.dedent(text)) == {("certain", "stale-saved-tensor")}
 
 
+FLAGGED = """\
+parser = argparse.ArgumentParser()
+parser.add_argument({flag})
+args = parser.parse_args()
+net, critic = nn.Linear(2, 2), nn.Linear(2, 1)
+optimizer = torch.optim.SGD([*net.parameters(), *critic.parameters()], 0.1)
+for x in torch.ones(4, 3, 2):
+    h = net(x).sigmoid()
+    {test}
+    optimizer.zero_grad()
+    critic(h).sum().backward()
+    optimizer.step()
+"""
+ON = "if args.clip: h.clamp_(0.1, 0.9)"
+OFF = "if args.clip: h = h.clamp(0.1, 0.9)\n    else: h.clamp_(0.1, 0.9)"
+
+
+@pytest.mark.parametrize(
+    ("flag", "test"),
+    [
+        ("'--clip', action='store_true'", ON),
+        ("'-c', '--clip', action='store_true', help='clip'", "h = h.clamp_(0, 1) if args.clip else h"),
+        ("'--no-clip', dest='clip', action='store_false'", OFF),
+        ("'--clip', action=argparse.BooleanOptionalAction, default=True", OFF),
+        (
+            "'--clip', action='store_true'",
+            "for _ in range(2):\n        if x is not None and args.clip: h *= 2",
+        ),
+    ],
+)
+def test_a_flag_of_the_command_line_is_read_both_ways(tmp_path, flag, test):
+    text = FLAGGED.format(flag=flag, test=test)
+    assert found(tmp_path, text) == {("certain", "stale-saved-tensor")}
+    sound = test.replace("clamp_", "clamp").replace("h *= 2", "h = h * 2")
+    assert found(tmp_path, FLAGGED.format(flag=flag, test=sound)) == set()
+
+
+def test_a_flag_that_chooses_how_to_train_is_read_both_ways(tmp_path):
+    text = """\
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--both", action="store_true")
+    train = both if parser.parse_args().both else plain
+    for x in torch.ones(4, 3, 2):
+        train(x)
+    """
+    text = FACTOR.replace("net(x)\n    ours", "net(net(x))\n    ours") + textwrap.dedent(text)
+    assert found(tmp_path, text) == {("certain", "stale-saved-tensor")}
+
+
+UNANSWERED = """\
+import somewhere
+net, critic = nn.Linear(2, 2), nn.Linear(2, 1)
+ours, theirs = torch.optim.SGD(net.parameters(), 0.1), torch.optim.SGD(critic.parameters(), 0.1)
+for x in torch.ones(4, 3, 2):
+    h = net(x)
+    {head}
+        ours.zero_grad(); theirs.zero_grad()
+        (h.sigmoid() + critic(h)).sum().backward()
+        ours.step(); theirs.step()
+    else:
+        theirs.zero_grad()
+        critic(h{cut}).sum().backward()
+        theirs.step()
+        ours.zero_grad()
+        h.sigmoid().sum().backward()
+        ours.step()
+"""
+
+
+@pytest.mark.parametrize("head", ["if somewhere.joint:", "if not somewhere.apart:", "if somewhere.n > 1:"])
+def test_a_test_with_a_backward_on_each_side_is_answered_both_ways(tmp_path, head):
+    assert found(tmp_path, UNANSWERED.format(head=head, cut="")) == {("likely", "freed-graph")}
+    assert found(tmp_path, UNANSWERED.format(head=head, cut=".detach()")) == set()
+
+
 OLD = """\
 def logged(x):
     print(net(x).sum().data[0])

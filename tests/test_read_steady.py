@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradfix.detect import detect
+from gradfix.graph import Graph
 from gradfix.read import read
 from gradfix.tape import Backward
 
@@ -212,3 +213,17 @@ def test_what_a_pass_keeps_of_the_last_one_is_found() -> None:
             h.sum().backward()
     """
     assert "freed-graph" in kinds(body)[0]
+
+
+def test_nested_loops_around_a_backward_cost_what_their_backwards_cost(tmp_path, monkeypatch):
+    """Whom each serves was looked for in every pass of every other one."""
+    loops = "".join(f"{' ' * n}for v{n} in range(10):\n" for n in range(5))
+    text = f"import torch\nw = torch.zeros(3, requires_grad=True)\n{loops}{' ' * 5}w.sum().backward()\n"
+    asked = []
+    plain = Graph._steps_behind
+    monkeypatch.setattr(Graph, "_steps_behind", lambda self, b: asked.append(b) or plain(self, b))
+    (reading,) = read(tmp_path / "train.py", text)
+    backwards = [e for e in reading.tape.events if isinstance(e, Backward)]
+    detect(reading.tape)
+    assert len(backwards) > 100
+    assert len(asked) <= 2 * len(backwards)

@@ -96,10 +96,12 @@ def report(
             results.append(result if baseline is None else baseline.new(result))
             if not (format_ in formats.DOCUMENTS or count or update):
                 _show(results[-1], format_, paths, terminal, verbose)
+            given = paths.show(str(result.entry))
             if result.problem:
-                given = paths.show(str(result.entry))
                 message = result.problem.message.replace(str(result.entry), given)
                 terminal.error(message, result.problem.detail)
+            for line in () if quiet else result.minor:
+                terminal.error(line.replace(str(result.entry), given))
     except SourceError as problem:
         stopped = Problem(problem.sentence, problem.detail)
     if baseline is not None and update and not stopped:
@@ -130,7 +132,7 @@ def _show(result: Result, format_: str, paths: Paths, terminal: Terminal, verbos
     if format_ in formats.LINES:
         for line in formats.lines(format_, result, View(paths, glyphs=terminal.glyphs)):
             terminal.write(line.text)
-    elif shown(result) or (verbose and result.minor):
+    elif shown(result):
         from gradfix.report import full
 
         view = View(paths, terminal.out.width, terminal.glyphs, verbose, "check", False)

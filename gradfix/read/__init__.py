@@ -127,19 +127,30 @@ def read(
     wanted = Wanted() if idle else outline.wanted(str(path), text, project)
     if not wanted.any:
         return (Reading("__main__", Tape((), str(path)), looked=project.looked),)
-    from gradfix.read import entries  # the interpreter: not for files that are skipped, or known from before
+    # the interpreter: not for files that are skipped, or known from before
+    from gradfix.read import entries, sites
 
     try:
         unit = parsed(str(path), text, "__main__", kept.parts.tree if kept is not None else None)
     except Unreadable as problem:
         return (Reading("__main__", Tape((), str(path)), problems=(Problem(problem.text, problem.line),)),)
-    total = entries.backward_sites(unit)
+    total = sites.backward_sites(unit)
     found = []
     looked = project.looked
     for walk in entries.walk(path, unit, project, wanted, budget or Budget(), kept, watch):
+        short = (Problem(f"{path}: too much to read: it was not followed to its end"),)
+        problems = short if walk.how == "steps" else ()
         found.append(
             Reading(
-                walk.entry, walk.tape, walk.likely, walk.reached, total, (), walk.unknowns, looked, walk.said
+                walk.entry,
+                walk.tape,
+                walk.likely,
+                walk.reached,
+                total,
+                problems,
+                walk.unknowns,
+                looked,
+                walk.said,
             )
         )
     if kept is not None:

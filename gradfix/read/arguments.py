@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from gradfix.read import ops
+from gradfix.read import calls, ops
 from gradfix.read.frames import Machine
 from gradfix.read.values import GUESSED, Function, Truth, Value
 from gradfix.read.variants import Variant
@@ -18,6 +18,7 @@ MANY = {
     "list", "tuple", "dict", "set", "List", "Tuple", "Dict", "Set", "Sequence", "Iterable", "Mapping", "Collection",
     "Callable", "Iterator", "Type", "type", "Literal", "OrderedDict",
 }  # fmt: skip
+JOINING = ("cat", "concat", "stack")
 _LOOKED = re.compile(r"\bif\b[^\n]*?\bself\.(\w+)")
 # what is called so hardly ever requires grad
 DATA = re.compile(
@@ -33,12 +34,34 @@ def of_forward(m: Machine, forward: Function) -> list[Value]:
     defaults = [...] * (len(named) - len(forward.defaults)) + list(forward.defaults)[
         -len(named) or len(named) :
     ]
+    lists = _lists(forward.node) if named else frozenset()
     given: list[Value] = []
     for argument, default in zip(named, defaults, strict=True):
         if default is not ... and not (flowing and default is None and _dtype(argument.annotation)):
             break  # and all that follow have one
-        given.append(_given(m, argument, flowing))
+        if argument.annotation is None and argument.arg in lists:
+            given.append(m.unknown("argument " + argument.arg))
+        else:
+            given.append(_given(m, argument, flowing))
+    if arguments.vararg is not None and not named:
+        given.append(calls.REST)
     return given
+
+
+def _lists(forward: ast.AST) -> frozenset[str]:
+    """The names that are joined before anything is bound to them: torch.cat and torch.stack take no tensor."""
+    joined: dict[str, int] = {}
+    bound: dict[str, int] = {}
+    for node in ast.walk(forward):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound[node.id] = min(node.lineno, bound.get(node.id, node.lineno))
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in JOINING
+        ):
+            for argument in node.args[:1]:
+                if isinstance(argument, ast.Name):
+                    joined.setdefault(argument.id, node.lineno)
+    return frozenset(name for name, line in joined.items() if line <= bound.get(name, line))
 
 
 def _given(m: Machine, argument: ast.arg, flowing: bool) -> Value:

@@ -80,6 +80,9 @@ def _run(
         if m.grad and any(optimizers.strange(each) for each in m.optimizers):
             blur(m)  # what is trained may have been put into a network whose own weights are frozen
             return []
+        if any(t is tensors[0] for t in m.initial):
+            blur(m)
+            return []
         if not m.grad and m.turned_off:
             m.trace.off(m.turned_off)
         m.trace.no_graph(tensors[0], retain, create, inputs is not None)
@@ -93,11 +96,7 @@ def _run(
     for root in tensors:
         if isinstance(root.node, Node) and root.node.output is None:
             root.node.output = root
-    filled = walk(m, edges, chosen, retain, create, accumulate)
-    for leaf in filled:
-        if leaf.grad is None or isinstance(leaf.grad, Unknown):
-            leaf.grad = made = ops.new(m, leaf.shape, leaf.dtype)
-            made.storage.grad_of = leaf
+    _fill(m, walk(m, edges, chosen, retain, create, accumulate))
     for root in tensors:
         if root.retains:
             root.grad = ops.new(m, root.shape, root.dtype)
@@ -109,6 +108,25 @@ def _run(
     if any(node.vague for node in walked):
         blur(m)
     return walked
+
+
+def _fill(m: Machine, leaves: list[Tensor]) -> None:
+    for leaf in leaves:
+        if leaf.grad is None or isinstance(leaf.grad, Unknown):
+            leaf.grad = made = ops.new(m, leaf.shape, leaf.dtype)
+            made.storage.grad_of = leaf
+
+
+def outside(m: Machine, loss: Value) -> None:
+    """A backward that a library calls for a loss which the program gives it."""
+    if not isinstance(loss, Tensor) or ops.requires(m, loss) is None:
+        blur(m)
+    elif loss.requires:
+        root = ops.edge(m, loss)
+        nodes, _ = m.trace.reached([root], None)
+        _fill(m, walk(m, [root], None, False, False, True))
+        if any(node.vague for node in nodes):
+            blur(m)
 
 
 def walk(

@@ -210,9 +210,8 @@ def _unmarked(m: Machine, applied: Applied, node: Node, number: int, writes: lis
     tensor: Tensor = applied.inputs[number]
     tensor.node, tensor.rebased = node, tensor.rebased + 1
     alias = m.trace.node("ViewBackward0", "aten.view", [node])
-    made = Tensor(
-        tensor.storage, True, alias, tensor.shape, tensor.dtype, tensor, tensor.rebased, "custom", "", "view"
-    )
+    made = Tensor(tensor.storage, True, alias, tensor.shape, tensor.dtype, tensor, tensor.rebased, "custom")
+    made.origin = "unmarked"
     alias.output = made
     applied.unmarked = Unmarked(number, tensor, alias, writes[0], _sure(m, writes))
     return made

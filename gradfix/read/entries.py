@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradfix.dataclass import dataclass
-from gradfix.read import arguments, backward, calls, objects, ops
+from gradfix.read import arguments, backward, calls, lightning, objects, ops
 from gradfix.read.apart import Margin, calls_only
 from gradfix.read.expressions import settled
 from gradfix.read.frames import Frame, Machine, Raised
@@ -22,6 +21,7 @@ from gradfix.read.iteration import Stopped, listed
 from gradfix.read.modules import later
 from gradfix.read.outline import Wanted
 from gradfix.read.project import Project, Unit, Unreadable, parsed
+from gradfix.read.sites import spans
 from gradfix.read.statements import block
 from gradfix.read.trace import Exhausted
 from gradfix.read.values import Bound, Class, Function, Generator, Instance, Tensor, Value
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from gradfix.read.kept import Kept
     from gradfix.read.watched import Watch
 
-__all__ = ["Unreadable", "Walk", "backward_sites", "parsed", "walk"]
+__all__ = ["Unreadable", "Walk", "parsed", "walk"]
 
-BACKWARDS = {"backward", "grad"}
+BACKWARDS = {"backward", "grad", lightning.BACKWARD}
 NEAR = (r"backward", r"grad\s*\(")
 CALLS = re.compile(r"\(\s*(\w+)")  # read backwards, where a parenthesis is what to look for
 CALLERS = 2  # levels of callers that are entered instead of a function itself
@@ -247,7 +247,7 @@ def _missed(m: Machine) -> bool:
     for unit in m.project.units.values():
         near = unit.lines_with(*NEAR) if unit.entered else []
         for _, node, _ in _functions(unit.tree.body, "") if near else ():
-            if id(node) not in m.entered and _spans(node, near):
+            if id(node) not in m.entered and spans(node, near):
                 return True
     return False
 
@@ -304,11 +304,15 @@ class _Way:
 def _ways(unit: Unit, wanted: Wanted) -> Iterator[_Way]:
     """The functions with a backward, callers first, and the forwards."""
     found = list(_functions(unit.tree.body, ""))
-    for path, node, owner in _leading(unit, found):
+    leading = _leading(unit, found)
+    for path, node, owner in leading:
         if owner is None:
             yield _Way(path, node.name, node, partial(_function_of, node.name))
         else:
             yield _Way(path, owner, node, partial(_method_of, owner, node.name))
+    for path, node, owner in found:
+        if node.name == lightning.STEP and owner is not None and (path, node, owner) not in leading:
+            yield _Way(path, owner, node, partial(_trained_of, owner))
     named = {path for path, _, _ in found}
     for path, node, owner in found:
         if owner is None or owner in wanted.harmless:
@@ -323,6 +327,12 @@ def _function_of(name: str, m: Machine, unit: Unit) -> None:
 
 def _method_of(owner: str, name: str, m: Machine, unit: Unit) -> None:
     _enter_method(m, _named(unit, owner), name)
+
+
+def _trained_of(owner: str, m: Machine, unit: Unit) -> None:
+    cls = _named(unit, owner)
+    if isinstance(cls, Class) and objects.kind_of(cls).startswith("torch.nn."):
+        _enter_method(m, cls, lightning.STEP)
 
 
 def _forward_of(owner: str, m: Machine, unit: Unit) -> None:
@@ -352,7 +362,7 @@ def _leading(unit: Unit, found: list[Found]) -> list[Found]:
     if not near:
         return []
     lines = unit.text.split("\n")
-    calling = {id(node): _calls(lines, node) for _, node, _ in found if _spans(node, near)}
+    calling = {id(node): _calls(lines, node) for _, node, _ in found if spans(node, near)}
     level = {
         id(node): 0
         for _, node, _ in found
@@ -388,12 +398,6 @@ def _recurs(lines: list[str], node: ast.FunctionDef) -> bool:
     """Whether a function calls itself, and not only what is called like it: ``self.model.train()`` in a train()."""
     own = re.compile(rf"(?:(?<![\w.])|(?<![\w.])self\.){re.escape(node.name)}\s*\(")
     return any(map(own.search, lines[node.lineno : node.end_lineno]))
-
-
-def _spans(node: ast.AST, lines: Sequence[int]) -> bool:
-    """Whether one of `lines` (in order) belongs to `node`."""
-    at = bisect_left(lines, getattr(node, "lineno", 0))
-    return at < len(lines) and lines[at] <= (getattr(node, "end_lineno", None) or 1 << 60)
 
 
 def _enter_function(m: Machine, function: Value) -> None:
@@ -435,8 +439,12 @@ def _enter_method(m: Machine, cls: Value, name: str) -> None:
     receiver = cls if function.kind == "classmethod" else _made(m, cls)
     if function.kind == "staticmethod":
         _enter_function(m, function)
+    elif name == lightning.STEP and isinstance(receiver, Instance) and lightning.trained(receiver):
+        lightning.fit(m, receiver)
     elif isinstance(receiver, Instance | Class):
         bound = Bound(function, receiver)
+        if isinstance(receiver, Instance):
+            m.initial = [v for v in receiver.attrs.values() if isinstance(v, Tensor)]
         _finish(m, calls.call(m, bound, _unknowns(m, function, 1), {}))
 
 
@@ -467,32 +475,3 @@ def _tensors(m: Machine, value: Value, depth: int) -> list[Tensor]:
         items = value.values() if isinstance(value, dict) else value
         return [t for v in items for t in _tensors(m, v, depth - 1)]
     return []
-
-
-def backward_sites(unit: Unit) -> frozenset[Site]:
-    """The places at which the file calls a backward."""
-    found = set()
-    near = unit.lines_with("backward")
-
-    def visit(body: list[ast.stmt], qualname: str, within: ast.AST | None = None) -> None:
-        todo: list[ast.AST] = list(body)
-        while todo:
-            node = todo.pop()
-            if isinstance(node, ast.stmt | ast.expr) and not _spans(node, near):
-                continue
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                name = node.name
-                if qualname != "<module>":
-                    name = f"{qualname}{'.' if isinstance(within, ast.ClassDef) else '.<locals>.'}{name}"
-                visit(node.body, name, node)
-                continue
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr == "backward"
-            ):
-                found.add(unit.site(node, qualname))
-            todo += ast.iter_child_nodes(node)
-
-    visit(unit.tree.body, "<module>")
-    return frozenset(found)

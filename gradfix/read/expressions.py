@@ -9,6 +9,7 @@ from typing import Any
 from gradfix.read import (
     calls,
     containers,
+    flags,
     growing,
     indexing,
     iteration,
@@ -182,6 +183,8 @@ def _conditional(m: Machine, node: ast.IfExp) -> Value:
             return evaluate(m, node.body if known else node.orelse)
         finally:
             m.doubts -= 1
+    if m.open.flags:
+        flags.met(m, node)
     return evaluate(m, node.body if known else node.orelse)
 
 
@@ -448,7 +451,7 @@ def delete(m: Machine, target: ast.expr) -> None:
         m.frame.node = target
         if isinstance(owner, Instance):
             owner.attrs.pop(target.attr, None)
-        elif isinstance(owner, Tensor) and target.attr == "grad":
+        elif isinstance(owner, Tensor) and target.attr in tensors.GRADS:
             objects.set_attribute(m, owner, "grad", None)
     elif isinstance(target, ast.Tuple | ast.List):
         for each in target.elts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gradfix.read import calls, constants, hooks, iteration, names, ops, recurrent, tensors
+from gradfix.read import calls, constants, hooks, iteration, names, ops, recurrent, strides, tensors
 from gradfix.read.frames import Machine
 from gradfix.read.layers import number, parameters
 from gradfix.read.values import Bound, Function, Instance, Native, Tensor, Unknown, Value
@@ -191,7 +191,7 @@ def in_place(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value],
                 return in_place(m, name, [target], {}, module)
             finally:
                 m.doubts -= 1
-    refused = ops.refusal(m, target)
+    refused = ops.refusal(m, target, (), strides.refused(target, name))
     known = ops.requires(m, target)
     node = None
     from gradfix.read.effects import node_of

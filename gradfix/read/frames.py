@@ -89,11 +89,15 @@ class Machine:
         self.way_out: Any = None  # the one statement by which the loop is left that runs
         self.turned = False  # unknown tests come out the other way in this pass of the loop
         self.backwards = 0  # that were evaluated
+        self.initial: list[
+            Tensor
+        ] = []  # an object has them that a method was entered of, and may have others then
         self.escaped = False  # code that isn't known got a model or an optimizer
         self.numbers: set[int] = set()  # nodes off which a value was cut that is used as a number on purpose
         self.constants = (
             False  # gradients without a graph, or what was cut off its own, may be part of a loss
         )
+        self.whole = False  # torch.full made tensors of whole numbers
         self.leaving: set[int] = set()  # times of the Cuts under no_grad of the op at work
         self.checkpoint: Stack | None = None  # where the one is called that runs without a graph
         self.blurs = 0  # backwards that may have filled any gradient
@@ -140,6 +144,7 @@ class Machine:
         self.reached.clear()
         self.asked.clear()
         self.frames.clear()
+        self.initial.clear()
         for optimizer in self.optimizers:
             optimizer.extra.update(blurs=0, stepped_at=0)
             for group in optimizer.extra.get("parameters", ()):
@@ -194,13 +199,19 @@ class Machine:
 
     def decide(self, test: ast.expr) -> bool:
         """An unknown test: the same text is always answered alike."""
+        key, negated = self.key(test)
+        plain = test.operand if negated else test  # type: ignore[attr-defined]
+        answer = self.decisions.setdefault(key, not negated and not _missing(plain))
+        return not answer if negated else answer
+
+    def key(self, test: ast.expr) -> tuple[str, bool]:
+        """The text of a test without its ``not``, and whether it has one."""
         negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
         plain = test.operand if negated else test  # type: ignore[attr-defined]
         key = self.tests.get(id(plain))
         if key is None:  # unparsing takes longer than all else that is done about a test
             key = self.tests[id(plain)] = ast.unparse(plain)
-        answer = self.decisions.setdefault(key, not negated and not _missing(plain))
-        return not answer if negated else answer
+        return key, negated
 
     @property
     def closely(self) -> bool:

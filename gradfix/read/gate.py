@@ -9,8 +9,10 @@ definition and no value that is merely kept.
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from keyword import kwlist
 
+_LETTERS = bytes(each if each < 0x80 else ord("z") for each in range(256))
 _GRAD = re.compile(rb"grad\s*\((?!\s*\))")
 _QUOTE = re.compile(rb"[\"']")
 _AFTER = re.compile(rb"(?<![\w.%!])([^\W\d]\w*)[ \t]+\Z")
@@ -106,6 +108,7 @@ _CALLED = re.compile(rb"\(\s*(_\w+)")  # read backwards, where a parenthesis is 
 def might_matter(raw: bytes) -> bool:
     """Whether a file of these bytes could show a fault, or lead to one: a quick test that never says no to one that
     does."""
+    raw = _plain(raw)
     if differentiates(raw) or (is_module(raw) and writes(raw)):
         return True
     if _ACTIVE.search(b"\n" + raw) is None:
@@ -113,12 +116,20 @@ def might_matter(raw: bytes) -> bool:
     return _BROUGHT.search(raw) is not None or (gradients(raw) and (own(raw) or writes(raw)))
 
 
+def _plain(raw: bytes) -> bytes:
+    """`raw` as the patterns take it: every line ends in a ``\\n``, and every letter, whatever its alphabet, is one."""
+    if b"\r" in raw:
+        raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return raw if raw.isascii() else raw.removeprefix(BOM_UTF8).translate(_LETTERS)
+
+
 def differentiates(raw: bytes) -> bool:
     """Whether `raw` calls a backward."""
-    if named(raw):
+    if named(raw) or b"def training_step" in raw:
         return True
     for found in _BACKWARD.finditer(raw):
         at = found.start()
+        at -= 7 * raw.startswith(b"manual_", max(at - 7, 0))  # Lightning's
         if raw[max(at - 40, 0) : at].rstrip(b" \t\r\n\\")[-1:] == b"." and not _told(raw, at):
             return True
     for found in _GRAD.finditer(raw):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradfix.read import effects, ops
+from gradfix.read import effects, ops, strides
 from gradfix.read.frames import Machine
-from gradfix.read.values import Shape, Tensor, Unknown, Value
+from gradfix.read.values import Shape, Spread, Tensor, Unknown, Value
 
 
 def _recorded(m: Machine, argument: Tensor, name: str) -> Value:
@@ -31,6 +31,7 @@ def item(m: Machine, tensor: Tensor, index: Value) -> Value:
     if isinstance(index, Unknown):
         known, node, _ = ops.graph(m, "aten.index", "IndexBackward0", [tensor])
         made = ops.aliased(m, tensor, known, node, "select")
+        made.view = tensor.view  # (a copy, maybe)
         return made
     parts = index if isinstance(index, tuple) else (index,)
     if tensor.shape == () and any(isinstance(p, int) and not isinstance(p, bool) for p in parts):
@@ -41,38 +42,38 @@ def item(m: Machine, tensor: Tensor, index: Value) -> Value:
     if any(isinstance(p, Tensor | list | Unknown) for p in parts):
         return _gathered(m, tensor, parts)
     result = tensor
-    at = 0
-    width = sum(1 for p in parts if p is not None and p is not Ellipsis)
-    for part in parts:
-        if part is Ellipsis:
-            at = max(0, len(result.shape) - (width - at)) if result.shape is not None else at
-        elif part is None:
-            result = _viewed(m, result, "unsqueeze", "UnsqueezeBackward0", _inserted(result.shape, at))
-            at += 1
-        elif isinstance(part, slice):
-            if part != slice(None):
-                result = _viewed(m, result, "slice", "SliceBackward0", _sliced(result.shape, at, part))
-            at += 1
-        else:
-            result = _viewed(m, result, "select", "SelectBackward0", _dropped(result.shape, at))
-    if result is tensor:
-        result = _viewed(m, tensor, "alias", "AliasBackward0", tensor.shape)
+    for name, shape, spread in _steps(tensor, parts) or [("alias", tensor.shape, tensor.spread)]:
+        known, node, _ = ops.graph(m, "aten." + name, name.capitalize() + "Backward0", [result])
+        result = ops.aliased(m, result, known, node, name)
+        result.shape, result.spread = shape, spread
     return result
 
 
-def _viewed(m: Machine, tensor: Tensor, name: str, node_name: str, shape: Shape) -> Tensor:
-    known, node, _ = ops.graph(m, "aten." + name, node_name, [tensor])
-    made = ops.aliased(m, tensor, known, node, name)
-    made.shape = shape
-    return made
-
-
-def _inserted(shape: Shape, at: int) -> Shape:
-    return None if shape is None else (*shape[:at], 1, *shape[at:])
-
-
-def _dropped(shape: Shape, at: int) -> Shape:
-    return None if shape is None else tuple(n for i, n in enumerate(shape) if i != at)
+def _steps(tensor: Tensor, parts: tuple[Any, ...]) -> list[tuple[str, Shape, Spread]]:
+    """The views that ``tensor[parts]`` makes one of another: the op, the shape and the strides of each."""
+    found: list[tuple[str, Shape, Spread]] = []
+    shape, spread, at = tensor.shape, tensor.spread, 0
+    for n, part in enumerate(parts):
+        if part is Ellipsis:
+            rest = sum(1 for p in parts[n + 1 :] if p is not None)
+            at = max(0, len(shape) - rest) if shape is not None else at
+        elif part is None:
+            shape = None if shape is None else (*shape[:at], 1, *shape[at:])
+            spread = (*spread[:at], False, *spread[at:]) if spread else spread
+            found.append(("unsqueeze", shape, spread))
+            at += 1
+        elif isinstance(part, slice):
+            if part != slice(None):
+                shape = _sliced(shape, at, part)
+                if spread and (shape is None or shape[at] is None):
+                    spread = None
+                found.append(("slice", shape, spread))
+            at += 1
+        else:
+            shape = None if shape is None else (*shape[:at], *shape[at + 1 :])
+            spread = (*spread[:at], *spread[at + 1 :]) if spread else spread
+            found.append(("select", shape, spread))
+    return found
 
 
 def _sliced(shape: Shape, at: int, part: slice) -> Shape:
@@ -118,7 +119,11 @@ def set_item(m: Machine, tensor: Tensor, index: Value, value: Value) -> None:
     parts = index if isinstance(index, tuple) else (index,)
     advanced = any(isinstance(p, Tensor | list) for p in parts)
     name, node_name = ("index_put", "IndexPutBackward0") if advanced else ("copy", "CopySlices")
-    refused = ops.refusal(m, tensor, [value])
+    overlaps = False
+    if not any(isinstance(p, Tensor | list | Unknown | bool) for p in parts):
+        *_, (_, shape, spread) = [("", tensor.shape, tensor.spread), *_steps(tensor, parts)]
+        overlaps = strides.overlap(shape, spread) is True
+    refused = ops.refusal(m, tensor, [value], overlaps)
     if refused.startswith("a leaf") and not advanced:
         from gradfix.read.trace import LEAF_VIEW
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gradfix.read import calls, growing, indexing, objects, steady
+from gradfix.read import calls, growing, indexing, loading, objects, steady
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.values import Generator, Instance, Lazy, Tensor, Unknown, Value
 
@@ -259,6 +259,8 @@ def listed(m: Machine, source: Value, count: int = LONG) -> list[Value] | None:
             return list(items[:count])
         if isinstance(items, dict):
             return list(items)[:count]
+        if source.kind in loading.KINDS and source.cls is None:
+            return loading.listed(m, source, count)
         return _protocol(m, source, count)
     return None
 

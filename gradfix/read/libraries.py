@@ -14,6 +14,8 @@ from gradfix.read import (
     forwards,
     initial,
     layers,
+    lightning,
+    loading,
     networks,
     ops,
     optimizers,
@@ -140,6 +142,8 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
         return found(m, args, kwargs)
     if networks.makes(path):
         return networks.make(m, args, kwargs)
+    if top == "torchvision":
+        return loading.pictured(m, path, args, kwargs)
     if path == accelerators.KIND:
         return accelerators.make(m, args, kwargs)
     if top == "math" and all(isinstance(a, int | float) for a in args) and not kwargs:
@@ -187,7 +191,9 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
     if kind == networks.KIND:
         return networks.attribute(m, value, name)
     if kind.startswith("torch.nn."):
-        table = layers.METHODS
+        table = (
+            lightning.METHODS if name in lightning.METHODS and lightning.trained(value) else layers.METHODS
+        )
         if name == "_modules":
             return dict(layers.children(value))
         if name == "reset_parameters":
@@ -200,6 +206,8 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
             return optimizers.groups(m, value)
         if name == "state":
             return {}
+        if name == "toggle_model":
+            return Native(name, lambda machine, args, kwargs: lightning.toggled(machine, value, args, kwargs))
     elif kind == "torch.amp.GradScaler":
         table = optimizers.SCALER
     elif kind == accelerators.KIND:
@@ -248,6 +256,8 @@ def instance_item(m: Machine, value: Instance, index: Value) -> Value:
         if isinstance(index, Unknown) and isinstance(items, list) and _alike(items):
             return items[0]  # whichever it is
         return python.item(m, items, index)
+    if value.kind == loading.TENSORS and isinstance(index, int | Unknown):
+        return loading.item(m, value)
     if value.kind == "types.SimpleNamespace" and isinstance(index, str):
         return value.attrs.get(index, m.unknown("item"))
     default = value.extra.get("factory")

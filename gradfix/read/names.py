@@ -48,6 +48,11 @@ def local(m: Machine, tensor: Tensor) -> None:
     tensor.storage.name = near
 
 
+def variable(m: Machine, tensor: Tensor) -> str:
+    """The variable of the running function that holds a tensor, or ""."""
+    return next((name for name, value in _variables(m.frame) if value is tensor), "")
+
+
 def bound(target: ast.expr) -> Iterator[str]:
     """The variables that a loop binds."""
     return (

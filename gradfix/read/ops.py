@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gradfix.read import constants, effects, shapes
+from gradfix.read import behind, constants, effects, shapes, strides
 from gradfix.read.effects import Overload
 from gradfix.read.frames import Machine
 from gradfix.read.trace import LEAF, LEAF_VIEW, VIEWS
@@ -38,8 +38,12 @@ INTEGERS = {"int64", "int32", "int16", "int8", "uint8", "bool"}
 WHOLE = {"argmax", "argmin", "argsort", "nonzero", "bincount", "searchsorted", "bucketize", "multinomial"}
 # ops whose saved parts the table can't name: each tensor of the list is kept for the others
 PRODUCTS = {"einsum", "tensordot", "chain_matmul", "linalg_multi_dot", "cartesian_prod"}
+# a view in any case, and none of a tensor that may be the same: refused where it was made under no_grad
+UNSEEN = {
+    "alias", "chunk", "expand", "narrow", "permute", "select", "slice", "split", "squeeze", "t", "transpose", "unbind",
+    "unsqueeze", "view", "view_as",
+}  # fmt: skip
 SLICED = {"tensor_split", "hsplit", "vsplit", "dsplit"}  # each piece by an op of its own, that may be written
-EXPANDING = {"expand", "expand_as", "broadcast_to"}
 
 
 def operator_(m: Machine, name: str, left: Value, right: Value) -> Value:
@@ -84,6 +88,8 @@ def _applied(m: Machine, name: str, args: Sequence[Value], kwargs: dict[str, Val
         return view(m, name, overload, bound)
     result = _compute(m, name, overload, bound)
     if isinstance(out, Tensor) and isinstance(result, Tensor):
+        if m.grad and out.requires:
+            return out  # hardly an op takes one that requires grad
         write(m, out, "aten." + name, result.requires, result.node)
         return out
     return result
@@ -189,6 +195,7 @@ def edge(m: Machine, tensor: Tensor) -> Node | Tensor:
         and base.node is not None
         and tensor.alias != "numpy"
         and tensor.view != "custom"
+        and not (tensor.view and behind.outdated(tensor))
     ):
         node = m.trace.node(
             effects.node_of(tensor.origin or "as_strided"),
@@ -237,6 +244,7 @@ def graph(m: Machine, op: str, name: str, wanted: Iterable[Value]) -> tuple[Trut
         if cut is not None and not m.inference:
             no_grad(m, cut)
         return False, None, []
+    behind.met(m, (t for t in inputs if t.view))
     needing = [t for t in inputs if requires(m, t)]
     if not needing:
         return (None if vague or any(t.requires is None for t in inputs) else False), None, []
@@ -369,6 +377,7 @@ def view(
         number = count if count is not None else shapes.pieces(name, bound)
         made = [aliased(m, source, known, node, name) for _ in range(number)]
         shape = shapes.piece_of(name, bound, number)
+        source.storage.known = True  # what is written behind them is told
         for each in made:
             each.shape = shape
             each.view = each.view or ("" if name in SLICED else "multi-view")
@@ -377,8 +386,7 @@ def view(
         return tuple(made)
     result = aliased(m, source, known, node, name)
     result.shape = shapes.result_of(name, bound)
-    if name in EXPANDING and result.shape != source.shape:
-        result.view = result.view or "expanded"
+    result.spread = strides.of_view(name, source, result.shape, bound)
     return result
 
 
@@ -388,8 +396,9 @@ def aliased(m: Machine, source: Tensor, known: Truth, node: Node | None, origin:
     result = Tensor(
         source.storage, known, node, None, source.dtype, base, base.rebased, source.view, source.alias, origin
     )
+    result.spread = None if source.spread != () else ()
     result.cut, result.left = source.cut, source.left if known is False else frozenset()
-    if not m.grad and base.requires and source.alias != "numpy":
+    if not m.grad and base.requires and source.alias != "numpy" and origin in UNSEEN:
         result.view = "no-grad"
     if node is not None:
         node.output = result
@@ -404,7 +413,7 @@ def _in_place(m: Machine, name: str, overload: Overload, bound: dict[str, Value]
     others = list(list(bound.values())[1:])
     plain = name.rstrip("_")
     op = effects.op_of(overload.node) if overload.node else "aten." + plain
-    refused = refusal(m, target, others)
+    refused = refusal(m, target, others, strides.refused(target, plain))
     known = joined([requires(m, target), *(requires(m, t) for v in others for t in tensors_of(v))])
     node: Node | None = None
     later: list[str] = []
@@ -424,23 +433,24 @@ def _in_place(m: Machine, name: str, overload: Overload, bound: dict[str, Value]
     return target
 
 
-def refusal(m: Machine, target: Tensor, others: Sequence[Any] = ()) -> str:
-    """What PyTorch says to an in-place write that it doesn't allow; "" where it does."""
+def refusal(m: Machine, target: Tensor, others: Sequence[Any] = (), overlaps: bool = False) -> str:
+    """What PyTorch says to an in-place write that it doesn't allow; "" where it does. `overlaps`: several elements of
+    what is written lie in one place."""
     if target.alias == "numpy" or not m.grad:
-        return VIEWS["expanded"] if target.view == "expanded" else ""
+        return VIEWS["expanded"] if overlaps else ""
     base = target.base
     if base is None:
         return LEAF if target.requires and target.leaf else ""
-    if base.requires and base.leaf:
+    if target.view == "no-grad" and base.requires:  # (which the view says of itself, too)
+        return VIEWS["no-grad"]
+    if base.leaf and (base.requires or target.requires):
         return LEAF_VIEW
-    if target.view == "expanded":
-        return VIEWS["expanded"]
     needing = requires(m, target) or any(requires(m, t) for v in others for t in tensors_of(v))
     if target.view in ("multi-view", "no-grad", "custom") and needing:
         made = target.node
         name = made.name if target.view == "custom" and made is not None else effects.node_of(target.origin)
         return VIEWS[target.view].format(name)
-    return ""
+    return VIEWS["expanded"] if overlaps else ""
 
 
 def write(

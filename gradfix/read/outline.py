@@ -20,18 +20,19 @@ from gradfix.read import gate
 # these are looked for in texts that begin with a line's end: that is found far sooner than the beginning of one
 _STATEMENT = re.compile(rb"\n[^\s#)\]}]")
 _HEAD = re.compile(rb"\n(?:(?:(?:async\s+)?def|class)\s+([^\s(:\[]+)|__all__)")
-_WORD = re.compile(rb"[A-Za-z_\x80-\xff][\w\x80-\xff]*")
+_NAME = rb"[A-Za-z_\x80-\xff][\w\x80-\xff]*"
+_WORD = re.compile(_NAME)
 _IMPORT = re.compile(
-    rb"\n[ \t]*(?:from\s+(\.*)\s*([\w.]*)\s+import\s+(?:\(([^)]*)\)|([^\n;#]*))|import\s+([^\n;#]*))"
+    rb"\n[ \t]*(?:from\s+(\.*)\s*([\w.\x80-\xff]*)\s+import\s+(?:\(([^)]*)\)|([^\n;#]*))|import\s+([^\n;#]*))"
 )
 _COMMENT = re.compile(rb"#[^\n]*")
 _CLASS = re.compile(rb"\nclass\s+[^\s(:\[]+\s*(?:\(([^()\[\]=]*)\)\s*)?:")
 _NO_MODULE = frozenset(
     [b"object", b"abc.ABC", b"torch.autograd.Function", b"torch.autograd.function.Function"]
 )
-_ENTRY = re.compile(rb"^(?:if\s+__name__|(?:\w+\.)*(?:main|train|run|fit|learn)\w*\s*\()", re.M)
-_ACTS = re.compile(rb"^(?:(for|while|with|async)\b|([^\W\d]\w*)[\w.]*\s*\()", re.M)
-_BOUND = re.compile(rb"^([^\W\d]\w*)\s*(?::[^=\n]*)?=(?!=)", re.M)
+_ENTRY = re.compile(rb"^(?:if\s+__name__|(?:[\w\x80-\xff]+\.)*(?:main|train|run|fit|learn)\w*\s*\()", re.M)
+_ACTS = re.compile(rb"^(?:(for|while|with|async)\b|(" + _NAME + rb")[\w.\x80-\xff]*\s*\()", re.M)
+_BOUND = re.compile(rb"^(" + _NAME + rb")\s*(?::[^=\n]*)?=(?!=)", re.M)
 _STRING = r"(?:{0}{0}{0}(?:[^\\]|\\.)*?{0}{0}{0}|{0}(?:[^{0}\\\n]|\\.)*{0})"
 _ANY = "|".join(map(_STRING.format, "\"'"))
 # between these is code: of comments and strings nothing stays, but of those that hold code themselves
@@ -306,7 +307,7 @@ def _main(own: Outline, files: Files) -> str:
     looped = any(found[1] for found in acts)
     bound = {found[1] for found in _BOUND.finditer(margin.raw)}
     words = margin.words if entered or looped or called & bound or own.starred else called
-    reached = (margin, *_inside(own, words))
+    reached = (margin, *_inside(own, margin.words if margin.writes else words))
     if any(c.writes for c in reached) and any(c.leaves for c in reached):
         return "far" if entered else "near"
     if entered:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 
-from gradfix.read import calls, growing, iteration, libraries, modules, names, objects
+from gradfix.read import calls, flags, growing, iteration, libraries, modules, names, objects
 from gradfix.read.expressions import assign, augmented, delete, evaluate
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.truth import truth
@@ -142,15 +142,22 @@ def _if(m: Machine, node: ast.If) -> Left:
     if known and _refuses(node):
         known = False
     if known is not None:
+        if m.open.flags:
+            flags.met(m, node)
         return block(m, node.body if known else node.orelse)
     if node.body[-1] is m.way_out:
         return block(m, node.body)
-    if ends(m, node.body) and not ends(m, node.orelse):
+    forced = flags.forced(m, node.test)
+    if forced is not None:
+        taken = forced
+    elif ends(m, node.body) and not ends(m, node.orelse):
         taken = False
     elif ends(m, node.orelse) and not ends(m, node.body):
         taken = True
     else:
         taken = value.then if isinstance(value, growing.Grown) else m.decide(node.test)
+    if forced is None and not isinstance(value, growing.Grown):
+        flags.unanswered(m, node, taken)
     if m.turns(node.test) and not _gives_up(node):
         taken = not taken
     other = node.orelse if taken else node.body

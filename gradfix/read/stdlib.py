@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, containers, drawn, files, iteration, stacks
+from gradfix.read import calls, containers, drawn, files, flags, iteration, stacks
 from gradfix.read.frames import Machine
 from gradfix.read.values import (
     Class,
@@ -221,14 +221,13 @@ def _argument(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str,
     dest = kwargs.get("dest", longest.lstrip("-").replace("-", "_"))
     action = kwargs.get("action")
     default = kwargs.get("default", m.unknown("command line") if not longest.startswith("-") else None)
-    if action == "store_true":
-        default = kwargs.get("default", False)
-    elif action == "store_false":
-        default = kwargs.get("default", True)
+    flag = isinstance(action, str | Lib) and action in flags.ACTIONS
+    if isinstance(action, str) and flag:
+        default = kwargs.get("default", flags.ACTIONS[action])
     elif kwargs.get("required") is True:
         default = m.unknown("command line")
     if isinstance(dest, str):
-        _options(parser)[dest] = _given(m, dest, default, kwargs)
+        _options(parser)[dest] = flags.given(m, dest, default) if flag else _given(m, dest, default, kwargs)
         if kwargs.get("is_config_file") is True:
             parser.extra["file"] = default
     return None

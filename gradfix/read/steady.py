@@ -130,8 +130,8 @@ def _state(m: Machine) -> list[Token] | None:
 def _tensor(m: Machine, value: Tensor) -> tuple[Token, list[Value]]:
     base = value.base
     token = (
-        value.requires, value.node is None, value.shape, value.dtype, value.view, value.alias, value.origin,
-        value.parameter, value.retains, bool(value.cut), bool(value.left),
+        value.requires, value.node is None, value.shape, value.dtype, value.view, value.spread, value.alias,
+        value.origin, value.parameter, value.retains, bool(value.cut), bool(value.left),
         base is not None and base.rebased == value.rebased,
     )  # fmt: skip
     return token, [value.storage, base, value.grad, value.items]

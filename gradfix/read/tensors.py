@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 
-from gradfix.read import backward, constants, effects, ops, shapes, taken
+from gradfix.read import backward, constants, effects, ops, shapes, strides, taken
 from gradfix.read.frames import Machine
 from gradfix.read.values import Lib, Native, Number, Shape, Tensor, Unknown, Value
 
@@ -40,6 +40,7 @@ STRIDED = {
 STRIDED |= {"broadcast_to", "adjoint", "unfold"}
 SELF = {"cuda", "cpu", "pin_memory", "share_memory_", "contiguous", "rename", "refine_names", "to_dense"}
 FRESH = {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "new"}
+GRADS = {"grad", "_grad"}  # one attribute: what is assigned to either is what a step uses
 NOT_TENSORS = {
     "stride",
     "storage_offset",
@@ -82,7 +83,9 @@ def _op(m: Machine, tensor: Tensor, name: str, args: list[Value], kwargs: dict[s
 
 def _contiguous(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Tensor:
     """The tensor itself, or a copy of one whose elements lie otherwise."""
-    if tensor.view == "expanded" or (tensor.base is not None and tensor.origin in STRIDED):
+    if strides.overlap(tensor.shape, tensor.spread) is not False or (
+        tensor.base is not None and tensor.origin in STRIDED
+    ):
         made = ops.apply(m, "clone", [tensor], {})
         return made if isinstance(made, Tensor) else tensor
     return tensor
@@ -155,6 +158,7 @@ def _transposed(m: Machine, tensor: Tensor) -> Value:
 ATTRIBUTES: dict[str, Callable[[Machine, Tensor], Value]] = {
     "data": _data,
     "grad": _grad,
+    "_grad": _grad,
     "shape": _size,
     "T": _transposed,
     "mT": _transposed,
@@ -332,7 +336,7 @@ def set_attribute(m: Machine, tensor: Tensor, name: str, value: Value) -> None:
     """``tensor.name = value``."""
     if name == "requires_grad":
         set_requires(m, tensor, value)
-    elif name == "grad":
+    elif name in GRADS:
         tensor.grad = value
         m.trace.assigned = True
         if tensor.leaf and tensor.requires:

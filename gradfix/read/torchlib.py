@@ -14,6 +14,7 @@ from gradfix.read import (
     initial,
     iteration,
     layers,
+    loading,
     ops,
     optimizers,
     shapes,
@@ -23,6 +24,10 @@ from gradfix.read import (
 from gradfix.read.frames import Machine
 from gradfix.read.values import Instance, Lib, Native, Shape, Taken, Tensor, Unknown, Value
 
+FLOATS = {  # losses that take no target of whole numbers, and what they say
+    "binary_cross_entropy": "Found dtype Long but expected Float",
+    "binary_cross_entropy_with_logits": "result type Float can't be cast to the desired output type Long",
+}
 MAKERS = {"zeros", "ones", "empty", "rand", "randn", "full"}
 LIKE = {"zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "full_like", "randint_like"}
 TYPED = {
@@ -133,6 +138,10 @@ def functional(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value
             constants.follow(m, name, [*args, *kwargs.values()], made)
         return made
     if effects.overloads("nn." + name):
+        if m.whole and name in FLOATS:
+            target = args[1] if len(args) > 1 else kwargs.get("target")
+            if isinstance(target, Tensor) and target.storage.whole:
+                m.outdated("RuntimeError", FLOATS[name])
         return ops.apply(m, "nn." + name, args, _reduced(kwargs))
     return m.unknown("functional " + name)
 
@@ -171,7 +180,12 @@ def _maker(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -
     if name == "full":
         given = args[:1] or kwargs.get("size")
     dtype = shapes.dtype_name(kwargs.get("dtype")) or "float32"
-    return tensors.fresh(m, shapes.sizes(given), dtype, _wants(kwargs))
+    made = tensors.fresh(m, shapes.sizes(given), dtype, _wants(kwargs))
+    value = args[1] if len(args) > 1 else kwargs.get("fill_value")
+    if name == "full" and kwargs.get("dtype") is None and isinstance(value, int):
+        made.storage.whole = m.whole = True
+        m.trace.filled(made)
+    return made
 
 
 def _wants(kwargs: dict[str, Value]) -> Any:
@@ -439,15 +453,6 @@ def _distribution(m: Machine, path: str, args: list[Value], kwargs: dict[str, Va
     return distributions.make(m, path, args, kwargs)
 
 
-def _loader(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    data = args[0] if args else kwargs.get("dataset")
-    return Instance(None, kind="torch.utils.data.DataLoader", extra={"source": data, "kwargs": kwargs})
-
-
-def _dataset(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Instance(None, kind="torch.utils.data.TensorDataset", extra={"source": args})
-
-
 FUNCTIONS: dict[str, Callable[..., Value]] = {
     "torch.tensor": _tensor,
     "torch.as_tensor": _as_tensor,
@@ -476,8 +481,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     **dict.fromkeys(("torch.cuda.amp.custom_fwd", "torch.cuda.amp.custom_bwd"), _compile),
     "torch.autograd.function.once_differentiable": _compile,
     "torch.jit._unwrap_optional": lambda m, args, kwargs: args[0] if args else m.unknown("optional"),
-    "torch.utils.data.DataLoader": _loader,
-    "torch.utils.data.TensorDataset": _dataset,
+    **loading.FUNCTIONS,
     "torch.amp.GradScaler": lambda m, args, kwargs: Instance(None, kind="torch.amp.GradScaler"),
     "torch.load": lambda m, args, kwargs: m.unknown("torch.load"),
     "torch.Size": lambda m, args, kwargs: (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import cast
 
 from gradfix.read.values import Node, Saved, Shape, Storage, Tensor
@@ -26,6 +27,7 @@ from gradfix.tape import (
     Ref,
     Stack,
     Step,
+    ViewUse,
     Zero,
 )
 
@@ -46,6 +48,7 @@ VIEWS = {
     "expanded": "unsupported operation: more than one element of the written-to tensor refers to a single memory "
     "location.",
 }
+BEHIND = "this is one of several views of one op, and its base or another view of its base has been modified inplace."
 UNMEASURED = float("inf")  # a gradient that is wrong by no one knows how much
 
 
@@ -148,6 +151,8 @@ class Trace:
         storage.version += 1
         storage.counted += counted
         time = self.tick()
+        if counted and not refused:
+            storage.touched = time
         threatens = any(not n.freed for n in storage.saved)
         if storage.known or refused or how or threatens:
             ref = replace(self.ref(tensor), counter=storage.counted if counted else None)
@@ -198,6 +203,10 @@ class Trace:
             self.add(Legacy(self.tick(), self._stack(), "cleared", self.ref(tensor)))
         return lost
 
+    def filled(self, tensor: Tensor) -> None:
+        """``torch.full(size, 1)``."""
+        self.add(Legacy(self.tick(), self._stack(), "filled", self.ref(tensor)))
+
     def compared(self) -> None:
         """``type(tensor) == Variable``."""
         self.add(Legacy(self.tick(), self._stack(), "type"))
@@ -232,6 +241,18 @@ class Trace:
         held, self._held = self._held, []
         for make in held:
             self.add(make(self.tick()))
+
+    def view_used(self, tensor: Tensor, since: int, name: str) -> None:
+        """A view of several that one op made at the time `since` is read: what was first written behind it is told."""
+        storage = tensor.storage.number
+        written = (
+            e.time
+            for e in reversed(self.events)
+            if isinstance(e, Mutate) and e.ref.storage == storage and e.counted and not e.refused
+        )
+        first = min(takewhile(lambda time: time > since, written), default=None)
+        if first is not None:
+            self.add(ViewUse(self.tick(), self._stack(), self.ref(tensor), first, name, BEHIND))
 
     def optimizer(self, number: int, kind: str, name: str, tensors: Iterable[Tensor]) -> None:
         refs = tuple(self.ref(t) for t in tensors)

@@ -21,6 +21,7 @@ HOLE = "\0"
 GUESSED = "argument"  # the origin of an argument that was taken for a tensor, and may be a list of them
 Value = Any  # Python's own values, or one of the classes below
 Shape = tuple[int | None, ...] | None  # None: not known at all
+Spread = tuple[bool, ...] | None
 Truth = bool | None  # None: not known
 
 
@@ -42,7 +43,8 @@ class Number(Unknown):
 class Storage:
     """The memory that a tensor and its views share.
 
-    `version` counts every write, `counted` those that PyTorch's own counter sees. `saved` are the nodes that saved it.
+    `version` counts every write, `counted` those that PyTorch's own counter sees; `touched` is the time of the last of
+    these. `saved` are the nodes that saved it.
     """
 
     number: int
@@ -50,9 +52,11 @@ class Storage:
     rank: tuple[int, int, int] = (9, 9, 9)
     version: int = 0
     counted: int = 0
+    touched: int = 0
     known: bool = False  # an event spoke of it
     grad_of: Tensor | None = None  # the leaf whose gradient it holds
     plain: bool = False  # made of gradients that autograd.grad gave without a graph
+    whole: bool = False  # torch.full made whole numbers of it
     saved: list[Node] = field(default_factory=list)
 
 
@@ -94,7 +98,9 @@ class Tensor:
     """A tensor without contents.
 
     `requires` is its requires_grad. A view has a `base`; `rebased` says which graph of the base its own node is of.
-    `view` is how PyTorch would refuse an in-place write: ``multi-view``, ``no-grad`` or ``expanded``.
+    `view` is how PyTorch would refuse an in-place write: ``multi-view``, ``no-grad`` or ``custom``.
+    `spread` says of each dimension whether ``expand()`` made it: its elements lie in one place. Empty where none is,
+    None where that is not known.
     `alias` is the route by which it shares memory unseen: ``data``, ``detach`` or ``numpy``.
     `cut` are the numbers of the nodes off which a loss was cut that it is made of, `left` the times of all Cuts that
     left values which it is made of without a graph.
@@ -116,6 +122,7 @@ class Tensor:
     cut: frozenset[int] = frozenset()
     left: frozenset[int] = frozenset()
     items: list[Tensor] | None = None  # of a tensor that is a list of tensors made at once
+    spread: Spread = ()
 
     @property
     def leaf(self) -> bool:

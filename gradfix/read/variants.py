@@ -16,7 +16,7 @@ from gradfix.read.values import Unknown
 
 MOST = 4  # readings of one entry beside the first
 
-Kind = Literal["option", "switch", "activations", "outdated"]
+Kind = Literal["option", "switch", "activations", "outdated", "test"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class Open:
     # the values that an option is compared with
     options: dict[str, dict[Any, None]] = field(default_factory=dict)
     others: dict[Variant, None] = field(default_factory=dict)
+    flags: dict[str, bool] = field(default_factory=dict)  # what each is not unless somebody asks for it
+    looked: set[int] = field(default_factory=set)  # tests, by id of the node
 
     def met(self, *values: Any) -> None:
         """These were compared with each other."""

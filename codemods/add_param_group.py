@@ -10,8 +10,8 @@ from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Project, View
 from gradfix.rewrite.calls import step_expression
-from gradfix.rewrite.replaced import replacing
-from gradfix.rewrite.statements import block_of, put_after, unit_in, units, walk
+from gradfix.rewrite.replaced import given_whole, replacing
+from gradfix.rewrite.statements import block_of, dotted, put_after, unit_in, units, walk
 from gradfix.tape import Step
 
 HELD = Effect(
@@ -80,6 +80,8 @@ for n, x in enumerate(torch.randn(4, 4, 3)):
             view = project.view(path)
             for statement, given in _replacing(view, conflict.ref.name) if view is not None else ():
                 assert view is not None
+                if given_whole(project, conflict, dotted(statement.targets[0].target) or ""):
+                    continue
                 block = block_of(view, statement)
                 index = unit_in(view, block, statement) if block is not None else None
                 if (

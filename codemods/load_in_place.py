@@ -75,9 +75,11 @@ for n, x in enumerate(torch.randn(4, 4, 3)):
         seen: set[cst.Assign] = set()
         for view, statement in _replacing(conflict, project):
             source = _module(view, statement.value)
-            if source is not None and statement not in seen and len(seen) < PLACES:
+            target = view.code(statement.targets[0].target).strip()
+            if source is None or statement in seen or _is_one(view, source, target, conflict):
+                continue
+            if len(seen) < PLACES:
                 seen.add(statement)
-                target = view.code(statement.targets[0].target).strip()
                 loaded = cst.parse_statement(f"{target}.load_state_dict({source}.state_dict())")
                 assert isinstance(loaded, cst.SimpleStatementLine)
                 summary = f"load the values into `{target}`, which the optimizer holds"
@@ -100,6 +102,19 @@ def _replacing(conflict: Conflict, project: Project) -> Iterator[tuple[View, cst
             for statement, behind in replacing(view, name) if view is not None and name else ():
                 if view is not None and behind:
                     yield view, statement
+
+
+def _is_one(view: View, source: str, target: str, conflict: Conflict) -> bool:
+    """Whether both names may hold the module that the optimizer has (`model = first` before it is made, `first = model`
+    at any time): nothing is loaded into itself."""
+    made = conflict.label("made")
+    for node in view.parents:
+        for bound in node.targets if isinstance(node, cst.Assign) else ():
+            names = (view.code(bound.target).strip(), view.code(node.value))  # type: ignore[attr-defined]
+            early = made is None or made.at.file != view.path or view.span(node).start.line < made.at.line
+            if names == (source, target) or (names == (target, source) and early):
+                return True
+    return False
 
 
 def _module(view: View, value: cst.BaseExpression) -> str | None:

@@ -9,6 +9,7 @@ import libcst as cst
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
+from gradfix.rewrite.replaced import prepared
 from gradfix.rewrite.statements import Unit, block_of, lifted, put_after, take_away, touches, unit_in, units
 from gradfix.tape import Optimizer, Step
 
@@ -71,7 +72,7 @@ for x in torch.randn(3, 4, 3):
             if found is None or block is None or index is None:
                 continue
             view, body = found[0], units(block)
-            chain, limit = _dependents(body, index)
+            chain, limit = prepared(body, index)
             last = max((n for n in range(index + 1, limit) if _replaces(body[n], conflict)), default=None)
             if last is not None:
                 yield _moved(view, body, chain, body[last], 0)
@@ -85,20 +86,6 @@ def _made(conflict: Conflict, project: Project) -> Optimizer | None:
     if isinstance(event, Step) and event == project.graph.steps_of(event.optimizer)[0]:
         event = project.graph.optimizers.get(event.optimizer)
     return event if isinstance(event, Optimizer) and event.stack else None
-
-
-def _dependents(body: Sequence[Unit], index: int) -> tuple[list[int], int]:
-    """The statement at `index` with those behind it that only prepare what it made (a scheduler), and where
-    it is used for good."""
-    chain, bound = [index], set(body[index].writes)
-    for n in range(index + 1, len(body)):
-        if touches(body[n].reads, bound):
-            if isinstance(body[n].node, cst.Assign):
-                chain.append(n)
-                bound |= body[n].writes
-            else:
-                return chain, n
-    return chain, len(body)
 
 
 def _replaces(unit: Unit, conflict: Conflict) -> bool:

@@ -114,7 +114,10 @@ y.sum().backward()
             yield from _second_order(write, conflict, project)
             return
         if conflict.write is not None and conflict.write.how == "alias":
-            for anew, edits in _statements(write, conflict, project, any_name=True):
+            element = _rebuilt(write)
+            if element is not None:
+                yield _of_list(write, *element, NONE)
+            for anew, edits in () if element else _statements(write, conflict, project, any_name=True):
                 why = f"leave {name(conflict.write.ref, 'the leaf')} as it is"
                 yield _proposal(write, anew, NONE, 0, edits, why)
             return
@@ -136,9 +139,7 @@ y.sum().backward()
             for statement, edits in _bound_anew(write):
                 yield from _rows(write, statement, rank, edits)
         if (built := _rebuilt(write)) is not None and not leaf:
-            bare = built[1].with_changes(leading_lines=(), trailing_whitespace=cst.TrailingWhitespace())
-            code = _short(write.view.module.code_for_node(bare))
-            yield Proposal(f"out of place: `{code}`", effect, {write.view.path: (built[0],)}, rank)
+            yield _of_list(write, *built, effect, rank)
         if (edit := _dropped(write, conflict, project)) is not None:
             old = write.view.code(edit.node)
             yield Proposal(f"`{_short(old)}` out of place", NONE, {write.view.path: (edit,)}, rank)
@@ -168,10 +169,14 @@ def _second_order(write: Write, conflict: Conflict, project: Project) -> Iterato
         yield _proposal(write, whole, FLOWS, 0, edits)
     if (built := _rebuilt(write)) is not None:
         line = cast(cst.BaseStatement, undone_data_everywhere(built[1]))
-        bare = line.with_changes(leading_lines=(), trailing_whitespace=cst.TrailingWhitespace())
-        code = _short(write.view.module.code_for_node(bare))
-        edit = Replace(built[0].node, lambda _: line)
-        yield Proposal(f"out of place: `{code}`", FLOWS, {write.view.path: (edit,)})
+        yield _of_list(write, Replace(built[0].node, lambda _: line), line, FLOWS)
+
+
+def _of_list(write: Write, edit: Replace, made: cst.BaseStatement, effect: Effect, rank: int = 0) -> Proposal:
+    """The list made anew, in place of a loop that writes to its elements."""
+    bare = made.with_changes(leading_lines=(), trailing_whitespace=cst.TrailingWhitespace())
+    code = _short(write.view.module.code_for_node(bare))
+    return Proposal(f"out of place: `{code}`", effect, {write.view.path: (edit,)}, rank)
 
 
 def _rows(

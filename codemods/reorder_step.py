@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import libcst as cst
+
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
+from gradfix.rewrite.behind import calls
 from gradfix.rewrite.boundary import frame, meeting
-from gradfix.rewrite.statements import common_block, lifted, put_after, put_before, take_away, unit_in, units
+from gradfix.rewrite.spelling import descendants
+from gradfix.rewrite.statements import (
+    block_of,
+    common_block,
+    lifted,
+    names,
+    put_after,
+    put_before,
+    take_away,
+    unit_in,
+    units,
+)
 from gradfix.tape import Backward, Stack, Zero
 
 STEPPED = Effect("adds-gradient", "each step uses the gradient of its own loss")
@@ -19,7 +33,8 @@ class ReorderStep(Codemod):
 
     Why: a step uses what is in `.grad`. Where `zero_grad()` stands between `backward()` and `step()`, or
     `step()` before `backward()` and behind `zero_grad()`, there is nothing in it, and the training stands
-    still without a word.
+    still without a word. Where several passes are gathered for one step (`if i % n == 0: optimizer.step()`) and each
+    clears what the last has computed, the clearing belongs behind the step.
 
     When not: never known to be meant.
     """
@@ -56,6 +71,9 @@ for x in torch.randn(3, 4, 3):
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        if conflict.pattern == "cleared-between":
+            yield from _gathered(conflict, project)
+            return
         step, zero, backward = (conflict.label(role) for role in ("step", "zero", "needed"))
         if conflict.pattern != "cleared-before-step" or step is None or zero is None or backward is None:
             return
@@ -87,6 +105,40 @@ for x in torch.randn(3, 4, 3):
         yield Proposal(summary, STEPPED, {view.path: edits})
 
 
+def _gathered(conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """Where every pass clears and only each n-th steps (`if i % n == 0:`), gradients are gathered for the step: what
+    clears them goes behind it."""
+    step, zero, backward = (conflict.label(role) for role in ("step", "zero", "needed"))
+    stacks = [x.stack for x in (zero, backward, step) if x is not None]
+    depth = meeting(*stacks) if len(stacks) == 3 else -1
+    found = [f for s in stacks if (f := frame(project, s, depth)) is not None]
+    if len(found) < 3 or any(f[0] is not found[0][0] for f in found):
+        return
+    view, (clearing, needing, stepping) = found[0][0], [f[1] for f in found]
+    block = common_block(view, clearing, needing, stepping)
+    at = [unit_in(view, block, n) for n in (clearing, needing, stepping)] if block is not None else []
+    own = block_of(view, stepping)
+    last = unit_in(view, own, stepping) if own is not None else None
+    if block is None or own is None or last is None or None in at:
+        return
+    cleared, _, branch = (units(block)[i] for i in at if i is not None)
+    test = branch.node.test if isinstance(branch.node, cst.If) else None
+    if test is None or own is not branch.node.body or not _counts(view, test, block):  # type: ignore[union-attr]
+        return
+    while last + 1 < len(units(own)) and calls(units(own)[last + 1].node, ("update", "step")):
+        last += 1  # (the scaler's, the scheduler's)
+    words = Effect("adds-gradient", "each step uses the gradients of all the passes since the last")
+    edits = (*take_away(cleared, view), put_after(units(own)[last], lifted(cleared)))
+    yield Proposal("gather the gradients: clear them after the step", words, {view.path: edits})
+
+
+def _counts(view: View, test: cst.BaseExpression, block: cst.CSTNode) -> bool:
+    """Whether a test comes true every so many passes: it, or what its name is bound to, has a ``%``."""
+    read = names(test).reads
+    bound = (u.node for u in units(block) if isinstance(u.node, cst.Assign) and u.writes & read)
+    return any(isinstance(x, cst.Modulo) for n in (test, *bound) for x in descendants(n))
+
+
 def _behind(project: Project, view: View, zero: Stack, step: Stack) -> tuple[Edit, ...] | None:
     """Where several passes are gathered for one step, what clears them goes behind it, in the block of both."""
     depth = meeting(zero, step)
@@ -108,12 +160,13 @@ def _first(conflict: Conflict, project: Project) -> Backward | None:
     zero = conflict.event
     if not isinstance(zero, Zero) or conflict.backward is None:
         return conflict.backward
+    own = {r.storage for r in zero.refs}
     since: list[Backward] = []
     for event in project.graph.tape.events:
         if event.time >= zero.time:
             break
-        if isinstance(event, Zero) and {r.storage for r in event.refs} & {r.storage for r in zero.refs}:
+        if isinstance(event, Zero) and {r.storage for r in event.refs} & own:
             since.clear()
-        elif isinstance(event, Backward):
+        elif isinstance(event, Backward) and {r.storage for r in event.accumulates} & own:
             since.append(event)
     return since[0] if since else conflict.backward

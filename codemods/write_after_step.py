@@ -94,12 +94,13 @@ for _ in range(3):
         if edits:
             effect = Effect("moved-write", f"the write comes {words}")
             yield Proposal(f"move the write {words}", effect, {view.path: edits})
-        forward = _frame(view, record.stack, depth) if record is not None else None
-        edits = _moved(view, writing, forward, after=False) if forward is not None else ()
-        if edits and forward is not None:
-            words = f"before `{_code(view, forward)}`"
-            effect = Effect("moved-write", f"the write comes {words}")
-            yield Proposal(f"move the write {words}", effect, {view.path: edits}, 1)
+        parted = _parting(project, write.stack, record.stack) if record is not None else None
+        if parted is not None:
+            view, writing, saving, _ = parted
+            words = f"before `{_code(view, saving)}`"
+            if edits := _moved(view, writing, saving, after=False):
+                effect = Effect("moved-write", f"the write comes {words}")
+                yield Proposal(f"move the write {words}", effect, {view.path: edits}, 1)
 
 
 def _parting(project: Project, one: Stack, other: Stack) -> tuple[View, cst.CSTNode, cst.CSTNode, int] | None:

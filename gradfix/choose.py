@@ -54,6 +54,8 @@ class Wanted:
         ""
     )  # the codemod that held for a copy
     late: Callable[[], bool] = lambda: False  # whether no more proof is to be begun
+    # files that a run of the texts came to, with their own, where it has met more of them
+    met: Callable[[Baseline, Mapping[str, str]], Mapping[str, str]] = lambda _, files: files
 
     def accepts(self, conflict: Conflict, texts: Mapping[str, str]) -> tuple[Status, ...]:
         """The verdicts good enough to cure `conflict`, which was found in `texts`."""
@@ -154,6 +156,12 @@ def _idea(candidate: Candidate) -> tuple[str, str] | None:
     return (candidate.proposal.codemod, candidate.proposal.idea) if candidate.proposal.idea else None
 
 
+def cured_first(conflict: Conflict) -> tuple[bool, int]:
+    """The order of cures: what takes parameters for constants that are no optimizer's would hide that they should be
+    one's."""
+    return conflict.kind != "stray-optimizer", gravity(conflict)
+
+
 def rounds(
     project: Project, baseline: Baseline, prover: Prover, wanted: Wanted, say: Callable[[str], None]
 ) -> Iterator[tuple[Round, Project, Baseline]]:
@@ -167,8 +175,7 @@ def rounds(
             for c in baseline.conflicts
             if wanted.asked(c, project.files) and identity(c, project) not in given_up
         )
-        # what takes parameters for constants that are no optimizer's would hide that they should be one's
-        conflict = min(open_, key=lambda c: (c.kind != "stray-optimizer", gravity(c)), default=None)
+        conflict = min(open_, key=cured_first, default=None)
         if conflict is None or wanted.late():
             break
         found = list(candidates(conflict, project, wanted.codemods, say))
@@ -181,7 +188,7 @@ def rounds(
         if applied:
             files = dict(project.files) | dict(tried[0].candidate.texts)
             baseline = prover.baseline(files)
-            project = Project(baseline.tape, files)
+            project = Project(baseline.tape, wanted.met(baseline, files))
             given_up.difference_update(put_off)
             put_off.clear()
         else:

@@ -103,7 +103,7 @@ def examine(
     try:
         if source is None:
             source = Source.read(path)
-        if not matters(source.raw):
+        if not matters(source.raw if source.kind == "script" else source.text.encode("utf-8", "replace")):
             return Examined()
         readings = read_text(path, source.text, files, kept)
     except SourceError as problem:

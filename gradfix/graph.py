@@ -58,6 +58,7 @@ class Graph(Index):
         self._reaches: dict[int, int] = {}
         self._walks: dict[int, frozenset[int]] = {}
         self._serves: dict[int, frozenset[int]] = {}
+        self._served: dict[int, frozenset[int]] = {}  # by the number of the stack
         self._before_steps: dict[int, tuple[Leaf, ...]] = {}
 
     # -- what a node reaches -------------------------------------------------------------------------
@@ -173,9 +174,18 @@ class Graph(Index):
         their gradients are cleared."""
         known = self._serves.get(backward.time)
         if known is None:
-            passes = (backward, *self.passes(backward))
-            found = next(filter(None, map(self._steps_behind, passes)), frozenset[int]())
+            found = self._steps_behind(backward) or self._steps_behind_a_pass(
+                self.stack_number(backward.stack)
+            )
             known = self._serves[backward.time] = found or self.uses(backward)
+        return known
+
+    def _steps_behind_a_pass(self, stack: int) -> frozenset[int]:
+        """Those behind the first pass that has any of the backward at this place."""
+        known = self._served.get(stack)
+        if known is None:
+            behind = map(self._steps_behind, self._executions[stack])
+            known = self._served[stack] = next(filter(None, behind), frozenset[int]())
         return known
 
     def _steps_behind(self, backward: Backward) -> frozenset[int]:

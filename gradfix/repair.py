@@ -87,7 +87,13 @@ def repair(
         if not settings.repair:
             return _result(entry, settings, [(baseline, texts)], (), _Kept((baseline, texts)), started)
         project = Project(baseline.tape, files)
+
+        def met(now: Baseline, known: Mapping[str, str]) -> Mapping[str, str]:
+            more = readable(now.tape.sources, root, {**texts, **known})
+            return {path: t for path, t in more.items() if path in known or settings.edits(path)}
+
         wanted = choose.Wanted(
+            met=met,
             asked=lambda c, now: (
                 asked(c, settings, {**texts, **now}) and (c.severity != "note" or settings.notes)
             ),
@@ -176,7 +182,8 @@ def _cured(
     files = dict(round_.before) | dict(round_.tried[0].candidate.texts)
     start = prover.baseline(files)
     others, after = [*done[:number], round_], [*states[: number + 1], (start, files)]
-    for later, now, last in choose.rounds(Project(start.tape, files), start, prover, wanted, say):
+    project = Project(start.tape, wanted.met(start, files))
+    for later, now, last in choose.rounds(project, start, prover, wanted, say):
         others.append(later)
         after.append((last, now.files))
     better = _kept(prover, others, after, wanted)
@@ -242,7 +249,8 @@ def _result(
     kept: _Kept,
     started: float,
 ) -> Result:
-    (first, files), (last, final) = states[0], kept.state
+    (first, _), (last, final) = states[0], kept.state
+    files = {path: t for _, texts in reversed(states) for path, t in texts.items()}  # each as it was first
     changed = {path: (files[path], text) for path, text in final.items() if text != files[path]}
     withdrawn = [r for r in rounds if _comes_to_nothing(r)]
     now = Project(last.tape, final)

@@ -93,8 +93,8 @@ class Mutate(Event):
     `counted` is False where PyTorch's version counter did not move (``.data``, a NumPy alias, a fused
     optimizer). `how` says by what route it came: ``""`` an op on the tensor itself, ``data`` through
     ``.data``, ``numpy`` a NumPy alias, ``detach`` through a detached alias, ``set_data`` for ``x.data = y``,
-    ``module`` a torch.nn module called with ``inplace=True`` or max_norm, ``alias`` an augmented assignment to one of
-    several names of a leaf, which the recorder gave a new tensor.
+    ``module`` a torch.nn module called with ``inplace=True`` or max_norm, ``alias`` an update of a leaf under one of
+    several names, or as an element of a list, which the recorder gave a new tensor.
     `optimizer` is the number of the optimizer in whose step() it happened, else None.
     `refused` is PyTorch's own error sentence where a plain run would have raised here (leaf write, forbidden
     view write) and the recorder let the write through.
@@ -294,9 +294,9 @@ class Legacy(Event):
     """Something of autograd's past that today's PyTorch still takes.
 
     `use` is ``Variable`` (a tensor was wrapped in one; `said` is ``volatile`` where that was asked for), ``type`` (a
-    tensor's type was compared with Variable: never equal today), ``cleared`` (a leaf's ``.grad`` was read and is None)
-    or ``deprecated`` (`said` is PyTorch's warning). `ref` is the wrapped tensor, or the leaf; `attached` says that it
-    required grad, which Variable() takes away today.
+    tensor's type was compared with Variable: never equal today), ``cleared`` (a leaf's ``.grad`` was read and is None),
+    ``filled`` (torch.full made whole numbers of a whole number) or ``deprecated`` (`said` is PyTorch's warning). `ref`
+    is the tensor, or the leaf; `attached` says that it required grad, which Variable() takes away today.
     """
 
     use: str

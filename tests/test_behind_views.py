@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from runs import project, run
 
 from gradfix.detect import detect
+from gradfix.read import read
 from gradfix.run import Outcome
 
 HEAD = """
@@ -40,6 +42,13 @@ WRITES = (
 USES = ("loss = a.tanh().sum()", "loss = torch.cat([b, a]).sum()", "loss = h.sum() + 2 * a.sum()")
 
 
+def found_in(text: str) -> list[tuple[str, str, int, str]]:
+    """What reading the text shows."""
+    main = next(iter(read(Path("train.py"), text)))
+    found = (c for c in detect(main.tape) if c.severity == "error")
+    return [(c.kind, c.pattern, c.at.line, main.evidence(c)) for c in found]
+
+
 @pytest.mark.parametrize(
     ("split", "write"), [*((s, WRITES[0]) for s in SPLITS), *((SPLITS[1], w) for w in WRITES[1:])]
 )
@@ -54,8 +63,10 @@ def test_is_found_where_pytorch_refuses(run: Callable[..., Outcome], split: str,
             assert (conflict.kind, conflict.pattern) == ("forbidden-view-write", "behind-views")
             assert conflict.at.line == text.splitlines().index(write) + 1
             assert said in conflict.event.refused
+            assert found_in(text) == [(conflict.kind, conflict.pattern, conflict.at.line, "certain")]
         else:
             assert not [c for c in found if c.pattern == "behind-views"]
+            assert not found_in(text)
 
 
 @pytest.mark.parametrize("split", SPLITS[:2])
@@ -93,3 +104,15 @@ def test_views_of_an_op_each_may_be_written(run: Callable[..., Outcome]) -> None
     plain, outcome = run(text), run(text, record=True)
     assert json.loads(outcome.stdout) == pytest.approx(json.loads(plain.stdout), rel=1e-6)
     assert detect(outcome.tape) == ()
+    assert not found_in(text)
+
+
+def test_a_row_is_read_behind_the_write_of_the_pass_before(run: Callable[..., Outcome]) -> None:
+    text = HEAD + "for i, row in enumerate(h):\n    h[i] = row * 2\nloss = h.sum()" + TAIL
+    assert REFUSED in run(text).failure.message
+    line = text.splitlines().index("    h[i] = row * 2") + 1
+    assert [c.at.line for c in detect(run(text, record=True).tape) if c.severity == "error"] == [line]
+    assert found_in(text) == [("forbidden-view-write", "behind-views", line, "certain")]
+    own = text.replace("h[i] = row", "g[i] = row").replace("h = w * 2", "h = w * 2; g = h.clone()")
+    assert run(own).failure is None
+    assert not found_in(own)

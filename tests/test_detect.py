@@ -440,6 +440,14 @@ def test_refused_writes(words: str, kind: str, pattern: str) -> None:
     assert (conflict.kind, conflict.pattern, conflict.at.line) == (kind, pattern, 3)
 
 
+def test_a_refused_view_is_not_called_by_another_views_name() -> None:
+    s = Script()
+    first = s.leaf("first")  # (all of them share the storage that has this name)
+    s.write(first, 3, refused="Output 1 of SplitBackward0 is a view and is being modified inplace.")
+    conflict = only(s.end())
+    assert not [said for said in (conflict.message, *(x.text for x in conflict.labels)) if "first" in said]
+
+
 def test_what_a_refused_write_spoils_is_its_consequence() -> None:
     s = Script()
     w = s.leaf("w")

@@ -82,7 +82,8 @@ def test_a_checkpoint_is_loaded(run: Callable[..., Outcome]) -> None:
     outcome = run("""
         import io, torch
         net = torch.nn.Linear(2, 1).cuda()
-        for asked in ({}, {"map_location": "cuda:0"}, {"map_location": torch.device("cuda")}):
+        for asked in ({}, {"map_location": "cuda:0"}, {"map_location": torch.device("cuda")},
+                      {"map_location": {"cuda:0": "cuda:1"}}, {"map_location": lambda storage, place: storage}):
             file = io.BytesIO()
             torch.save(net.state_dict(), file)
             file.seek(0)
@@ -90,8 +91,12 @@ def test_a_checkpoint_is_loaded(run: Callable[..., Outcome]) -> None:
         torch.set_default_device("cuda")
         with torch.cuda.device(0):
             print(torch.zeros(2).tolist(), torch.Generator("cuda").device)
+        g = torch.Generator(device="cuda").manual_seed(0)
+        print(isinstance(g, torch.Generator), isinstance(torch.default_generator, torch.Generator))
+        print(torch.randn(1, generator=g, device="cuda").shape, torch.load.__module__)
     """)
-    assert outcome.stdout == "[0.0, 0.0] cpu\n", outcome.failure
+    wanted = "[0.0, 0.0] cpu\nTrue True\ntorch.Size([1]) torch.serialization\n"
+    assert outcome.stdout == wanted, outcome.failure
 
 
 def test_threads_too(run: Callable[..., Outcome]) -> None:

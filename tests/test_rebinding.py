@@ -58,3 +58,54 @@ def test_any_other_write_to_a_leaf_is_let_through(
 ) -> None:
     outcome = run(HEAD.replace("CREATE", create) + text + TAIL, record=True)
     assert [e.how for e in outcome.tape.events if isinstance(e, Mutate) and e.refused] == [""]
+
+
+OF_LISTS = """
+import torch
+ws = [torch.linspace(-1, 1, 3).requires_grad_(), torch.ones(3, requires_grad=True)]
+optimizer = torch.optim.SGD(ws, 0.1)
+class Held: pass
+def grads(of):
+    return torch.autograd.grad((of[0].tanh() * of[1].exp()).sum(), of, create_graph=True)
+def adapt(fast):
+    for w, g in zip(fast, grads(fast)):
+        WRITE
+    return fast
+"""
+ENDS = "\n(fast[0].sin() * fast[1]).sum().backward()\nprint([w.grad.tolist() for w in ws])\n"
+
+
+@pytest.mark.parametrize(
+    ("write", "value"),
+    [("w -= 0.1 * g", "w - 0.1 * g"), ("w.sub_(g, alpha=0.1)", "w.sub(g, alpha=0.1)")],
+    ids=["operator", "method"],
+)
+def test_the_list_that_a_loop_goes_over_gets_new_tensors(
+    run: Callable[..., Outcome], write: str, value: str
+) -> None:
+    body = "fast = adapt(list(ws))"
+    exact = run(
+        OF_LISTS.replace("for w, g in zip(fast, grads(fast)):\n        WRITE", "fast = [VALUE]").replace(
+            "VALUE", f"{value} for w, g in zip(fast, grads(fast))"
+        )
+        + body
+        + ENDS
+    )
+    outcome = run(OF_LISTS.replace("WRITE", write) + body + ENDS, record=True)
+    assert outcome.stdout == exact.stdout != ""
+    assert [e.how for e in outcome.tape.events if isinstance(e, Mutate) and e.refused] == ["alias"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "fast = adapt(ws)",
+        "held = Held(); held.ws = list(ws); fast = adapt(held.ws)",
+        "held = {'ws': list(ws)}; fast = adapt(held['ws'])",
+        "fast = list(ws); other = fast; fast = adapt(fast)",
+    ],
+    ids=["the_same_list", "attribute", "item", "two_names"],
+)
+def test_a_list_that_others_have_keeps_its_tensors(run: Callable[..., Outcome], body: str) -> None:
+    outcome = run(OF_LISTS.replace("WRITE", "w -= 0.1 * g") + body + ENDS, record=True)
+    assert [e.how for e in outcome.tape.events if isinstance(e, Mutate) and e.refused] == [""] * 2

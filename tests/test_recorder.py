@@ -259,6 +259,24 @@ def test_second_time_is_what_plain_torch_says(record: Recorded, first: str) -> N
     assert {e.time for e in second if e.refused} == freed
 
 
+def test_a_write_through_data_behind_a_step_is_not_counted(record: Recorded) -> None:
+    """What an earlier graph, which is retained, has saved was overwritten by the step before, and was counted then."""
+    tape = record("""
+        import torch
+        net = torch.nn.Linear(2, 2)
+        opt = torch.optim.SGD(net.parameters(), 0.5)
+        x = torch.ones(1, 2, requires_grad=True)
+        first = net(x).sum()
+        first.backward(retain_graph=True)
+        opt.step()
+        loss = net(x).sum()
+        net.weight.data.mul_(2)
+        loss.backward()
+    """)
+    (write,) = [e for e in of(tape, Mutate) if e.how == "data"]
+    assert not write.counted
+
+
 def test_fused_optimizer_is_not_counted(record: Recorded) -> None:
     tape = record("""
         import torch

@@ -321,3 +321,40 @@ def test_a_function_stays_where_a_file_that_did_not_run_uses_it(
     _, text = result.files[str(tmp_path / "terms.py")]
     assert text.count("def ") == 2 + used
     assert ("def losses(" in text) == used
+
+
+BETAS = """\
+import torch
+from critic import penalty
+
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+optimizer = torch.optim.Adam(net.parameters(), 1e-3, betas=(0, 0.9))
+for x in torch.randn(3, 5, 3):
+    loss = net(x).mean() + penalty(net, x)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+PENALTY = """\
+import torch
+
+
+def penalty(net, x):
+    x.requires_grad_()
+    grad, = torch.autograd.grad(net(x).sum(), x)
+    return (grad.norm(dim=1) - 1).pow(2).mean()
+"""
+
+
+def test_a_file_that_the_first_cure_lets_run_is_cured_too(tmp_path: Path, zygote: Zygote) -> None:
+    (tmp_path / "critic.py").write_text(PENALTY)
+    program = tmp_path / "train.py"
+    program.write_text(BETAS)
+    result = testing.one(program, zygote, Settings())
+    new = {Path(path).name: text for path, (_, text) in result.files.items()}
+    assert new == {
+        "train.py": BETAS.replace("(0, 0.9)", "(0.0, 0.9)"),
+        "critic.py": PENALTY.replace(", x)\n    return", ", x, create_graph=True)\n    return"),
+    }
+    assert [d.status for d in result.diagnoses] == ["cured", "cured"]

@@ -37,6 +37,27 @@ def test_main_as_python_makes_it(run: Callable[..., Outcome], project: Path) -> 
     assert (outcome.ended, outcome.status, outcome.stderr) == ("finished", 0, "")
 
 
+def test_no_window_is_opened(run: Callable[..., Outcome], project: Path) -> None:
+    """(What matplotlib does where there is no display, in short.)"""
+    (project / "matplotlib").mkdir()
+    (project / "matplotlib/__init__.py").write_text(
+        "def use(backend, *, force=True):\n    from .pyplot import switch_backend\n    switch_backend(backend)\n"
+    )
+    (project / "matplotlib/pyplot.py").write_text(
+        "def switch_backend(newbackend):\n"
+        "    if newbackend == 'TkAgg':\n        raise ImportError('headless')\n    print(newbackend)\n"
+    )
+    outcome = run("""
+        import matplotlib
+        matplotlib.use("TkAgg")
+        matplotlib.use(backend="TkAgg", force=True)
+        import matplotlib.pyplot as plt
+        plt.switch_backend("TkAgg")
+        plt.switch_backend(newbackend="SVG")
+    """)
+    assert (outcome.stdout, outcome.ended) == ("agg\nagg\nagg\nSVG\n", "finished"), outcome.failure
+
+
 def test_siblings_are_imported_and_no_bytecode_stays(run: Callable[..., Outcome], project: Path) -> None:
     (project / "recorder.py").write_text("NAME = 'mine'")  # also the name of a module of ours
     assert run("import recorder; print(recorder.NAME)").stdout == "mine\n"

@@ -122,6 +122,7 @@ PATTERNS = {
         "no-graph": "the loss has no grad_fn",
         "turned-off": "the loss has no grad_fn, since a call turned gradients off for good",
         "dead-parameter": "no loss reaches an optimizer's parameters",
+        "zero-derivative": "every loss knows some of an optimizer's parameters through sign(), round(), ... alone",
         "frozen": "an optimizer's parameters were frozen between every forward and its backward",
         "partly": "all that is made of some of an optimizer's parameters ends in a cut",
         "rewrapped": "a gradient arrives at a leaf made of a cut value, and is never passed on to the graph "
@@ -169,6 +170,7 @@ PATTERNS = {
         "removed": "an API that current PyTorch no longer has",
         "compared": "a type is compared with Variable, which no tensor's is today",
         "cleared": "a gradient is used that zero_grad() set to zero once, and sets to None today",
+        "filled": "torch.full of a whole number, of floats once, of whole numbers today, in a loss that takes none",
         "variable": "a tensor is wrapped in Variable",
         "deprecated": "PyTorch warns that a name has a successor",
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Found, make
 from gradfix.graph import Graph
@@ -20,6 +21,13 @@ REMOVED = (
     ("ImportError", r"from 'torch\.autograd"),
 )
 
+INT_BETAS = "betas must be either both floats"  # what Adam says of (0, 0.9)
+# what a loss raises for a target of whole numbers
+WHOLE = re.compile(
+    r"Found dtype (Long|Bool) but expected \w+|can't be cast to the desired output type (Long|Bool)"
+    r"|expected scalar type \w+ but found (Long|Bool)"
+)
+
 # what reading the first number of a tensor without dimensions raises once it has left torch: .numpy()[0], .tolist()[0]
 UNDIMENSIONED = (
     ("IndexError", "array is 0-dimensional"),
@@ -30,9 +38,9 @@ UNDIMENSIONED = (
 
 def removed(graph: Graph, event: Failure) -> Conflict | None:
     """An API that is gone, or a gradient that is, where that ended the run."""
-    cleared = _cleared(graph, event)
-    if cleared is not None:
-        return cleared
+    said = _cleared(graph, event) or _filled(graph, event)
+    if said is not None:
+        return said
     what = _gone(graph, event)
     if not what:
         return None
@@ -40,10 +48,40 @@ def removed(graph: Graph, event: Failure) -> Conflict | None:
         "legacy-api",
         "removed",
         what,
-        [("read", event.stack, "as PyTorch 0.x had it")],
+        [("read", event.stack, "refused today" if INT_BETAS in event.message else "as PyTorch 0.x had it")],
         "read",
         severity="error",
         event=event,
+    )
+
+
+def _filled(graph: Graph, failure: Failure) -> Conflict | None:
+    """A loss that takes no whole numbers, after torch.full made some."""
+    if not WHOLE.search(failure.message):
+        return None
+    before = [
+        e for e in graph.tape.events if isinstance(e, Legacy) and e.use == "filled" and e.at is not None
+    ]
+    if not before:
+        return None
+    near = before[-1].at
+    beside = {
+        e.at: e for e in before if e.at and near and (e.at.file, e.at.function) == (near.file, near.function)
+    }
+    made = next(iter(beside.values()))
+    return make(
+        "legacy-api",
+        "filled",
+        f"{wording.at('made', made.stack)} is of whole numbers since PyTorch 1.7, where it was of floats, and the loss "
+        "takes none",
+        [
+            *(("made", e.stack, "whole numbers today, as what it is filled with") for e in beside.values()),
+            ("read", failure.stack, f"fails: {failure.message.splitlines()[0]}"),
+        ],
+        "made",
+        severity="error",
+        ref=made.ref,
+        event=failure,
     )
 
 
@@ -90,8 +128,8 @@ def outdated(graph: Graph) -> Found:
     """Uses of autograd's past that still run: one conflict a place."""
     failure = next((e for e in graph.tape.events if isinstance(e, Failure)), None)
     for event in graph.tape.events:
-        if not isinstance(event, Legacy) or event.at is None or event.use == "cleared":
-            continue  # (a gradient that is None: only where that ends the run)
+        if not isinstance(event, Legacy) or event.at is None or event.use in ("cleared", "filled"):
+            continue  # (only where that ends the run)
         found = _compared(event, failure) if event.use == "type" else _noted(event)
         yield ("legacy", event.use, event.stack[-1]), event, found
 
@@ -149,6 +187,8 @@ def _gone(graph: Graph, event: Failure) -> str:
         return (
             "this tensor has no dimensions since PyTorch 0.4, so its number is not at [0]; `.item()` reads it"
         )
+    if kind == "ValueError" and INT_BETAS in said:
+        return "Adam takes no int among its betas today: `0.0` is what `0` was"
     if any(kind == k and re.search(words, event.message) for k, words in REMOVED):
         return f"this API is gone from current PyTorch: {said}"
     return ""

@@ -77,9 +77,9 @@ def _refused_write(write: Mutate) -> Conflict | None:
         "place",
         "view": f"this writes into a view of {name or 'a leaf'}, a leaf that requires grad: autograd refuses "
         "that",
-        "multi-view": f"{name or 'this tensor'} is one of several views made by one op: autograd refuses to "
-        "have it "
-        "changed in place",
+        # (they share a storage, and its name may be another's)
+        "multi-view": f"{wording.at('overwritten', write.stack)} changes in place one of several views that one op "
+        "made: autograd refuses that",
         "custom-view": f"{name or 'this tensor'} is a view that a custom Function made (a module's full backward hook "
         "makes one): autograd refuses to have it changed in place",
         "expanded": f"several elements of {name or 'this tensor'} share one memory location (expand): they "
@@ -89,6 +89,7 @@ def _refused_write(write: Mutate) -> Conflict | None:
         "changed in "
         "place where gradients are on",
     }[pattern]
+    named = write.ref.name and pattern != "multi-view"
     return make(
         kind,
         pattern,
@@ -97,7 +98,7 @@ def _refused_write(write: Mutate) -> Conflict | None:
             (
                 "overwritten",
                 write.stack,
-                f"written in place here{': ' + wording.shaped(write.ref) if write.ref.name else ''}",
+                f"written in place here{': ' + wording.shaped(write.ref) if named else ''}",
             )
         ],
         "overwritten",

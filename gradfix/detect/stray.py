@@ -19,9 +19,14 @@ def stray_optimizers(graph: Graph) -> Found:
     """An optimizer holds a parameter that was replaced: the old one is dead, the new one gets gradients and
     is nobody's."""
     filled = filled_ever(graph)
-    homeless = {storage: ref for storage, (ref, _) in _homeless(graph).items()}
-    if not homeless:
+    found = _homeless(graph)
+    if not found:
         return
+    homeless = {storage: ref for storage, (ref, _) in found.items()}
+    models: dict[int, list[Ref]] = {}  # by the time of their first backward: each pass may make another
+    for ref, backward in found.values():
+        models.setdefault(backward.time, []).append(ref)
+    first = next(iter(models.values()))
     for number, optimizer in graph.optimizers.items():
         steps = graph.steps_of(number)
         given = {r.storage for s in steps for r in s.refs}  # a gradient from somewhere: pushed by hand
@@ -34,11 +39,11 @@ def stray_optimizers(graph: Graph) -> Found:
         whole = (
             all(r.shape for r in dead)
             and len(dead) == len(optimizer.refs)
-            and Counter(r.shape for r in dead) == Counter(r.shape for r in homeless.values())
+            and all(Counter(r.shape for r in dead) == Counter(r.shape for r in m) for m in models.values())
         )
         if not replaced and not whole:
             continue
-        new = [r for _, r in replaced] or list(homeless.values())
+        new = [r for _, r in replaced] or first
         names = [f"`{r.name}`" for r in new if r.name]
         yield (
             ("stray", number),

@@ -16,6 +16,7 @@ from gradfix.detect.attacks import attacks
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.derivatives import second_order
 from gradfix.detect.finding import Findings, Found, make, optimizer_words
+from gradfix.detect.flat import zero_derivatives
 from gradfix.detect.leaves import unreset_leaf
 from gradfix.detect.legacy import outdated
 from gradfix.detect.parameters import (
@@ -41,6 +42,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     without = (
         dead_parameters,
         starved,
+        zero_derivatives,
         rewrapped,
         stray_optimizers,
         replaced_later,

@@ -17,12 +17,13 @@ def never_stepped(graph: Graph) -> Found:
     """Its parameters get gradients, which are cleared, again and again; nothing else trains them."""
     ends = (e for e in graph.tape.events if isinstance(e, End))
     stepped = {r.storage for s in graph.steps for r in s.refs}
+    first = graph.steps[0].time if graph.steps else 0
     for number in next(ends, End(0, (), "")).unstepped:
         optimizer = graph.optimizers.get(number)
         own = {r.storage for r in optimizer.refs} if optimizer is not None else set()
         if optimizer is None or own & stepped or graph.steps_of(number):
             continue
-        if any(by_hand(w) and w.time > graph.steps[0].time for s in own for w in graph.writes.get(s, ())):
+        if any(by_hand(w) and w.time > first for s in own for w in graph.writes.get(s, ())):
             continue
         lost = _lost(graph, own)
         if len(lost) < 2:

@@ -11,9 +11,9 @@ from gradfix.prove import words
 from gradfix.prove.compare import Likeness, likeness
 from gradfix.prove.doubts import cancelled, drift, idle, unmoved, weak, zeros
 from gradfix.prove.effects import Attempt
-from gradfix.prove.measured import Measured, aligned
+from gradfix.prove.measured import Measured, aligned, head, merged
 from gradfix.prove.runs import CLEAN, After, Baseline, Equal
-from gradfix.tape import Tape
+from gradfix.tape import Optimizer, Tape
 from gradfix.verdict import Effect, Verdict
 
 
@@ -38,8 +38,11 @@ class Trial:
         return likeness(self.after.measured, self.baseline.oracle)
 
     def held_before(self, now: Measured) -> Measured:
-        """Of a run after, what the optimizers held before: only for those that hold more now."""
+        """Of a run after, what the optimizers held before: only for those that hold more now; where one is made anew
+        for each model, of all of them as much as the one before has stepped."""
         after = words.Names.of(self.after.recorded.tape or Tape(()))
+        if heirs := self._heirs(after.optimizers):
+            now = head(merged(now, heirs), self.baseline.oracle)
         which = {}
         for k, event in self.baseline.names.optimizers.items():
             held = after.optimizers.get(k)
@@ -51,6 +54,17 @@ class Trial:
                 if all(ref.name in place for ref in event.refs):
                     which[k] = [place[ref.name] for ref in event.refs]
         return aligned(now, which)
+
+    def _heirs(self, after: Mapping[int, Optimizer]) -> dict[int, int]:
+        """The optimizers that only the run after has, and the one before whose place they take: its parameters were
+        replaced by theirs."""
+        before = self.baseline.names.optimizers
+        strays = {x.stack for c in self.conflicts if c.kind == "stray-optimizer" and (x := c.label("made"))}
+        by_shape = {tuple(r.shape for r in e.refs): k for k, e in before.items() if e.stack in strays}
+        found = (
+            (k, by_shape.get(tuple(r.shape for r in e.refs))) for k, e in after.items() if k not in before
+        )
+        return {k: own for k, own in found if own is not None}
 
     @cached_property
     def measured(self) -> dict[str, object]:

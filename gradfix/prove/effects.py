@@ -7,7 +7,7 @@ loss of gradient (in a prototype it accepted 32 wrong repairs).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from typing import Any
@@ -18,7 +18,7 @@ from gradfix.detect.targets import target_edges
 from gradfix.graph import Graph
 from gradfix.prove.compare import Terms
 from gradfix.prove.measured import Measured
-from gradfix.tape import Backward, Cut, GradRead, Mutate, Optimizer, Record, Stack, Step, Tape
+from gradfix.tape import Backward, Cut, GradRead, Mutate, Optimizer, Record, Site, Stack, Step, Tape
 from gradfix.tape import Terms as Summed
 from gradfix.verdict import Effect, EffectKind
 
@@ -149,6 +149,12 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
             yield Attempt(before={"clear": "leaves"}, terms=Terms(ends=False))
         else:
             yield Attempt(before={"clear": True})
+        if late := _lines_of(
+            c.event.stack[-1]
+            for c in conflicts
+            if c.pattern == "cleared-between" and c.event and c.event.stack
+        ):
+            yield Attempt(before={"gather": late})
         gradients = [c for c in conflicts if c.kind in ("freed-graph", "cut-graph")]
         around = [c.earlier for c in gradients]
         around += [c.backward for c in gradients if c.pattern != "plain-gradient"]
@@ -400,6 +406,16 @@ def kept_sites(conflicts: Sequence[Conflict]) -> list[list[Any]]:
     return [list(s) for s in sorted(sites)]
 
 
+def _lines_of(sites: Iterable[Site], most: int = 10_000) -> list[list[Any]]:
+    """[file, line] of every line of these places, of `most` behind the first one."""
+    lines = {
+        (site.file, line)
+        for site in sites
+        for line in range(site.line, max(site.line, min(site.end_line, site.line + most)) + 1)
+    }
+    return [list(x) for x in sorted(lines)]
+
+
 def alias_sites(conflicts: Sequence[Conflict], tape: Tape) -> list[list[Any]]:
     """[file, line] of where an alias was made of what a conflict's write overwrote."""
     sites = {
@@ -427,11 +443,5 @@ def beside(conflicts: Sequence[Conflict], tape: Tape) -> list[list[Any]]:
 
 def through_sites(conflicts: Sequence[Conflict]) -> list[list[Any]]:
     """[file, line] of every place a conflict speaks of: where a `.data` that hides a write may stand."""
-    sites = {
-        (site.file, line)
-        for conflict in conflicts
-        for stack in (*(x.stack for x in conflict.labels), conflict.write.stack if conflict.write else ())
-        for site in stack[-1:]
-        for line in range(site.line, max(site.line, min(site.end_line, site.line + 12)) + 1)
-    }
-    return [list(s) for s in sorted(sites)]
+    stacks = [x.stack for c in conflicts for x in c.labels] + [c.write.stack for c in conflicts if c.write]
+    return _lines_of((site for stack in stacks for site in stack[-1:]), 12)

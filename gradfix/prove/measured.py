@@ -211,3 +211,18 @@ def aligned(after: Measured, kept: Mapping[int, Sequence[int]]) -> Measured:
         )
 
     return replace(after, steps=tuple(map(only, after.steps)))
+
+
+def merged(after: Measured, heirs: Mapping[int, int]) -> Measured:
+    """`after` with the steps of each optimizer in `heirs` counted as those of the one whose place it took."""
+    counts: Counter[int] = Counter()
+    steps = []
+    for step in after.steps:
+        k = heirs.get(step.optimizer, step.optimizer)
+        steps.append(replace(step, optimizer=k, number=counts[k]))
+        counts[k] += 1
+    backwards = tuple(
+        replace(b, reached=frozenset((heirs.get(o, o), j) for o, j in b.reached)) for b in after.backwards
+    )
+    order = tuple((what, k if what == "b" else heirs.get(k, k)) for what, k in after.order)
+    return replace(after, steps=tuple(steps), backwards=backwards, order=order)

@@ -52,7 +52,8 @@ def render(result: Result, view: View) -> Iterator[Text | Line | Raw]:
         yield from _diagnosis(diagnosis, result, view, diagnosis.conflict.kind not in told)
         yield Text()
         told.add(diagnosis.conflict.kind)
-    for line in (*result.lines, *(result.minor if view.verbose else ())):
+    minor = result.minor if view.verbose and view.action != "check" else ()
+    for line in (*result.lines, *minor):
         yield from _hanging("note: ", line, view, "bold")
     if view.verbose and not result.problem and view.action != "check":
         yield from _hanging("ran: ", _how_it_ran(result), view, "bold")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from gradfix.edit import View
-from gradfix.rewrite.statements import dotted
+from gradfix.detect import Conflict
+from gradfix.edit import Project, View
+from gradfix.rewrite.statements import Unit, dotted, names, touches
 
 
 def replacing(view: View, name: str) -> Iterator[tuple[cst.Assign, int]]:
@@ -44,3 +45,30 @@ def _constructs(view: View, node: cst.Assign) -> bool:
     function = view.function(node)
     made = isinstance(function, cst.FunctionDef) and function.name.value == "__init__"
     return made and (dotted(node.targets[0].target) or "").count(".") == 1
+
+
+def given_whole(project: Project, conflict: Conflict, name: str) -> bool:
+    """Whether the conflict's optimizer was made of what `name` holds, whole: nothing of it is left where that is bound
+    anew."""
+    made = conflict.label("made")
+    place = project.node(made.at) if made is not None else None
+    return place is not None and reads_whole(place[1], name)
+
+
+def reads_whole(node: cst.CSTNode, name: str) -> bool:
+    """Whether `node` reads `name`, or something of it, under that very name."""
+    return bool(name) and any(r == name or r.startswith(f"{name}.") for r in names(node).reads)
+
+
+def prepared(body: Sequence[Unit], index: int) -> tuple[list[int], int]:
+    """The statement at `index` with those behind it that only prepare what it made (a scheduler), and where
+    it is used for good."""
+    chain, bound = [index], set(body[index].writes)
+    for n in range(index + 1, len(body)):
+        if touches(body[n].reads, bound):
+            if isinstance(body[n].node, cst.Assign):
+                chain.append(n)
+                bound |= body[n].writes
+            else:
+                return chain, n
+    return chain, len(body)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .saves import GONE, Entry, fate_of, keep_value
-from .sites import Key
+from .sites import Key, parsed
 from .storages import address_of
 
 _MOST = 256  # arrays watched at a time
@@ -171,12 +171,8 @@ def _equal(a: Any, b: Any) -> bool:
 
 def _stores(code: Any, text: str, names: set[str]) -> list[int]:
     """The instructions of `code` that do ``a[…] = …``, ``a[…] += …`` or ``a += …`` for an `a` of `names`."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return []
     lines = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(parsed(text) or ast.Module([], [])):
         if isinstance(node, ast.AugAssign):
             targets = [node.target]
         elif isinstance(node, ast.Assign):

@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import failure, unstepped
+from .sites import parsed
 
 _REWRITTEN = 2  # times that parameters change without a step before nobody waits for one
 _LOOKED_AT = 4  # parameters of an optimizer, and numbers of each, that tell whether they changed
@@ -208,9 +209,6 @@ def _in_loop(frame: Any) -> bool:
 @functools.cache
 def _loops(file: str) -> list[tuple[int, int]]:
     """First and last line of every loop in `file`'s text."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):  # code that was made otherwise (a notebook's cell with a magic)
-        return []
+    tree = parsed("".join(linecache.getlines(file))) or ast.Module([], [])
     loops = [n for n in ast.walk(tree) if isinstance(n, (ast.For, ast.AsyncFor, ast.While))]
     return [(n.lineno, n.end_lineno or n.lineno) for n in loops]

@@ -92,6 +92,7 @@ class _Execution:
         signal.signal(TIME_IS_UP, self._time_is_up)
         threading.excepthook = self._thread_failed
         importlib.import_module(PACKAGE + ".seeds").seed_everything(request.get("seed", 0))
+        importlib.import_module(PACKAGE + ".windows").none()
         if request.get("one_thread", True):
             _one_thread()
         candidates.serve(request.get("files") or {})

@@ -23,6 +23,7 @@ The request is a JSON object; every key is optional, and they combine:
 ``apart``    ``.data``, ``.detach()`` and ``.numpy()`` in the [file, line]s listed give a copy.
 ``clear``    an optimizer's gradients are cleared after each of its steps; ``leaves``: those of leaves that no
              optimizer holds, before the next backward, where the script has written into them since the last.
+``gather``   what clears gradients in the [file, line]s listed does so behind the next step that uses them.
 ``retain``   non-leaf tensors given to an optimizer keep their gradient, as leaves do.
 ``keep``     tensors made in the [file, line, how]s listed keep their gradient as ``retain_grad()`` has them do
              (``keep``), or are leaves (``leaf``).
@@ -46,6 +47,7 @@ from .imposed_ops import MADE, Keep, Made, Ops
 from .imposed_steps import Rounds, Steps
 from .measure import Optimizers, quiet
 from .pretend import (
+    OfFloats,
     clear_to_zero,
     differentiate_twice,
     foreign,
@@ -103,6 +105,7 @@ class Imposer:
             retain_gradients()
         if self.request.get("shims"):
             restore_old_calls()
+            each_thread.enter(OfFloats())
         if self.request.get("zeros"):
             clear_to_zero()
         if self.request.get("keep"):

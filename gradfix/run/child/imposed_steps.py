@@ -5,13 +5,15 @@ Standard library and torch only; see impose.py.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .measure import parameters, quiet
-from .pretend import DATA
+from .pretend import DATA, foreign
 
 if TYPE_CHECKING:
     from .impose import Imposer
@@ -49,12 +51,30 @@ class Steps:
         self.due: dict[
             int, tuple[Any, Any]
         ] = {}  # id of a parameter -> (it, its value from the round's end on)
+        self.late: dict[int, Any] = {}  # id of a parameter that is cleared behind its step -> it
 
     def install(self) -> None:
         from torch.optim import optimizer as hooks
 
         hooks.register_optimizer_step_pre_hook(self._pre)
         hooks.register_optimizer_step_post_hook(self._post)
+        if "gather" in self.imposer.request:
+            self._gather({(os.path.realpath(f), line) for f, line in self.imposer.request["gather"]})
+
+    def _gather(self, sites: set[tuple[str, int]]) -> None:
+        """What clears gradients at `sites` does so behind the next step that uses them."""
+
+        def put_off(clear: Any, held: Callable[[Any], Any]) -> Any:
+            def zero_grad(this: Any, *args: Any, **kwargs: Any) -> None:
+                if _user_line() in sites:
+                    self.late.update((id(p), p) for p in held(this))
+                else:
+                    clear(this, *args, **kwargs)
+
+            return zero_grad
+
+        torch.optim.Optimizer.zero_grad = put_off(torch.optim.Optimizer.zero_grad, parameters)  # type: ignore
+        torch.nn.Module.zero_grad = put_off(torch.nn.Module.zero_grad, torch.nn.Module.parameters)  # type: ignore
 
     def _pre(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         self.imposer.depth += 1  # a closure's backward and the writes of a step are not the script's own
@@ -95,13 +115,21 @@ class Steps:
                 if state is not None:
                     optimizer.state.clear()
                     optimizer.state.update(state)
-            if self.imposer.request.get("clear") is True:
-                for p in parameters(optimizer):
+            for p in parameters(optimizer):
+                if self.imposer.request.get("clear") is True or id(p) in self.late:
                     p.grad = None
             if self.imposer.rounds.stepped():
                 for p, value in self.due.values():
                     DATA.__get__(p).copy_(value)
                 self.due.clear()
+
+
+def _user_line() -> tuple[str, int]:
+    """File and line of the nearest frame of the user's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and foreign(frame.f_code.co_filename):
+        frame = frame.f_back
+    return os.path.realpath(frame.f_code.co_filename), frame.f_lineno
 
 
 def _closed(args: Any, kwargs: Any, wrap: Callable[[Any], Any]) -> Any:

@@ -1,5 +1,5 @@
-"""What autograd's past had and today's PyTorch takes in another sense, or warns of: ``Variable``, and names that have
-successors.
+"""What autograd's past had and today's PyTorch takes in another sense, or warns of: ``Variable``, ``torch.full`` of a
+whole number, and names that have successors.
 
 Standard library and torch only.
 """
@@ -45,6 +45,11 @@ class Legacy:
         meta.__eq__ = self._comparing(meta.__eq__)
         meta.__hash__ = type.__hash__
         warnings.showwarning = self._warning(warnings.showwarning)
+
+    def filled(self, made: Any, dtype: Any, frame: Any) -> None:
+        """``torch.full(size, 1)`` was of floats before PyTorch 1.7."""
+        if dtype is None and made.dtype in (torch.int64, torch.bool):
+            self._emit("filled", frame, made)
 
     def _wrapping(self, plain: Any) -> Any:
         def wrap(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,8 +8,9 @@ devices over. Standard library and torch only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -39,23 +40,44 @@ def stand_in() -> None:
     for name in dir(cuda):
         if name.endswith("Tensor") and hasattr(torch, name):
             setattr(cuda, name, getattr(torch, name))
-    _turned(torch, "load", lambda args, kwargs: kwargs.setdefault("map_location", "cpu"))
-    for name in ("set_default_device", "set_default_tensor_type", "Generator"):
-        _turned(torch, name)
+    for name in ("set_default_device", "set_default_tensor_type"):
+        setattr(torch, name, _turned(getattr(torch, name)))
+    torch.load = _loaded_here(torch.load)
+    torch.Generator = _Generator  # type: ignore[misc]
 
 
-def _turned(module: Any, name: str, more: Callable[[Any, Any], Any] | None = None) -> None:
-    """Have a function that is no op of torch's be called with the processor in the place of CUDA."""
-    plain = getattr(module, name)
+def _turned(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is no op of torch's, with the processor in the place of CUDA."""
 
+    @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = tuple(_turn(x) for x in args), {k: _turn(x) for k, x in kwargs.items()}
-        if more is not None:
-            more(args, kwargs)
-        return plain(*args, **kwargs)
+        return plain(*map(_turn, args), **{k: _turn(x) for k, x in kwargs.items()})
 
-    call.__name__ = name
-    setattr(module, name, call)
+    return call
+
+
+def _loaded_here(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return plain(f, map_location if callable(map_location) else _HERE, *args, **kwargs)
+
+    return load
+
+
+_Meta: Any = type(torch.Generator)
+
+
+class _AnyGenerator(_Meta):  # type: ignore[misc]
+    """Takes generators that were made otherwise, torch.default_generator among them, for instances."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, torch._C.Generator)
+
+
+class _Generator(torch.Generator, metaclass=_AnyGenerator):
+    def __new__(cls, device: Any = _HERE) -> Self:
+        plain: Any = super().__new__
+        return plain(cls, _turn(device))  # type: ignore[no-any-return]
 
 
 def _is_cuda(value: Any) -> bool:

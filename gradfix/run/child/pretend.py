@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import functools
 import os
 import random
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from .imports import AfterImport
 
@@ -122,7 +124,8 @@ def joined(value: Any) -> torch.Tensor | None:
 
 def see_through(sites: Any) -> None:
     """`.data`, `.detach()`, `torch.tensor(t)` give the tensor itself (a list's, stacked) in user lines: all, or [file,
-    line]s. In those that are listed so do `.item()`, `.numpy()` and `float(t)`: a number that is a term of a loss."""
+    line]s. In those that are listed so do `.item()`, `.numpy()` and `float(t)`: a number that is a term of a loss; and
+    what has a derivative of zero there passes the gradient on as it is."""
     wanted = None if sites is True else {(os.path.realpath(f), line) for f, line in sites}
 
     def here(depth: int = 2) -> bool:
@@ -155,6 +158,13 @@ def see_through(sites: Any) -> None:
     def number(plain: Any) -> Any:
         return lambda self, *args, **kwargs: self if here() else plain(self, *args, **kwargs)
 
+    def straight(plain: Any) -> Any:
+        def call(value: Any, *args: Any, **kwargs: Any) -> Any:
+            made = plain(value, *args, **kwargs)
+            return value + plain_detach(made - value) if value.requires_grad and here() else made
+
+        return call
+
     torch.Tensor.data = property(data, DATA.__set__)  # type: ignore
     torch.Tensor.detach = detach
     torch.tensor = tensor  # type: ignore
@@ -162,6 +172,9 @@ def see_through(sites: Any) -> None:
     if wanted is not None:
         torch.Tensor.item, torch.Tensor.numpy = number(torch.Tensor.item), number(torch.Tensor.numpy)  # type: ignore
         _replace_float(lambda value: value if isinstance(value, torch.Tensor) and here(3) else None)
+        for name in ("sign", "round", "floor", "ceil", "trunc", "fix"):
+            for place in (torch.Tensor, torch):
+                setattr(place, name, straight(getattr(place, name)))
 
 
 def take_apart(sites: Any) -> None:
@@ -250,7 +263,7 @@ def _to_zero(plain: Any) -> Any:
 
 def restore_old_calls() -> None:
     """PyTorch 0.x took: loss.data[0], loss.data.numpy()[0], backward(retain_variables=), clip_grad_norm,
-    Variable(volatile=), and Variable was the type of what has a graph."""
+    Variable(volatile=), and Variable was the type of what has a graph; later ones whole numbers as betas."""
     getitem, backward = torch.Tensor.__getitem__, torch.Tensor.backward
     numpy, tolist = torch.Tensor.numpy, torch.Tensor.tolist
 
@@ -279,6 +292,32 @@ def restore_old_calls() -> None:
     if not hasattr(torch.nn.utils, "clip_grad_norm"):
         torch.nn.utils.clip_grad_norm = torch.nn.utils.clip_grad_norm_
     torch.autograd.Variable = _Variable  # type: ignore
+    for optimizer in (torch.optim.Adam, torch.optim.AdamW):
+        optimizer.__init__ = _with_floats(optimizer.__init__)  # type: ignore
+
+
+def _with_floats(make: Any) -> Any:
+    """Adam's constructor with betas that may be whole numbers."""
+
+    @functools.wraps(make)
+    def init(
+        self: Any, params: Any, lr: Any = 1e-3, betas: Any = (0.9, 0.999), *args: Any, **kwargs: Any
+    ) -> None:
+        make(self, params, lr, tuple(float(b) if type(b) is int else b for b in betas), *args, **kwargs)
+
+    return init
+
+
+class OfFloats(TorchFunctionMode):
+    """``torch.full(size, 1)`` was of floats."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.full and kwargs.get("dtype") is None:
+            value = args[1] if len(args) > 1 else kwargs.get("fill_value")
+            if isinstance(value, int):
+                kwargs["dtype"] = torch.get_default_dtype()
+        return func(*args, **kwargs)
 
 
 def _indexes_next(frame: Any) -> bool:

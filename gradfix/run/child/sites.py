@@ -264,14 +264,18 @@ def _split_exactly(text: str) -> list[str]:
     return [p + "\n" for p in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 
 
+def parsed(text: str) -> ast.Module | None:
+    """None for what is no module's text (a notebook's cell with a magic)."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+
+
 def nodes(text: str, lines: list[str], kind: Any) -> list[Span]:
     """The spans of all calls or all simple statements of `text`."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return []
     spans = []
-    for node in ast.walk(tree):
+    for node in ast.walk(parsed(text) or ast.Module([], [])):
         if isinstance(node, kind) and not hasattr(node, "body"):
             end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
             spans.append(

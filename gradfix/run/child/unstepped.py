@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import failure
+from .sites import parsed
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -153,12 +154,10 @@ def _files() -> set[str]:
 
 @functools.cache
 def _text(file: str) -> _Text:
-    try:
-        return _Text(ast.parse("".join(linecache.getlines(file))))
-    except (SyntaxError, ValueError):  # code that was made otherwise (a notebook's cell with a magic)
-        unknown = _Text(ast.Module([], []))
-        unknown.open = True
-        return unknown
+    tree = parsed("".join(linecache.getlines(file)))
+    found = _Text(tree or ast.Module([], []))
+    found.open = found.open or tree is None
+    return found
 
 
 def _last(node: ast.AST) -> str | None:

@@ -19,7 +19,7 @@ from . import writes
 from .constants import within
 from .gradients import FULL
 from .multiview import MultiViews, splits
-from .rebinding import given_anew
+from .rebinding import Anew
 from .saves import GONE, Entry, fate_of
 from .storages import address_of
 
@@ -74,6 +74,7 @@ class Watch(TorchFunctionMode):
         self._no_grad_left, self._passes_left = _MOST_NO_GRAD, _PASSES
         self._discrete_left = _MOST_DISCRETE
         self.views = MultiViews()
+        self.anew = Anew(recorder)
         self._aliases: dict[int, Any] = {}  # id of a tensor -> (weak reference, "data" or "detach")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,8 +112,11 @@ class Watch(TorchFunctionMode):
             if self._constants:
                 r.constants.met(func, args, kwargs or {}, result, _getframe(1))
             return result
-        if kind == "run":
-            return func(*args, **(kwargs or {}))
+        if kind in ("run", "full"):
+            made = func(*args, **(kwargs or {}))
+            if kind == "full":
+                r.legacy.filled(made, (kwargs or {}).get("dtype"), _getframe(1))
+            return made
         if kind == "split":
             return self._split(func, args, kwargs or {})
         if kind in ("write", "may-write"):
@@ -162,6 +166,8 @@ class Watch(TorchFunctionMode):
         r = self.r
         if len(targets) == 1 and self._counts_only(targets[0]):
             return func(*args, **kwargs)
+        if self.anew.places and (anew := self.anew.again(func, args, kwargs, _getframe(2))) is not None:
+            return anew
         if r.custom.running:
             r.custom.writing(targets, _getframe(2))
         behind = self.views.sharing(targets)
@@ -169,7 +175,7 @@ class Watch(TorchFunctionMode):
             for tensor in targets:
                 r.storages.of(tensor)  # the write is told
         before = _sequence()
-        watched = []
+        watched: list[tuple[Any, int, list[Any], Any, Any]] = []
         clones: dict[Any, Any] = {}
         for tensor in targets:
             if not isinstance(tensor, torch.Tensor):
@@ -183,12 +189,15 @@ class Watch(TorchFunctionMode):
                 or (tensor.requires_grad and _is_leaf(tensor))
                 or self._how(tensor)
             ):
+                moved: set[int] = set()
                 for entry in entries:
                     r.keep(entry, clones)
-                watched.append((tensor, address, entries, self._counter(storage, tensor)))
+                    if entry.moved():
+                        moved.add(id(entry))
+                watched.append((tensor, address, entries, self._counter(storage, tensor), moved))
         refused = next((said for t in targets if (said := self.views.refusal(t))), "")
         if refused and not watched:
-            watched = [(t, address_of(t), [], r.counter(None, t)) for t in targets]
+            watched = [(t, address_of(t), [], r.counter(None, t), ()) for t in targets]
         r.saves.writing = watched[0][1] if watched else (address_of(targets[0]) if targets else None)
         try:
             result = func(*args, **kwargs)
@@ -196,11 +205,11 @@ class Watch(TorchFunctionMode):
             if not writes.is_refusal(str(problem)):
                 raise
             refused = str(problem)
-            if (anew := given_anew(r, func, args, refused, _getframe(2))) is not None:
+            if (anew := self.anew.refused(func, args, kwargs, refused, _getframe(2))) is not None:
                 return anew
             if not watched:
                 tensors = [t for t in targets if isinstance(t, torch.Tensor)]
-                watched = [(t, address_of(t), [], r.counter(None, t)) for t in tensors]
+                watched = [(t, address_of(t), [], r.counter(None, t), ()) for t in tensors]
             try:
                 result = self._let_through(func, args, kwargs, targets, refused)
             except RuntimeError:  # it can't be: the run ends as PyTorch ends it, and the write is told
@@ -227,12 +236,12 @@ class Watch(TorchFunctionMode):
             arithmetic = writes.arithmetic(func)
             if arithmetic:
                 self._arithmetic(arithmetic, args, result, stack, _getframe(2))
-        for tensor, address, entries, counter in watched:
+        for tensor, address, entries, counter, moved in watched:
             if not (entries or refused or r.storages.at(address) is not None or self._how(tensor)):
                 continue  # a fresh leaf being initialised
             if stack is None:
                 stack = r.sites.stack(_getframe(2))
-            self._written(func, stack, tensor, address, entries, counter, refused)
+            self._written(func, stack, tensor, address, entries, counter, moved, refused)
         if behind and not refused:
             self.views.written(r.clock.now)
         if after != before and not any(w[2] for w in watched):
@@ -262,7 +271,7 @@ class Watch(TorchFunctionMode):
                 address = address_of(tensor)
                 entries = self.r.saves.at(address) if address else []
                 if any(e.counted() for e in entries):
-                    self._written(func, stack, tensor, address, [], lambda: True, "")
+                    self._written(func, stack, tensor, address, [], lambda: True, (), "")
 
     def _written(
         self,
@@ -272,8 +281,10 @@ class Watch(TorchFunctionMode):
         address: int,
         entries: list[Entry],
         counter: Any,
+        before: Any,
         refused: str,
     ) -> None:
+        """`before` are the ids of those of `entries` whose counter had moved already: they tell nothing of it."""
         r = self.r
         living = r.saves.at(address) if address else []
         time = r.clock.tick()
@@ -293,8 +304,9 @@ class Watch(TorchFunctionMode):
             elif moved:
                 fate.counted = True
             if entry.freed is None:
-                threatens, checked = True, checked or type(entry) is Entry
-                seen = seen or moved
+                threatens = True
+                if id(entry) not in before:
+                    checked, seen = checked or type(entry) is Entry, seen or moved
         if checked:
             counted = seen
         r.mutated(

@@ -75,7 +75,7 @@ def is_view_refusal(message: str) -> bool:
 def classify(func: Any) -> tuple[str, Any]:
     """(kind, detail): ``op`` nothing special (with its arithmetic); ``write`` with a function that finds the written
     tensors (``may-write``: if any); ``cut`` with its how; ``get-data``, ``set-data``, ``get-grad``, ``set-grad``;
-    ``run`` what runs a backward."""
+    ``full`` torch.full; ``run`` what runs a backward."""
     name = getattr(func, "__name__", "") or ""
     if name in ("__get__", "__set__", "__delete__"):
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -84,6 +84,8 @@ def classify(func: Any) -> tuple[str, Any]:
         return "op", None
     if name in _RUNS_BACKWARD and isinstance(func, FunctionType):
         return "run", None
+    if name == "full":
+        return "full", None
     if name in _CUTS:
         return "cut", _CUTS[name]
     if name in _NO_WRITE:

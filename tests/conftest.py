@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from gradfix.pytest_plugin import zygote
 
@@ -28,6 +29,14 @@ collect_ignore = ["third_party"]  # test_third_party.py installs it first
 HOME = Path(tempfile.mkdtemp(prefix="home-"))
 os.environ["HOME"] = str(HOME)
 (HOME / "thesis.tex").write_text("three years of work")
+
+# The tier of minutes says the same of the same code each time; the soak tier draws anew.
+settings.register_profile("sample", derandomize=True, deadline=None)
+settings.register_profile("soak", deadline=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("sample" if config.option.markexpr == "not soak" else "soak")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -247,7 +247,7 @@ def _read_made_up(text: str, folder: Path) -> None:
 QUIETLY = [*HealthCheck]  # its programs are large and seldom fit
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=QUIETLY)
+@settings(max_examples=40, deadline=None, suppress_health_check=QUIETLY)
 @given(text=hypothesmith.from_grammar())
 def test_a_sample_of_programs_made_from_the_grammar(text, tmp_path_factory):
     _read_made_up(text, tmp_path_factory.getbasetemp())

@@ -76,6 +76,15 @@ def test_every_layout_is_the_same_program(old, new, data):
     assert all(line in kept for line in now.split("\n") if line.startswith("net = "))
 
 
+def test_wrapped_lines_around_a_place_are_no_doubt():
+    """Where the fix's own lines are as they were, and too few of those around them."""
+    around = ("import", "G, D", "optG", "real =", "for", "    fake", "    optD.zero")
+    now = "\n".join(wrapped(line) if line.startswith(around) else line for line in GAN.split("\n"))
+    done = placed(now, GAN, RECOMPUTED)
+    assert ast.dump(ast.parse(done.text)) == ast.dump(ast.parse(RECOMPUTED))
+    assert not done.doubt
+
+
 def without_assertions(text: str) -> str:
     return "\n".join(line for line in text.split("\n") if not line.lstrip().startswith(("assert", "print('")))
 

@@ -95,7 +95,6 @@ PROGRAMS = st.builds(
 @settings(
     max_examples=40,
     deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(text=PROGRAMS)

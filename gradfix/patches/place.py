@@ -75,16 +75,29 @@ def place(file: FilePatch, text: str) -> Placed:
     if digest(text) == file.sha256:
         spots = [_exact(hunk, text.split("\n"), name) for hunk in file.hunks]
         return _edited(spots, Text(text), name, None, exact=True)
+    found: Placed | Refused
     try:
-        return _found(file, Text(text))
+        found = _found(file, Text(text))
     except Refused as why:
-        laid = laid_out(file.hunks, text)
-        if laid is None:
-            raise
-        try:
-            return _found(file, laid)
-        except Refused as other:
-            raise (why if LOST in str(other) else other) from None
+        found = why
+    if isinstance(found, Refused) or found.doubt:
+        found = _otherwise_laid_out(file, text, found)
+    if isinstance(found, Refused):
+        raise found
+    return found
+
+
+def _otherwise_laid_out(file: FilePatch, text: str, found: Placed | Refused) -> Placed | Refused:
+    """What comes of `file` where the statements are laid out as the fix's source has them; `found` where that is no
+    better: a place that is only doubted because the lines around it are broken otherwise has nothing to be doubted."""
+    laid = laid_out(file.hunks, text)
+    if laid is None:
+        return found
+    try:
+        other = _found(file, laid)
+    except Refused as why:
+        return found if isinstance(found, Placed) or LOST in str(why) else why
+    return found if isinstance(found, Placed) and other.doubt else other
 
 
 def _found(file: FilePatch, lines: Text) -> Placed:

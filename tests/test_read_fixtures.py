@@ -22,12 +22,9 @@ PROGRAMS = [
 ]
 MEASURED = "how the gradients of two terms lie is only measured"
 DERIVED = "that a backward is the derivative with other values is only measured"
-REFUSED = "which numbers an optimizer takes depends on the PyTorch that is installed"
 NOT_YET = {  # program -> why its reading differs
     "clone_before_write/kept_on_ctx/before.py": DERIVED,
     "out_of_place/kept_for_its_backward/before.py": DERIVED,
-    "legacy_betas/options/before.py": REFUSED,
-    "legacy_betas/two_adams/before.py": REFUSED,
     "clone_before_write/environment_array/before.py": "that a tensor shares its memory with an array is not known",
     "backward_inputs/one_backward_of_both/before.py": MEASURED,
     "split_backward/more_than_two_terms/before.py": MEASURED,

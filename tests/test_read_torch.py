@@ -406,3 +406,52 @@ net(torch.randn(2, 3)).sum().backward()
 )
 def test_a_forward_hook_is_called_with_what_the_module_gives(tmp_path, body, after, kinds):
     assert [kind for kind, *_ in found(tmp_path, HEARD.format(body=body, after=after))] == kinds
+
+
+BETAS = """\
+class Own(torch.optim.Adam):
+    def __init__(self, params, **kwargs):
+        super().__init__(params, **kwargs)
+
+net = nn.Linear(3, 1)
+first = {first}
+optimizer = {made}
+for x in torch.randn(3, 6, 3):
+    optimizer.zero_grad()
+    net(x).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "made", "line"),
+    [
+        ("0", "torch.optim.Adam(net.parameters(), 1e-3, (first, 0.9))", 7),
+        ("0", "torch.optim.AdamW(net.parameters(), betas=[first, 0.9])", 7),
+        ("0", "Own(net.parameters(), betas=(first, 0))", 3),
+        ("0.0", "torch.optim.Adam(net.parameters(), betas=(first, 0.9))", 0),
+        ("0", "torch.optim.NAdam(net.parameters(), betas=(first, 0.9))", 0),
+        ("0", "torch.optim.RAdam(net.parameters(), betas=(first, 0.9))", 0),
+        ("0", "torch.optim.Adam(net.parameters(), betas=(float(first), 0.9))", 0),
+        ("0", "torch.optim.Adam(net.parameters(), betas=(first / 2, 0.9))", 0),
+    ],
+)
+def test_adam_takes_no_whole_number_among_its_betas(
+    tmp_path: Path, zygote: Zygote, first: str, made: str, line: int
+) -> None:
+    expected = [("legacy-api", "removed", line, "certain")] if line else []
+    assert found(tmp_path, BETAS.format(first=first, made=made), zygote) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "betas"),
+    [
+        ("float(input())", "(first, 0.9)"),
+        ("torch.tensor(0.0)", "(first, torch.tensor(0.9))"),
+        ("[0.0, 0.9]", "tuple(first)"),
+        ("0", "(first, 1)"),  # never was taken
+    ],
+)
+def test_betas_that_adam_may_take_or_never_took(tmp_path: Path, first: str, betas: str) -> None:
+    made = f"torch.optim.Adam(net.parameters(), betas={betas})"
+    assert found(tmp_path, BETAS.format(first=first, made=made)) == []

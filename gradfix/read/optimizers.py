@@ -8,6 +8,8 @@ from gradfix.read import calls, iteration, names, ops
 from gradfix.read.frames import Machine
 from gradfix.read.values import Instance, Tensor, Unknown, Value
 
+TYPED = ("torch.optim.Adam", "torch.optim.AdamW")  # those whose betas are floats or tensors
+
 
 def make(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """``torch.optim.SGD(parameters, …)``."""
@@ -20,6 +22,8 @@ def initialise(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[
     """The optimizer's groups from its arguments."""
     given = args[0] if args else kwargs.get("params")
     groups, known = _groups(m, given)
+    if optimizer.kind in TYPED:
+        _typed(m, args[2] if len(args) > 2 else kwargs.get("betas"))
     optimizer.extra.update(
         parameters=groups, number=len(m.optimizers), vague=not known, fused=kwargs.get("fused") is True
     )
@@ -31,6 +35,15 @@ def initialise(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[
     _told(m, optimizer)
     if bad is not None and not bad.retains:
         m.fail("ValueError", "can't optimize a non-leaf Tensor")
+
+
+def _typed(m: Machine, betas: Value) -> None:
+    """PyTorch asks before it looks at the parameters. (What is out of range was refused at all times.)"""
+    if not isinstance(betas, list | tuple) or len(betas) != 2:
+        return
+    numbers = [b for b in betas if isinstance(b, int | float)]
+    if any(isinstance(b, int) for b in numbers) and all(0 <= b < 1 for b in numbers):
+        m.outdated("ValueError", "betas must be either both floats or both Tensors")
 
 
 def _told(m: Machine, optimizer: Instance) -> None:

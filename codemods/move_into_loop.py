@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import libcst as cst
 
@@ -16,7 +17,7 @@ from gradfix.rewrite.cached import cached
 from gradfix.rewrite.calls import drop_carried_retain
 from gradfix.rewrite.carried import entered, entries, made_outside
 from gradfix.rewrite.closures import into_closure
-from gradfix.rewrite.drawn import called_names, draws, views
+from gradfix.rewrite.drawn import constructs, draws
 from gradfix.rewrite.statements import (
     Block,
     Unit,
@@ -32,7 +33,7 @@ from gradfix.rewrite.statements import (
     unit_in,
     units,
 )
-from gradfix.tape import Backward, Mutate, Record, Stack
+from gradfix.tape import Backward, Event, Mutate, Record, Stack
 from gradfix.verdict import NONE, Effect
 
 LATER = Effect("later-parameters", "each pass computes the value with the parameters as they are then")
@@ -49,10 +50,12 @@ class MoveIntoLoop(Codemod):
     penalty on the weights, an encoder's output, `log_alpha.exp()`) has to be computed in every pass; what
     does not train (the features of a frozen network, a style target) is a constant and should be detached.
 
+    Several views that one op made of a parameter (chunk, unbind) are refused after its first step, too.
+
     When not: detaching a value that stepped parameters feed runs without a word, and stops their training.
     """
 
-    kinds = ("freed-graph", "stale-saved-tensor")
+    kinds = ("freed-graph", "stale-saved-tensor", "forbidden-view-write")
     effects = ("none", "later-parameters", "new-draw", "cut-round")
 
     examples = (
@@ -88,6 +91,8 @@ for x in torch.randn(3, 4, 3):
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         backward = conflict.backward
+        if conflict.pattern == "behind-views" and conflict.record and conflict.event and conflict.write:
+            yield from _views(project, conflict.record, conflict.event, conflict.write)
         if backward is None:
             return
         early = _early(project, backward)
@@ -104,12 +109,31 @@ for x in torch.randn(3, 4, 3):
         elif conflict.kind == "freed-graph":
             outside = [r for r in entered(project, backward) if made_outside(project, r, backward)]
             yield from _detached(project, outside, backward, drop)
-        yield from _moved(project, early, backward, drop, trains)
-        place = cached(project, early, backward)
-        if place is not None:
-            summary = f"compute `{place.name}` again where each pass reads it"
-            for rank, edits in enumerate(filter(None, (place.moved(), place.again()))):
-                yield Proposal(summary, LATER if trains else NONE, gather((place.view, edits), *drop), rank)
+        yield from _moved(project, early, [backward.stack], drop, trains)
+        places = {r.stack for r in early}
+        used = [e.consumer.stack for e in entries(project, backward) if e.producer.stack in places]
+        yield from _cached(project, early, [backward.stack, *used], drop, LATER if trains else NONE)
+
+
+def _views(project: Project, made: Record, use: Event, write: Event) -> Iterator[Proposal]:
+    """The views taken anew: of the same memory, and with its history. What else moves along is computed anew."""
+    stacks = [use.stack, write.stack]
+    for proposal in (
+        *_moved(project, [made], stacks, (), True),
+        *_cached(project, [made], stacks, (), LATER),
+    ):
+        yield replace(proposal, effect=NONE, idea="views")
+        yield replace(proposal, rank=proposal.rank + 1, idea="views")
+
+
+def _cached(
+    project: Project, early: list[Record], stacks: Sequence[Stack], drop: Sequence[Part], effect: Effect
+) -> Iterator[Proposal]:
+    place = cached(project, early, *stacks)
+    if place is not None:
+        summary = f"compute {place.said} again where each pass reads {'it' if place.alone else 'them'}"
+        for rank, edits in enumerate(filter(None, (place.moved(), place.again()))):
+            yield Proposal(summary, effect, gather((place.view, edits), *drop), rank)
 
 
 def _updated_by_hand(project: Project, record: Record) -> bool:
@@ -199,7 +223,7 @@ def _without_graph(
             made = frame(project, record.stack, depth + extra)
             small = made[0].small_statement(made[1]) if made is not None else None
             shared = needed is not None and small is needed[0].small_statement(needed[1])
-            if made is None or shared or not isinstance(small, cst.Assign) or _constructs(project, small):
+            if made is None or shared or not isinstance(small, cst.Assign) or constructs(project, small):
                 found.clear()
                 break
             found[small] = made[0]
@@ -252,16 +276,16 @@ def _called(node: cst.CSTNode) -> set[str]:
 
 
 def _moved(
-    project: Project, early: list[Record], backward: Backward, drop: Sequence[Part], trains: bool
+    project: Project, early: list[Record], stacks: Sequence[Stack], drop: Sequence[Part], trains: bool
 ) -> Iterator[Proposal]:
-    depth = meeting(early[0].stack, backward.stack)
-    early = [r for r in early if meeting(r.stack, backward.stack) == depth]
-    needed = frame(project, backward.stack, depth)
+    depth = meeting(early[0].stack, *stacks)
+    early = [r for r in early if meeting(r.stack, *stacks) == depth]
+    needed = [frame(project, stack, depth) for stack in stacks]
     made = [frame(project, r.stack, depth) for r in early]
-    if needed is None or any(m is None or m[0] is not needed[0] for m in made):
+    if needed[0] is None or any(m is None or m[0] is not needed[0][0] for m in (*needed, *made)):
         return
-    view, nodes = needed[0], [m[1] for m in made if m]
-    loop = _loop_around(view, needed[1], nodes)
+    view, nodes = needed[0][0], [m[1] for m in made if m]
+    loop = _loop_around(view, [n[1] for n in needed if n], nodes)
     if loop is None:
         return
     statements: list[Unit] = []
@@ -277,7 +301,7 @@ def _moved(
         return
     statements.sort(key=lambda s: view.span(s.node).start.line)  # what enters the graph last is met first
     first = units(loop.body)
-    if not first or (trains and any(_constructs(project, s.node) for s in statements)):
+    if not first or (trains and any(constructs(project, s.node) for s in statements)):
         return
     chain = _chain(view, loop, statements)
     random = any(draws(project, view, u.node) for u in (chain or statements))
@@ -296,20 +320,12 @@ def _moved(
         )
 
 
-def _constructs(project: Project, node: cst.CSTNode) -> bool:
-    """Whether a statement makes an object of one of the project's classes: made anew it would forget its
-    training."""
-    return any(
-        isinstance(n, cst.ClassDef) and n.name.value in called_names(node)
-        for v in views(project)
-        for n in v.parents
-    )
-
-
-def _loop_around(view: View, node: cst.CSTNode, outside: list[cst.CSTNode]) -> cst.For | cst.While | None:
-    """The innermost loop around `node` that holds none of `outside`."""
-    for x in view.ancestors(node):
-        if isinstance(x, (cst.For, cst.While)):
+def _loop_around(
+    view: View, within: list[cst.CSTNode], outside: list[cst.CSTNode]
+) -> cst.For | cst.While | None:
+    """The innermost loop around all of `within`, if it holds none of `outside`."""
+    for x in view.ancestors(within[0]):
+        if isinstance(x, (cst.For, cst.While)) and all(x in list(view.ancestors(n)) for n in within):
             return x if not any(x in list(view.ancestors(o)) for o in outside) else None
         if isinstance(x, (cst.FunctionDef, cst.Lambda, cst.ClassDef)):
             return None

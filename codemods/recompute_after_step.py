@@ -161,18 +161,18 @@ def _cached(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     """The stale output waits in an attribute that another method reads: compute it again there."""
     assert conflict.backward is not None
     records, _ = stale(project, conflict.backward)
-    place = cached(project, records, conflict.backward)
+    place = cached(project, records, conflict.backward.stack)
     if place is None:
         return
-    summary = f"compute `{place.name}` again where the later loss reads it"
-    ways = ((summary, place.inline()), (f"compute `{place.name}` again before the later loss", place.again()))
+    summary = f"compute {place.said} again where the later loss reads {'it' if place.alone else 'them'}"
+    ways = ((summary, place.inline()), (f"compute {place.said} again before the later loss", place.again()))
     earlier = backward_call(project, conflict.earlier) if conflict.earlier else None
     drop = (earlier[0], drop_retain(*earlier)) if earlier else (place.view, ())
     for rank, (said, edits) in enumerate(w for w in ways if w[1]):
         if drop[1]:
             dropped = f"{said}; drop the idle retain_graph"
-            yield Proposal(dropped, LATER, gather((place.view, edits), drop), 2 * rank, idea=place.name)
-        yield Proposal(said, LATER, gather((place.view, edits)), 2 * rank + 1, idea=place.name)
+            yield Proposal(dropped, LATER, gather((place.view, edits), drop), 2 * rank, idea=place.said)
+        yield Proposal(said, LATER, gather((place.view, edits)), 2 * rank + 1, idea=place.said)
 
 
 def _handed_on(backward: Backward, project: Project) -> Iterator[Proposal]:

@@ -281,12 +281,13 @@ class GradUse(Event):
 @dataclass(frozen=True, slots=True)
 class ViewUse(Event):
     """An op read an output of unbind, split or chunk (`view` is its variable) after the tensor `ref` that it is a view
-    of was written, at the time `write`: a plain run would have said `refused` here."""
+    of was written, at the time `write`: a plain run would have said `refused` here. `node` made the view."""
 
     ref: Ref
     write: int
     view: str = ""
     refused: str = ""
+    node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,3 +116,51 @@ def test_a_row_is_read_behind_the_write_of_the_pass_before(run: Callable[..., Ou
     own = text.replace("h[i] = row", "g[i] = row").replace("h = w * 2", "h = w * 2; g = h.clone()")
     assert run(own).failure is None
     assert not found_in(own)
+
+
+STEPS = """
+import torch
+w = torch.nn.Parameter(torch.linspace(-1, 1, 12).reshape(4, 3))
+optimizer = torch.optim.SGD([w], lr=0.1)
+{}
+for _ in range(3):
+    loss = {}
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print(torch.isfinite(w).all().item())
+"""
+
+
+@pytest.mark.parametrize(
+    ("views", "loss"),
+    [
+        ("a, b = w.chunk(2)", "(a.tanh() * b).sum()"),
+        ("a, *_ = w", "a.tanh().sum()"),
+        ("a = w.split(2)", "(a[0].tanh() * a[1]).sum()"),
+        ("a = [v.tanh for v in w.unbind()]", "sum(f().sum() for f in a)"),
+        ("a = w[:2]", "a.tanh().sum()"),
+        ("a = w.t()", "a.tanh().sum()"),
+        ("a = w.view(-1)", "a.tanh().sum()"),
+        ("a, b = w.tensor_split(2)", "(a.tanh() * b).sum()"),
+        ("a, b = w.detach().chunk(2)", "(a.tanh() * b).sum() + w.tanh().sum()"),
+        ("a, b = w.chunk(2)", "w.tanh().sum()"),
+    ],
+)
+def test_a_step_outdates_the_views_that_one_op_made(
+    run: Callable[..., Outcome], views: str, loss: str
+) -> None:
+    text = STEPS.format(views, loss)
+    plain, found = run(text), [c for c in detect(run(text, record=True).tape) if c.severity == "error"]
+    assert [c.pattern for c in found] == (["behind-views"] if plain.failure is not None else [])
+    for conflict in found:
+        assert REFUSED in plain.failure.message
+        assert [x.role for x in conflict.labels] == ["made", "overwritten", "used"]
+        assert conflict.at.line == text.splitlines().index("    optimizer.step()") + 1
+        assert conflict.record.stack[-1].line == text.splitlines().index(views) + 1
+
+
+def test_a_step_that_comes_before_the_views_is_no_fault(run: Callable[..., Outcome]) -> None:
+    text = STEPS.format("", "sum(v.tanh().sum() for v in w.unbind())")
+    assert run(text).failure is None
+    assert not [c for c in detect(run(text, record=True).tape) if c.severity == "error"]

@@ -37,23 +37,28 @@ def refused_writes(graph: Graph) -> Findings:
         elif isinstance(event, ViewUse):
             write = next((w for w in graph.writes.get(event.ref.storage, ()) if w.time == event.write), None)
             if isinstance(write, Mutate):
-                found.add(refusal_key(write), event.time, _stale_view(write, event))
+                found.add(refusal_key(write), event.time, _stale_view(graph, write, event))
     return found
 
 
-def _stale_view(write: Mutate, use: ViewUse) -> Conflict | None:
+def _stale_view(graph: Graph, write: Mutate, use: ViewUse) -> Conflict | None:
     base, view = wording.name(write.ref, "a tensor"), f"`{use.view}`" if use.view else "one of them"
+    record = graph.records.get(use.node) if use.node is not None else None
+    by = f"by {wording.at('overwritten', write.stack)} " if write.optimizer is not None else ""
+    made = [("made", record.stack, f"several views of {base} are made by one op here")] if record else []
     return make(
         "forbidden-view-write",
         "behind-views",
-        f"{base} is written in place after one op made several views of it: autograd refuses to have {view} read "
+        f"{base} is written in place {by}after one op made several views of it: autograd refuses to have {view} read "
         "afterwards",
         [
+            *made,
             ("overwritten", write.stack, "written in place here, behind its views"),
-            ("used", use.stack, f"{view}, which is such a view, is read here"),
+            ("used", use.stack, f"{view}{', which is such a view,' if use.view else ''} is read here"),
         ],
         "overwritten",
         ref=write.ref,
+        record=record,
         write=write,
         event=use,
     )

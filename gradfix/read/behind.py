@@ -28,6 +28,6 @@ def met(m: Machine, inputs: Iterable[Tensor]) -> None:
         node, base = tensor.node, tensor.base
         if base is None or node is None or not outdated(tensor):
             continue
-        m.trace.view_used(tensor, node.time, names.variable(m, tensor))
+        m.trace.view_used(tensor, node, names.variable(m, tensor))
         tensor.node = made = m.trace.node(node.name, node.op, [base if base.node is None else base.node])
         made.output, tensor.rebased = tensor, base.rebased

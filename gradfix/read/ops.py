@@ -377,7 +377,7 @@ def view(
         number = count if count is not None else shapes.pieces(name, bound)
         made = [aliased(m, source, known, node, name) for _ in range(number)]
         shape = shapes.piece_of(name, bound, number)
-        source.storage.known = True  # what is written behind them is told
+        source.storage.known = source.storage.split = True  # what is written behind them is told
         for each in made:
             each.shape = shape
             each.view = each.view or ("" if name in SLICED else "multi-view")

@@ -242,17 +242,18 @@ class Trace:
         for make in held:
             self.add(make(self.tick()))
 
-    def view_used(self, tensor: Tensor, since: int, name: str) -> None:
-        """A view of several that one op made at the time `since` is read: what was first written behind it is told."""
+    def view_used(self, tensor: Tensor, made: Node, name: str) -> None:
+        """A view of several that one op `made` is read: what was first written behind it is told."""
         storage = tensor.storage.number
         written = (
             e.time
             for e in reversed(self.events)
             if isinstance(e, Mutate) and e.ref.storage == storage and e.counted and not e.refused
         )
-        first = min(takewhile(lambda time: time > since, written), default=None)
+        first = min(takewhile(lambda time: time > made.time, written), default=None)
         if first is not None:
-            self.add(ViewUse(self.tick(), self._stack(), self.ref(tensor), first, name, BEHIND))
+            time, ref = self.tick(), self.ref(tensor)
+            self.add(ViewUse(time, self._stack(), ref, first, name, BEHIND, made.number))
 
     def optimizer(self, number: int, kind: str, name: str, tensors: Iterable[Tensor]) -> None:
         refs = tuple(self.ref(t) for t in tensors)
@@ -264,7 +265,8 @@ class Trace:
         """`vague` may have had a gradient or not: they count as stepped, but not as written to."""
         for tensor in having:
             storage = tensor.storage
-            if any(not n.freed for n in storage.saved) or (storage.saved and not counted):
+            threatens = any(not n.freed for n in storage.saved) or (storage.saved and not counted)
+            if threatens or (storage.split and counted):
                 self.wrote(f"{kind}.step", tensor, counted, optimizer=number)
             else:
                 storage.version += 1

@@ -53,6 +53,7 @@ class Storage:
     version: int = 0
     counted: int = 0
     touched: int = 0
+    split: bool = False  # one op has made several views of it
     known: bool = False  # an event spoke of it
     grad_of: Tensor | None = None  # the leaf whose gradient it holds
     plain: bool = False  # made of gradients that autograd.grad gave without a graph

@@ -3,12 +3,13 @@ another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import libcst as cst
 
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
+from gradfix.rewrite.drawn import constructs
 from gradfix.rewrite.statements import (
     Unit,
     body_of,
@@ -18,23 +19,37 @@ from gradfix.rewrite.statements import (
     names,
     put_before,
     reads_of,
+    renamed,
     take_away,
     touches,
     units,
     walk,
 )
-from gradfix.tape import Backward, Record
+from gradfix.tape import Record, Stack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cached:
-    """`name` is bound by `source` (in a method of one object) and read by `reader`, in the method that
-    differentiates it."""
+    """`names` are bound by `source` (in a method of one object) and read by `reader`, in the method that
+    differentiates them. `before` are the statements that bind what `source` reads; of what it reads, `elsewhere` has
+    those local names that have another in the object."""
 
-    name: str
+    names: tuple[str, ...]
     view: View
     source: Unit
     reader: Unit
+    before: tuple[Unit, ...] = ()
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is one name."""
+        return len(self.names) == 1
+
+    @property
+    def said(self) -> str:
+        """The names, in words."""
+        return ", ".join(f"`{name}`" for name in self.names)
 
     @property
     def value(self) -> cst.BaseExpression:
@@ -46,8 +61,8 @@ class Cached:
         """The value's expression where it is read, if it is read once there and nowhere later in the
         method."""
         method = body_of(self.view, self.reader.node)
-        reads = [n for u in walk(method) for n in reads_of(u.node, self.name)]
-        if len(reads) != 1:
+        reads = [n for u in walk(method) for name in self.names for n in reads_of(u.node, name)]
+        if len(reads) != 1 or not self.alone or self.before or self.elsewhere:
             return ()
         value = self.value
 
@@ -58,54 +73,111 @@ class Cached:
 
     def again(self) -> tuple[Edit, ...]:
         """The statement once more before its value is read."""
-        return (put_before(self.reader, line_of(self.source.node)),)
+        return (put_before(self.reader, *(line_of(self._of_object(u)) for u in self._whole)),)
 
     def moved(self) -> tuple[Edit, ...]:
         """As again(), and no longer where it was; () where other methods read the value too."""
         method = self.view.function(self.reader.node)
         own = self.view.function(self.source.node)
-        attribute = self.name.rpartition(".")[2]
+        attributes = {name.rpartition(".")[2] for name in self.names}
         for node in self.view.parents:
-            if isinstance(node, cst.Attribute) and node.attr.value == attribute:
+            if isinstance(node, cst.Attribute) and node.attr.value in attributes:
                 function = self.view.function(node)
                 if function is not method and not (function is own and _target(self.view, node)):
                     return ()
-        return (put_before(self.reader, lifted(self.source)), *take_away(self.source, self.view))
+        whole, rest = self._whole, units(body_of(self.view, self.source.node))
+        others = set().union(*(u.reads for u in rest if all(u.node is not w.node for w in whole)))
+        if any(touches(u.writes, others) for u in self.before):
+            return ()
+        lines = [line_of(self._of_object(u)) if self.elsewhere else lifted(u) for u in whole]
+        return (put_before(self.reader, *lines), *(e for u in whole for e in take_away(u, self.view)))
+
+    @property
+    def _whole(self) -> tuple[Unit, ...]:
+        return (*self.before, self.source)
+
+    def _of_object(self, unit: Unit) -> cst.CSTNode:
+        """The statement, with what the object calls its tensors."""
+        return renamed(
+            unit.node, {n: new for old, new in self.elsewhere.items() for n in reads_of(unit.node, old)}
+        )
 
 
 def _target(view: View, node: cst.CSTNode) -> bool:
-    return isinstance(view.parents[node], cst.AssignTarget)
+    around = view.parents[node]
+    if isinstance(around, cst.Element):
+        around = view.parents[view.parents[around]]
+    return isinstance(around, cst.AssignTarget)
 
 
-def cached(project: Project, records: Iterable[Record], backward: Backward) -> Cached | None:
-    """How the value that `records` belong to waits for `backward`; None where no attribute of one file
-    shows it, or where its expression needs more than the object itself."""
+def cached(project: Project, records: Iterable[Record], *stacks: Stack) -> Cached | None:
+    """How the value that `records` belong to waits for what runs at one of `stacks`; None where no attribute of one
+    file shows it, or where its expression needs more than the object itself."""
     for record in records:
-        for view, source in _sources(project, record):
-            for name in source.writes:
-                if "." not in name:
-                    continue
-                for reader in _readers(project, backward, view, source, name):
-                    return Cached(name, view, source, reader)
+        for view, source, before, elsewhere in _sources(project, record):
+            kept = tuple(sorted(source.writes, key=view.code(source.node).find))
+            for stack in stacks:
+                for reader in _readers(project, stack, view, source, kept):
+                    return Cached(kept, view, source, reader, before, elsewhere)
     return None
 
 
-def _sources(project: Project, record: Record) -> Iterator[tuple[View, Unit]]:
-    """Statements ``self.x = …`` among the frames of a record."""
+def _sources(
+    project: Project, record: Record
+) -> Iterator[tuple[View, Unit, tuple[Unit, ...], Mapping[str, str]]]:
+    """Statements ``self.x = …`` among the frames of a record, or behind them; see Cached."""
     for view, node in project.frames(record.stack):
+        if view.function(node) is None:
+            continue
         small = view.small_statement(node)
-        if not isinstance(small, cst.Assign) or len(small.targets) != 1:
+        body = units(body_of(view, node))
+        start = next((n for n, u in enumerate(body) if u.node is small), None)
+        if start is None or not isinstance(small, cst.Assign) or constructs(project, small):
             continue
-        if not isinstance(small.targets[0].target, cst.Attribute):
-            continue
-        if view.function(small) is None:
-            continue
-        root = (dotted(small.targets[0].target) or "").split(".")[0]
-        known = _module_names(view)
-        if all(r.split(".")[0] in known | {root} for r in names(small.value).reads):
-            line = view.statement(small)
-            assert isinstance(line, (cst.SimpleStatementLine, cst.BaseCompoundStatement))
-            yield view, Unit(small, line, names(small))
+        for end in range(start, len(body)):
+            root = _root(body[end].node)
+            found = _needed(view, body, end, root) if root else None
+            if found and small in (body[end].node, *(u.node for u in found[0])):
+                yield view, body[end], *found
+
+
+def _root(node: cst.CSTNode) -> str:
+    """The name of the object of which a statement binds attributes and nothing else, or ""."""
+    if not isinstance(node, cst.Assign) or len(node.targets) != 1:
+        return ""
+    target = node.targets[0].target
+    each = [e.value for e in target.elements] if isinstance(target, (cst.Tuple, cst.List)) else [target]
+    roots = {(dotted(e) or "").split(".")[0] for e in each if isinstance(e, cst.Attribute)}
+    return next(iter(roots)) if len(roots) == 1 and all(isinstance(e, cst.Attribute) for e in each) else ""
+
+
+def _needed(
+    view: View, body: Sequence[Unit], end: int, root: str
+) -> tuple[tuple[Unit, ...], Mapping[str, str]] | None:
+    """What the statement at `end` needs of those before it, and what it may take of the object `root` in their place;
+    None where it needs more."""
+    known = _module_names(view) | {root}
+    wanted = {r.split(".")[0] for r in names(_value(body[end])).reads} - known
+    before: list[Unit] = []
+    elsewhere: dict[str, str] = {}
+    for unit in reversed(body[:end]):
+        node = unit.node
+        kept = dotted(node.value) if isinstance(node, cst.Assign) else None
+        if kept in wanted and _root(node) == root:
+            elsewhere[kept] = next(iter(unit.writes))
+            wanted.discard(kept)
+        elif touches(unit.writes, wanted):
+            if not isinstance(node, cst.Assign) or touches(unit.writes, elsewhere):
+                return None
+            before.insert(0, unit)
+            wanted -= unit.writes
+            wanted |= {r.split(".")[0] for r in names(node.value).reads} - known
+    return (tuple(before), elsewhere) if not wanted else None
+
+
+def _value(unit: Unit) -> cst.BaseExpression:
+    assert isinstance(unit.node, cst.Assign)
+    return unit.node.value
 
 
 def _module_names(view: View) -> frozenset[str]:
@@ -114,17 +186,17 @@ def _module_names(view: View) -> frozenset[str]:
     return frozenset(dir(builtins)).union(*(u.writes for u in units(view.module)))
 
 
-def _readers(project: Project, backward: Backward, view: View, source: Unit, name: str) -> Iterator[Unit]:
-    """The first statement, in each method on the way to the backward, that reads the attribute before
-    binding it."""
-    for other, node in project.frames(backward.stack):
+def _readers(project: Project, stack: Stack, view: View, source: Unit, kept: Sequence[str]) -> Iterator[Unit]:
+    """The first statement, in each method of the stack, that reads one of the attributes before binding it."""
+    wanted = set(kept)
+    for other, node in project.frames(stack):
         if other is not view or other.function(node) in (None, view.function(source.node)):
             continue
         if view.enclosing(node, cst.ClassDef) is not view.enclosing(source.node, cst.ClassDef):
             continue
         for unit in units(body_of(view, node)):
-            if touches({r for r in unit.reads if r.count(".") >= name.count(".")}, {name}):
+            if touches({r for r in unit.reads if "." in r}, wanted):
                 yield unit
                 break
-            if name in unit.writes:
+            if wanted & unit.writes:
                 break

@@ -53,6 +53,15 @@ def called_names(node: cst.CSTNode) -> set[str]:
     return found.union(*(called_names(c) for c in node.children)) - {""}
 
 
+def constructs(project: Project, node: cst.CSTNode) -> bool:
+    """Whether a statement makes an object of one of the project's classes: made anew it would forget its
+    training."""
+    called = called_names(node)
+    return any(
+        isinstance(n, cst.ClassDef) and n.name.value in called for v in views(project) for n in v.parents
+    )
+
+
 def views(project: Project) -> Iterator[View]:
     """Every file of the project."""
     for path in project.files:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import libcst as cst
 
@@ -281,12 +281,25 @@ def _declared(body: cst.CSTNode) -> frozenset[str]:
 
 
 def renamed(node: cst.CSTNode, named: Mapping[cst.CSTNode, str]) -> cst.CSTNode:
-    """`node` with a name in the place of each of the expressions in it."""
-    for value, name in named.items():
-        changed = node.deep_replace(value, cst.Name(name))
-        assert isinstance(changed, cst.CSTNode)
-        node = changed
-    return node
+    """`node` with a (dotted) name in the place of each of the expressions in it."""
+    changed = node.visit(_Renaming(named)) if named else node
+    assert isinstance(changed, cst.CSTNode)
+    return changed
+
+
+class _Renaming(cst.CSTTransformer):
+    """All at once: a tree that was visited has none of the nodes that it was made of."""
+
+    def __init__(self, named: Mapping[cst.CSTNode, str]) -> None:
+        super().__init__()
+        self.named = named
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        return node not in self.named
+
+    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> Any:
+        name = self.named.get(original_node)
+        return updated_node if name is None else cst.parse_expression(name)
 
 
 def parameters(function: cst.FunctionDef) -> tuple[str, ...]:

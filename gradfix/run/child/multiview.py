@@ -43,7 +43,8 @@ class MultiViews:
     """The living outputs of such functions, by identity."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, tuple[Any, ...], int]] = {}  # (reference, its sentence, version)
+        # (reference, its sentence, version, number of the node that made it)
+        self._known: dict[int, tuple[Any, tuple[Any, ...], int, int]] = {}
         self.stale: dict[int, int] = {}  # those whose memory was written otherwise -> time of the write
 
     def apart(self, func: Any, args: Any, kwargs: dict[str, Any], outputs: Any) -> Any:
@@ -95,25 +96,31 @@ class MultiViews:
 
     def sharing(self, targets: list[Any]) -> bool:
         """Whether one of them is a view of what a write to `targets` writes."""
-        if not self._known:
-            return False
-        addresses = {address_of(t) for t in targets if isinstance(t, torch.Tensor)}
-        return any(address_of(view) in addresses for view in self._living())
+        places = self.places()
+        return bool(places) and any(address_of(t) in places for t in targets if isinstance(t, torch.Tensor))
 
-    def written(self, time: int) -> None:
-        """Something was written at `time`: note the views that know nothing of it."""
+    def places(self) -> set[int]:
+        """The addresses of their storages."""
+        return {address_of(view) for view in self._living()} if self._known else set()
+
+    def written(self, time: int, address: int | None = None) -> bool:
+        """Something was written at `time` (in the storage at `address`, if one is given): note the views that know
+        nothing of it, and tell whether that is news of one."""
+        before = len(self.stale)
         for view in self._living():
-            if view._version != self._known[id(view)][2]:
+            moved = view._version != self._known[id(view)][2]
+            if moved and (address is None or address_of(view) == address):
                 self.stale.setdefault(id(view), time)
+        return len(self.stale) > before
 
-    def met(self, args: Any) -> Iterator[tuple[Any, int, str]]:
+    def met(self, args: Any) -> Iterator[tuple[Any, int, str, int]]:
         """Those among the arguments of an op whose memory was written otherwise, each once: the view, the time of the
-        write, and PyTorch's sentence."""
+        write, PyTorch's sentence, and the node that made the view."""
         for value in args:
             if isinstance(value, (list, tuple)):
                 yield from self.met(value)
             elif id(value) in self.stale and (known := self._known.get(id(value))) and known[0]() is value:
-                yield value, self.stale.pop(id(value)), _said(known[1], _BEHIND)
+                yield value, self.stale.pop(id(value)), _said(known[1], _BEHIND), known[3]
 
     def _living(self) -> list[Any]:
         return [view for known in list(self._known.values()) if (view := known[0]()) is not None]
@@ -125,7 +132,8 @@ class MultiViews:
             self._known.pop(key, None)
             self.stale.pop(key, None)
 
-        self._known[key] = (weakref.ref(tensor, forget), sentence, tensor._version)
+        node = tensor.grad_fn._sequence_nr()
+        self._known[key] = (weakref.ref(tensor, forget), sentence, tensor._version, node)
 
 
 def _said(sentence: tuple[Any, ...], how: str) -> str:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as module
 
 from .saves import GONE, Entry, fate_of
-from .storages import addresses_of
+from .storages import address_of, addresses_of
 
 _FULL = 32  # steps at one place that are written whatever they are
 
@@ -274,14 +274,20 @@ class Optimizers:
             self._name(frame)
         op = f"{type(optimizer).__name__}.step"
         clock, storages = r.clock, r.leaves.storages(step.written)
+        views = r.watch.views
+        split = (
+            views.places()
+        )  # where autograd knows several views of one op, which such a write leaves behind
         rows = zip(step.written, storages, step.versions, step.entries)  # noqa: B905 (Python 3.9)
         for p, storage, version, entries in rows:
             time = clock.tick()
-            if not entries:
+            counted = p._version != version
+            place = address_of(p) if split and counted else 0
+            outdates = place in split and views.written(time, place)
+            if not (entries or outdates):
                 storage.written(time)  # the Step tells of it
                 continue
-            counted = p._version != version
-            threatens = False
+            threatens = outdates
             for entry in entries:
                 if entry.tensor is GONE:
                     continue

@@ -148,12 +148,12 @@ class Watch(TorchFunctionMode):
     def _read_stale(self, args: Any, stack: Any, frame: Any) -> None:
         """An op made a node of `args`: tell of the views among them that PyTorch would not have let it read."""
         r = self.r
-        for tensor, write, refused in self.views.met(args):
+        for tensor, write, refused, node in self.views.met(args):
             if r.seen(("stale view", stack)) <= FULL:
                 with torch._C.DisableTorchFunction():
                     ref = r.tape.ref(r.storages.of(tensor), tensor)
                     name = r.names.local(frame, tensor)
-                    fields = {"ref": ref, "write": write, "view": name, "refused": refused}
+                    fields = {"ref": ref, "write": write, "view": name, "refused": refused, "node": node}
                     r.tape.event("ViewUse", r.clock.tick(), stack, **fields)
 
     def _check_aliases(self) -> None:

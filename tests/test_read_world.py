@@ -443,3 +443,104 @@ def test_what_an_optimizer_trains_that_is_not_known_may_be_in_a_frozen_network(t
         optimizer.step()
     """
     assert [kind for _, kind in kinds(tmp_path, text)] == expected
+
+
+def test_a_tensor_of_a_type_that_is_not_known_may_be_of_real_numbers(tmp_path):
+    """Tests take the type as an argument, and write whole numbers."""
+    text = """
+    def test(kind):
+        {}
+        (x.requires_grad_() * 2).sum().backward()
+    """
+    made = [
+        "x = torch.tensor([1, 2], dtype=kind)",
+        "x = torch.arange(3, dtype=kind)",
+        "x = torch.tensor([1, 2]).to(dtype=kind)",
+        "x = torch.zeros_like(torch.tensor([1, 2]), dtype=kind)",
+        "x = torch.tensor([1, 2]).new_zeros(2, dtype=kind)",
+        "x = torch.tensor([1, 2]).sum(0, dtype=kind)",
+    ]
+    for each in made:
+        assert kinds(tmp_path, textwrap.dedent(text).format(each)) == [], each
+    assert [kind for _, kind in kinds(tmp_path, textwrap.dedent(text).format("x = torch.tensor([1, 2])"))]
+
+
+def test_a_block_that_is_there_to_be_refused(tmp_path):
+    text = """
+    import pytest, unittest
+    def test():
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        with pytest.raises(RuntimeError, match="inplace"):
+            y.add_(1)
+            y.sum().backward()
+    class Test(unittest.TestCase):
+        def test(self):
+            x = torch.ones(3)
+            with self.assertRaises(RuntimeError):
+                z = (x * 2).sum()
+                z.backward()
+            z.backward()
+            {}
+    """
+    assert kinds(tmp_path, text.format("")) == []
+    again = "y = x.requires_grad_().exp(); y.add_(1); y.sum().backward()"
+    assert kinds(tmp_path, text.format(again)) == [("certain", "stale-saved-tensor")]
+
+
+PATCHED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3), requires_grad=False)
+    def forward(self, x):
+        with torch.no_grad():
+            return x * self.w
+def patch(module):
+    old = module.forward
+    def forward(x):
+        return x * 2 + old(x)
+    module.forward = forward
+def test():
+    net = Net()
+    for module in nn.ModuleList([net]).modules():
+        if TEST:
+            patch(module)
+    net(torch.ones(3, requires_grad=True)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [
+        ("unknown(module)", []),
+        ("{c.__name__ for c in type(module).__mro__} & {'Net', 'Other'}", []),
+        ("{unknown(c) for c in (1, 2)} & {'Net'}", []),
+        ("{c.__name__ for c in type(module).__mro__} & {'Other'}", ["cut-graph"]),
+    ],
+)
+def test_a_method_that_may_have_been_replaced(tmp_path, test, expected):
+    assert [kind for _, kind in kinds(tmp_path, PATCHED.replace("TEST", test))] == expected
+
+
+def test_what_is_taken_into_a_dictionary_is_not_nothing(tmp_path):
+    """Where it is not known: the parameters of a function that may be a module."""
+    text = """
+    def parts(f, given=None):
+        if isinstance(f, nn.Module):
+            return {**dict(f.named_parameters())}
+        return {"given": given}
+    class Solved(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, *given):
+            return x * 2
+        @staticmethod
+        def backward(ctx, grad):
+            return None, grad
+    def test():
+        w = torch.ones(3).clone().detach().requires_grad_()
+        Solved.apply(torch.ones(3), *parts(FIRST, w).values()).sum().backward()
+    """
+    assert kinds(tmp_path, text.replace("FIRST", "lambda x: x")) == []
+    assert kinds(tmp_path, text.replace("FIRST", "Net()")) == []
+    assert kinds(tmp_path, text.replace("FIRST", "nn.ReLU()")) == [("certain", "cut-graph")]

@@ -218,7 +218,7 @@ def _is_a(m: Machine, value: Value, wanted: Value) -> bool | None:
             return value.kind.startswith("torch.optim.")
         return value.kind == path or (value.cls is not None and wanted in value.cls.order)
     if path.startswith("torch.") and isinstance(
-        value, int | float | str | list | tuple | dict | type(None) | Tensor
+        value, int | float | str | list | tuple | dict | type(None) | Tensor | Function | Bound | Class
     ):
         return False
     return None

@@ -13,6 +13,7 @@ from gradfix.read import (
     growing,
     indexing,
     iteration,
+    libraries,
     names,
     objects,
     ops,
@@ -231,16 +232,22 @@ def _set(m: Machine, node: ast.Set) -> Value:
 
 def _dict(m: Machine, node: ast.Dict) -> Value:
     found: dict[Value, Value] = {}
+    whole = True
     for key, value in zip(node.keys, node.values, strict=True):
         if key is None:
             inner = evaluate(m, value)
             if isinstance(inner, dict):
                 found.update(inner)
+            else:
+                whole = False
             continue
         name = evaluate(m, key)
         made = evaluate(m, value)
         if python.hashable(name):
             found[name] = made
+    if not whole:
+        libraries.escape(m, list(found.values()))
+        return m.unknown("dict")
     return found if python.light(found) else m.unknown("large value")
 
 

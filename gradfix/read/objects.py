@@ -65,6 +65,8 @@ def attribute(m: Machine, value: Value, name: str) -> Value:
     if isinstance(value, Class):
         if name in ("__name__", "__qualname__"):
             return value.name
+        if name == "__mro__":
+            return value.order
         found = lookup(value, name)
         if isinstance(found, Function) and found.kind == "classmethod":
             return Bound(found, value)
@@ -177,6 +179,8 @@ def set_attribute(m: Machine, owner: Value, name: str, value: Value) -> None:
             setter = lookup(owner.cls, name)
             if isinstance(setter, Function) and setter.kind == "property":
                 return
+            if isinstance(setter, Function) and m.doubts:
+                value = m.unknown("method that may have been replaced")
         items = owner.extra.get("items")
         if isinstance(items, dict) and name in items:
             items[name] = value

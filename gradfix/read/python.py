@@ -81,6 +81,12 @@ def binary(m: Machine, name: str, concrete: Callable[[Any, Any], Any], left: Val
             return m.unknown("repetition")
     if isinstance(left, list | tuple) and name not in ("add", "mul"):
         return m.unknown("operator")
+    if isinstance(left, set | frozenset) and name != "bitwise_or":
+        if any(
+            isinstance(each, Unknown)
+            for each in (*left, *(right if isinstance(right, set | frozenset) else ()))
+        ):
+            return m.unknown("set")
     try:
         return bounded(m, growing.counting(m, name, left, right, concrete(left, right)))
     except FAILS:
@@ -120,7 +126,7 @@ def _builtin(*names: Lib) -> bool:
 
 
 def _vague(value: Value) -> bool:
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | set | frozenset):
         return any(_vague(v) for v in value)
     return isinstance(value, Unknown | Tensor | Lib)
 

@@ -68,9 +68,16 @@ def dtype_name(value: Value) -> str:
     return ""
 
 
+def asked(given: dict[str, Value], default: str) -> str:
+    """The type that a call's arguments ask for, or the `default` where they ask for none. One that is not known may
+    well have gradients."""
+    dtype = given.get("dtype")
+    return dtype_name(dtype) or ("float32" if isinstance(dtype, Unknown) else default)
+
+
 def dtype_of(name: str, bound: dict[str, Value]) -> str:
     """The result's type; integers have no gradient."""
-    given = dtype_name(bound.get("dtype"))
+    given = asked(bound, "")
     if given:
         return given
     if name in _COMPARING:

@@ -17,6 +17,8 @@ Left = str | None  # "break", "continue", "return" or None: went on to its end
 _ENDS = (ast.Raise, ast.Return, ast.Break, ast.Continue)
 _LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Dict, type(None))
 _EXITS = {"exit", "quit", "_exit"}
+# a block under one of them is there to be refused: of pytest's and unittest's
+_REFUSED = {"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"}
 _ASKING = {
     "is_available",
     "device_count",
@@ -306,6 +308,8 @@ def _entered(m: Machine, node: ast.With | ast.AsyncWith, at: int) -> Left:
     item = node.items[at]
     value = evaluate(m, item.context_expr)
     m.frame.node = item.context_expr
+    if isinstance(value, Unknown) and _asks_to_be_refused(item.context_expr):
+        return _not_done(m, node.body)
     if isinstance(value, Generator) and value.function.kind == "context" and not value.done:
         return _yielded_to(m, node, at, value)
     entered, leave = libraries.enter(m, value)
@@ -316,6 +320,20 @@ def _entered(m: Machine, node: ast.With | ast.AsyncWith, at: int) -> Left:
     finally:
         m.frame.node = item.context_expr  # where Python says that it is left
         leave()
+
+
+def _asks_to_be_refused(manager: ast.expr) -> bool:
+    called = manager.func if isinstance(manager, ast.Call) else None
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name in _REFUSED
+
+
+def _not_done(m: Machine, body: list[ast.stmt]) -> Left:
+    """A block that fails on purpose: what it binds is not known, and nothing else comes of it."""
+    for each in (node for statement in body for node in ast.walk(statement)):
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            calls.store(m, each.id, m.unknown("what was to fail"))
+    return None
 
 
 def _yielded_to(m: Machine, node: ast.With | ast.AsyncWith, at: int, manager: Generator) -> Left:

@@ -260,6 +260,8 @@ def _to(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value])
             return _cast(m, tensor, each.dtype)
         if isinstance(each, Lib) and each.path.startswith("torch.") and "device" not in each.path:
             return _cast(m, tensor, shapes.dtype_name(each))
+    if isinstance(kwargs.get("dtype"), Unknown):
+        return _cast(m, tensor, "float32")
     return _moved(m, tensor, [], {})
 
 
@@ -277,7 +279,7 @@ def _backward(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, V
 
 
 def _new(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    dtype = shapes.dtype_name(kwargs.get("dtype")) or tensor.dtype
+    dtype = shapes.asked(kwargs, tensor.dtype)
     given = kwargs.get(
         "size", args if len(args) > 1 and all(isinstance(a, int | Unknown) for a in args) else args[:1]
     )

@@ -179,7 +179,7 @@ def _maker(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -
     given: Any = kwargs.get("size", args)
     if name == "full":
         given = args[:1] or kwargs.get("size")
-    dtype = shapes.dtype_name(kwargs.get("dtype")) or "float32"
+    dtype = shapes.asked(kwargs, "float32")
     made = tensors.fresh(m, shapes.sizes(given), dtype, _wants(kwargs))
     value = args[1] if len(args) > 1 else kwargs.get("fill_value")
     if name == "full" and kwargs.get("dtype") is None and isinstance(value, int):
@@ -197,14 +197,14 @@ def _like(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) ->
     source = args[0] if args else kwargs.get("input")
     if not isinstance(source, Tensor):
         return tensors.fresh(m, None, "float32", _wants(kwargs))
-    dtype = shapes.dtype_name(kwargs.get("dtype")) or source.dtype
+    dtype = shapes.asked(kwargs, source.dtype)
     return tensors.fresh(m, source.shape, dtype, _wants(kwargs))
 
 
 def _tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     data = args[0] if args else kwargs.get("data")
     shape, dtype = _contents(data)
-    made = tensors.fresh(m, shape, shapes.dtype_name(kwargs.get("dtype")) or dtype, _wants(kwargs))
+    made = tensors.fresh(m, shape, shapes.asked(kwargs, dtype), _wants(kwargs))
     _leave(m, made, data)
     if isinstance(data, Taken):
         made.cut = data.cut
@@ -283,7 +283,7 @@ def _arange(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
         except ValueError:
             shape = None
     real = any(isinstance(a, float) for a in args)
-    dtype = shapes.dtype_name(kwargs.get("dtype")) or ("float32" if real else "int64")
+    dtype = shapes.asked(kwargs, "float32" if real else "int64")
     return tensors.fresh(m, shape, dtype, _wants(kwargs))
 
 
@@ -294,7 +294,7 @@ def _linspace(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 def _randint(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     size = kwargs.get("size", next((a for a in args if isinstance(a, tuple | list)), None))
-    dtype = shapes.dtype_name(kwargs.get("dtype")) or "int64"
+    dtype = shapes.asked(kwargs, "int64")
     return tensors.fresh(m, shapes.sizes(size), dtype)
 
 

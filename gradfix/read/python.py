@@ -81,12 +81,9 @@ def binary(m: Machine, name: str, concrete: Callable[[Any, Any], Any], left: Val
             return m.unknown("repetition")
     if isinstance(left, list | tuple) and name not in ("add", "mul"):
         return m.unknown("operator")
-    if isinstance(left, set | frozenset) and name != "bitwise_or":
-        if any(
-            isinstance(each, Unknown)
-            for each in (*left, *(right if isinstance(right, set | frozenset) else ()))
-        ):
-            return m.unknown("set")
+    sets = [side for side in (left, right) if isinstance(side, set | frozenset)]
+    if name != "bitwise_or" and any(isinstance(each, Unknown) for side in sets for each in side):
+        return m.unknown("set")
     try:
         return bounded(m, growing.counting(m, name, left, right, concrete(left, right)))
     except FAILS:

@@ -53,7 +53,7 @@ class Budget:
     same tape on every machine."""
 
     steps: int = 60_000  # statements and calls of all entries together
-    entry: int = 4_000  # statements and calls of an entry other than the first
+    entry: int = 12_000  # statements and calls of an entry other than the first
     events: int = 20_000  # graph nodes and events of one entry
     depth: int = 60  # calls of the user's functions inside one another
     entries: int = 64  # functions that are entered because nothing reached them

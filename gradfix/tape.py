@@ -254,11 +254,12 @@ class Custom(Event):
 @dataclass(frozen=True, slots=True)
 class Terms(Event):
     """Two terms `nodes` of the one loss of the backward at `stack`, both through the same two optimizers' networks:
-    `cosine` is that of their gradients for the value of `node`, where one network enters the other."""
+    `cosine` is that of their gradients for the value of `node`, where one network enters the other. None: it was not
+    measured, and follows from the text that they are opposite."""
 
     nodes: tuple[int, int]
     node: int
-    cosine: float
+    cosine: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

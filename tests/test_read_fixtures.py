@@ -20,16 +20,11 @@ PROGRAMS = [
     for path in (fixture.before, fixture.after)
     if path is not None and not (path.name == "after.py" and path.with_name("after").is_dir())
 ]
-MEASURED = "how the gradients of two terms lie is only measured"
 DERIVED = "that a backward is the derivative with other values is only measured"
 NOT_YET = {  # program -> why its reading differs
     "clone_before_write/kept_on_ctx/before.py": DERIVED,
     "out_of_place/kept_for_its_backward/before.py": DERIVED,
     "clone_before_write/environment_array/before.py": "that a tensor shares its memory with an array is not known",
-    "backward_inputs/one_backward_of_both/before.py": MEASURED,
-    "split_backward/more_than_two_terms/before.py": MEASURED,
-    "split_backward/scored_twice_by_a_trainer/before.py": MEASURED,
-    "split_backward/shared_score/before.py": MEASURED,
 }
 
 LATER = {"load_in_place/best_of_a_phase/before.py": 6}  # program -> steps until a run comes to its fault

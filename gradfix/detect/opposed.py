@@ -27,7 +27,7 @@ def opposed_terms(graph: Graph) -> Iterable[tuple[int, Conflict]]:
             made = graph.stack_number(graph.records[event.node].stack)
             measured.setdefault((graph.stack_number(event.stack), made), []).append(event)
     for (place, _), events in measured.items():
-        if len(events) > 1 and all(e.cosine < OPPOSED for e in events):
+        if len(events) > 1 and all(e.cosine is None or e.cosine < OPPOSED for e in events):
             found.add(("opposed", place), events[0].time, _mixed(graph, events[0]))
     return found.conflicts()
 
@@ -110,11 +110,12 @@ def _mixed(graph: Graph, event: Terms) -> Conflict | None:
         )
     labels.append(("needed", backward.stack, "gives each model the gradient of both losses"))
     number = min(later)
+    known = "" if event.cosine is None else f" (cosine {event.cosine:.2f})"
     return make(
         "mixed-gradient",
         "opposed",
-        f"{wording.at('needed', backward.stack)} differentiates two losses at once that pull {name} opposite ways "
-        f"(cosine {event.cosine:.2f}): {optimizer_words(graph, min(first))} and {optimizer_words(graph, number)} step "
+        f"{wording.at('needed', backward.stack)} differentiates two losses at once that pull {name} opposite ways"
+        f"{known}: {optimizer_words(graph, min(first))} and {optimizer_words(graph, number)} step "
         "with the gradient of both",
         labels,
         "needed",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradfix.read import iteration, ops, optimizers
+from gradfix.read import iteration, opposed, ops, optimizers
 from gradfix.read.frames import Machine
 from gradfix.read.values import Node, Tensor, Unknown, Value
 
@@ -96,7 +96,8 @@ def _run(
     for root in tensors:
         if isinstance(root.node, Node) and root.node.output is None:
             root.node.output = root
-    _fill(m, walk(m, edges, chosen, retain, create, accumulate))
+    filled = walk(m, edges, chosen, retain, create, accumulate)
+    _fill(m, filled)
     for root in tensors:
         if root.retains:
             root.grad = ops.new(m, root.shape, root.dtype)
@@ -107,6 +108,8 @@ def _run(
             output.grad = ops.new(m, output.shape, output.dtype)
     if any(node.vague for node in walked):
         blur(m)
+    if len(edges) == 1 and isinstance(edges[0], Node) and chosen is None and len(m.optimizers) > 1:
+        opposed.look(m, edges[0], walked, filled)
     return walked
 
 

@@ -79,7 +79,10 @@ def base(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Valu
         return args[0] if args else m.unknown("input")
     if m.constants:
         m.leaving.clear()
+    before = m.trace.made()
     made = _builtin(m, name, module, args, kwargs)
+    if isinstance(made, Tensor) and made.node is not None and made.node.number >= before:
+        made.node.module = module
     if m.constants:
         constants.follow(m, name, [*args, *kwargs.values()], made)
     return made

@@ -43,6 +43,7 @@ UNSEEN = {
     "alias", "chunk", "expand", "narrow", "permute", "select", "slice", "split", "squeeze", "t", "transpose", "unbind",
     "unsqueeze", "view", "view_as",
 }  # fmt: skip
+FILLING = {"fill", "zero"}
 SLICED = {"tensor_split", "hsplit", "vsplit", "dsplit"}  # each piece by an op of its own, that may be written
 
 
@@ -249,7 +250,7 @@ def graph(m: Machine, op: str, name: str, wanted: Iterable[Value]) -> tuple[Trut
     if not needing:
         return (None if vague or any(t.requires is None for t in inputs) else False), None, []
     node = m.trace.node(name, op, [edge(m, t) for t in needing])
-    node.vague = vague or any(t.requires is None for t in inputs)
+    node.vague, node.needing = vague or any(t.requires is None for t in inputs), needing
     return True, node, needing
 
 
@@ -315,6 +316,7 @@ def _compute(m: Machine, name: str, overload: Overload, bound: dict[str, Value])
     later: list[str] = []
     if node is not None:
         node.scaled = "alpha" in bound or (plain == "sub" and bound["self"] not in needing)
+        node.given = bound if len(overload.results) == 1 else None
         if plain in PRODUCTS:
             for tensor in needing:
                 for other in tensors_of(bound.get("tensors")):
@@ -362,6 +364,12 @@ def new(
     return Tensor(m.trace.storage(), known, node, shape, dtype)
 
 
+def fill(tensor: Tensor, number: Value) -> None:
+    """All of `tensor` is `number` now."""
+    if isinstance(number, int | float):
+        tensor.storage.filled = tensor.storage.version, float(number)
+
+
 # ---- views
 
 
@@ -373,6 +381,8 @@ def view(
     op = effects.op_of(overload.node) if overload.node else "aten." + name
     many = overload.results.startswith("m")
     known, node, _ = graph(m, op, overload.node or effects.node_of(name), [source])
+    if node is not None and not many:
+        node.given = bound
     if many:
         number = count if count is not None else shapes.pieces(name, bound)
         made = [aliased(m, source, known, node, name) for _ in range(number)]
@@ -422,8 +432,11 @@ def _in_place(m: Machine, name: str, overload: Overload, bound: dict[str, Value]
         _, node, needing = graph(m, op, node_name, [target, *others])
         if node is not None:
             node.scaled = "alpha" in bound or (plain == "sub" and target not in needing)
+            node.given = bound
             later = keep(m, node, overload, bound, needing)
     write(m, target, "aten." + name, known, node, refused, module)
+    if plain in FILLING and target.base is None and not target.alias:
+        fill(target, others[0] if others else 0)
     if node is not None and later:
         m.trace.save(node, target)
     if any(isinstance(v, Unknown) for v in others) and not target.requires:

@@ -278,13 +278,26 @@ def _backward(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, V
     return backward.backward(m, [tensor], given)
 
 
-def _new(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _new(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Tensor:
     dtype = shapes.asked(kwargs, tensor.dtype)
     given = kwargs.get(
         "size", args if len(args) > 1 and all(isinstance(a, int | Unknown) for a in args) else args[:1]
     )
     requires = kwargs.get("requires_grad") is True
     return fresh(m, shapes.sizes(given), dtype, requires)
+
+
+def _filled(number: int | None) -> Callable[..., Value]:
+    """``x.new_ones(size)``; ``x.new_full(size, number)``."""
+
+    def run(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        made = _new(m, tensor, args if number is not None else args[:1], kwargs)
+        ops.fill(
+            made, kwargs.get("fill_value", args[1] if len(args) > 1 else None) if number is None else number
+        )
+        return made
+
+    return run
 
 
 def _hook(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -327,6 +340,7 @@ METHODS: dict[str, Callable[..., Value]] = {
     **dict.fromkeys(("cuda", "cpu"), _moved),
     "contiguous": _contiguous,
     **dict.fromkeys(FRESH, _new),
+    **{f"new_{name}": _filled(number) for name, number in (("zeros", 0), ("ones", 1), ("full", None))},
     **dict.fromkeys(NOT_TENSORS, lambda m, t, args, kwargs: m.unknown("tensor property")),
 }
 

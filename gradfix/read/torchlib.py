@@ -29,6 +29,7 @@ FLOATS = {  # losses that take no target of whole numbers, and what they say
     "binary_cross_entropy_with_logits": "result type Float can't be cast to the desired output type Long",
 }
 MAKERS = {"zeros", "ones", "empty", "rand", "randn", "full"}
+FILLED = {"zeros": 0, "ones": 1}
 LIKE = {"zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "full_like", "randint_like"}
 TYPED = {
     "torch.FloatTensor": "float32", "torch.DoubleTensor": "float64", "torch.LongTensor": "int64",
@@ -182,6 +183,7 @@ def _maker(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -
     dtype = shapes.asked(kwargs, "float32")
     made = tensors.fresh(m, shapes.sizes(given), dtype, _wants(kwargs))
     value = args[1] if len(args) > 1 else kwargs.get("fill_value")
+    ops.fill(made, FILLED.get(name, value if name == "full" else None))
     if name == "full" and kwargs.get("dtype") is None and isinstance(value, int):
         made.storage.whole = m.whole = True
         m.trace.filled(made)
@@ -198,7 +200,10 @@ def _like(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) ->
     if not isinstance(source, Tensor):
         return tensors.fresh(m, None, "float32", _wants(kwargs))
     dtype = shapes.asked(kwargs, source.dtype)
-    return tensors.fresh(m, source.shape, dtype, _wants(kwargs))
+    made = tensors.fresh(m, source.shape, dtype, _wants(kwargs))
+    value = args[1] if len(args) > 1 else kwargs.get("fill_value")
+    ops.fill(made, FILLED.get(name[:-5], value if name == "full_like" else None))
+    return made
 
 
 def _tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -206,6 +211,7 @@ def _tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     shape, dtype = _contents(data)
     made = tensors.fresh(m, shape, shapes.asked(kwargs, dtype), _wants(kwargs))
     _leave(m, made, data)
+    ops.fill(made, data)
     if isinstance(data, Taken):
         made.cut = data.cut
     return made

@@ -27,6 +27,7 @@ from gradfix.tape import (
     Ref,
     Stack,
     Step,
+    Terms,
     ViewUse,
     Zero,
 )
@@ -278,6 +279,10 @@ class Trace:
         if vague:  # whatever filled them, the text doesn't show it
             self.add(GradWrite(self.tick(), self._stack(), tuple(self.ref(t) for t in vague)))
         self.add(Step(self.tick(), self._stack(), number, refs, tuple(self.ref(t) for t in without)))
+
+    def opposed(self, one: Node, other: Node, value: Node) -> None:
+        """Two terms of the loss that was just differentiated pull `value` opposite ways."""
+        self.add(Terms(self.tick(), self._stack(), (one.number, other.number), value.number))
 
     def off(self, stack: Stack) -> None:
         """Gradients are off since the call at `stack`."""

@@ -58,6 +58,7 @@ class Storage:
     grad_of: Tensor | None = None  # the leaf whose gradient it holds
     plain: bool = False  # made of gradients that autograd.grad gave without a graph
     whole: bool = False  # torch.full made whole numbers of it
+    filled: tuple[int, float] | None = None  # the version in which it was full of one number, and that
     saved: list[Node] = field(default_factory=list)
 
 
@@ -92,6 +93,9 @@ class Node:
     custom: Any = None  # of a custom Function: see gradfix.read.custom
     held: tuple[Saved, ...] = ()  # what its backward uses of what it keeps on ctx, or a checkpoint hides
     checkpoint: bool = False  # what it saves is made anew by one
+    needing: list[Tensor] = field(default_factory=list)  # the arguments that `parents` are the edges of
+    given: dict[str, Value] | None = None  # the arguments, of an op of the table that gives one tensor
+    module: Instance | None = None  # of torch.nn, that it was made by
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradfix.dataclass import dataclass
-from gradfix.read import arguments, backward, calls, lightning, objects, ops
+from gradfix.read import arguments, backward, calls, lightning, objects, ops, unstepped
 from gradfix.read.apart import Margin, calls_only
 from gradfix.read.expressions import settled
 from gradfix.read.frames import Frame, Machine, Raised
@@ -224,10 +224,11 @@ class _Program:
             self.watch.hooked |= m.hooked or m.customized
         events = m.trace.finished()
         last = max((e.time for e in events), default=0) + 1
+        never = unstepped.numbers(m) if (name, how) == ("__main__", "finished") else ()
         sources = {u.path: u.digest() for u in m.project.units.values() if u.entered}
         return Walk(
             name,
-            Tape((*events, End(last, (), how)), frame.unit.path, sources=sources),
+            Tape((*events, End(last, (), how, unstepped=never)), frame.unit.path, sources=sources),
             frozenset(m.trace.likely),
             frozenset(m.reached),
             tuple(m.asked.items()),

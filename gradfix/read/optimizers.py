@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gradfix.read import calls, iteration, names, ops
+from gradfix.read import calls, iteration, names, ops, unstepped
 from gradfix.read.frames import Machine
 from gradfix.read.values import Instance, Tensor, Unknown, Value
 
@@ -174,6 +174,7 @@ def _zero_grad(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[
     if "number" not in optimizer.extra:
         return None
     found = list(owned(optimizer))
+    unstepped.cleared(m, optimizer)
     clear(m, found, args[0] if args else kwargs.get("set_to_none", True))
     optimizer.extra["blurs"] = m.blurs
     m.trace.zero(found, optimizer.extra["number"])

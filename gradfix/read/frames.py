@@ -79,6 +79,7 @@ class Machine:
         self.autocast = False
         self.late = 0  # steps that went into the rest of long lists
         self.loops = 0  # that stand around what runs
+        self.guards = 0  # what stands around what runs and may take an exception
         self.gathering = 0  # generators that run whose values are gathered first
         self.partial = 0  # of those around what runs: that go on behind the passes which are read
         self.grown: dict[int, Value] = {}  # containers that something was put into in such a loop, by id
@@ -133,7 +134,7 @@ class Machine:
     def begin(self, variant: Variant | None = None) -> None:
         """Another entry: a tape of its own, with the optimizers that are there already, and nobody's gradient."""
         self.trace = self.trace.following()
-        self.blurs, self.loops, self.late, self.partial = 0, 0, 0, 0
+        self.blurs, self.loops, self.late, self.partial, self.guards = 0, 0, 0, 0, 0
         self.awaited, self.ripe, self.way_out, self.turn = False, False, None, 0
         self.limit = min(self.steps + self.budget.entry, self.budget.steps)
         self.doubts, self.grad, self.inference, self.autocast = 0, True, False, False

@@ -46,6 +46,8 @@ def item(m: Machine, tensor: Tensor, index: Value) -> Value:
         known, node, _ = ops.graph(m, "aten." + name, name.capitalize() + "Backward0", [result])
         result = ops.aliased(m, result, known, node, name)
         result.shape, result.spread = shape, spread
+    if tensor.guessed and isinstance(index, slice):
+        result.origin = tensor.origin  # part of a list is a list
     return result
 
 

@@ -198,11 +198,8 @@ def edge(m: Machine, tensor: Tensor) -> Node | Tensor:
         and tensor.view != "custom"
         and not (tensor.view and behind.outdated(tensor))
     ):
-        node = m.trace.node(
-            effects.node_of(tensor.origin or "as_strided"),
-            "aten." + (tensor.origin or "as_strided"),
-            [base.node],
-        )
+        origin = "as_strided" if tensor.guessed else tensor.origin or "as_strided"
+        node = m.trace.node(effects.node_of(origin), "aten." + origin, [base.node])
         node.output = tensor
         tensor.node, tensor.rebased, tensor.requires = node, base.rebased, True
     return tensor if tensor.node is None else tensor.node

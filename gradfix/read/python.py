@@ -107,7 +107,7 @@ def compared(m: Machine, name: str, concrete: Callable[[Any, Any], Any], left: V
     if name in ("eq", "ne") and isinstance(left, Lib) and isinstance(right, Lib) and _builtin(left, right):
         return (left == right) is (name == "eq")
     if name in ("eq", "ne") and (_vague(left) or _vague(right)):
-        return m.unknown("compare")
+        return name == "ne" if _no_version(left, right) or _no_version(right, left) else m.unknown("compare")
     try:
         result = concrete(left, right)
     except FAILS:
@@ -115,6 +115,11 @@ def compared(m: Machine, name: str, concrete: Callable[[Any, Any], Any], left: V
     return (
         growing.compared(m, name, left, right, result) if isinstance(result, bool) else m.unknown("compare")
     )
+
+
+def _no_version(left: Value, right: Value) -> bool:
+    """Whether the version of torch is compared with what is none: they begin with a number."""
+    return left == Lib("torch.__version__") and isinstance(right, str) and not right[:1].isdigit()
 
 
 def _builtin(*names: Lib) -> bool:

@@ -245,7 +245,22 @@ def _while(m: Machine, node: ast.While) -> Left:
         m.turned = turned
     if left == "over":
         return block(m, node.orelse)
+    if left == "on" and not m.guards and _endless(m, node):
+        raise iteration.Stopped
     return "return" if left == "return" else None
+
+
+def _endless(m: Machine, node: ast.While) -> bool:
+    """Whether nothing comes after ``while True:``. (Behind a cell of a notebook, something may.)"""
+    key = id(node), "endless"
+    if key not in m.called:
+        waits = any(isinstance(n, ast.Yield | ast.YieldFrom | ast.Await) for n in ast.walk(node))
+        known = isinstance(node.test, ast.Constant) and bool(node.test.value) and not waits
+        m.called[key] = known and not _ways_out(node.body) and not m.frame.unit.path.endswith(".ipynb")
+    later = any(
+        f.function is not None and isinstance(f.function.node, ast.AsyncFunctionDef) for f in m.frames
+    )
+    return bool(m.called[key]) and not later
 
 
 def _way_out(m: Machine, node: ast.While) -> ast.stmt | None:
@@ -313,11 +328,14 @@ def _entered(m: Machine, node: ast.With | ast.AsyncWith, at: int) -> Left:
     if isinstance(value, Generator) and value.function.kind == "context" and not value.done:
         return _yielded_to(m, node, at, value)
     entered, leave = libraries.enter(m, value)
+    guards = not (isinstance(value, Instance) and value.kind.startswith("torch."))
+    m.guards += guards
     try:
         if item.optional_vars is not None:
             assign(m, item.optional_vars, entered, node)
         return _entered(m, node, at + 1)
     finally:
+        m.guards -= guards
         m.frame.node = item.context_expr  # where Python says that it is left
         leave()
 
@@ -359,8 +377,12 @@ def _yielded_to(m: Machine, node: ast.With | ast.AsyncWith, at: int, manager: Ge
 
 def _try(m: Machine, node: ast.Try) -> Left:
     left: Left = None
+    m.guards += bool(node.handlers)
     try:
-        left = block(m, node.body)
+        try:
+            left = block(m, node.body)
+        finally:
+            m.guards -= bool(node.handlers)
         if left is None:
             left = block(m, node.orelse)
     except Raised as raised:

@@ -24,7 +24,6 @@ DERIVED = "that a backward is the derivative with other values is only measured"
 NOT_YET = {  # program -> why its reading differs
     "clone_before_write/kept_on_ctx/before.py": DERIVED,
     "out_of_place/kept_for_its_backward/before.py": DERIVED,
-    "clone_before_write/environment_array/before.py": "that a tensor shares its memory with an array is not known",
 }
 
 LATER = {"load_in_place/best_of_a_phase/before.py": 6}  # program -> steps until a run comes to its fault

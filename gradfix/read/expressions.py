@@ -25,7 +25,7 @@ from gradfix.read.frames import Frame, Machine
 from gradfix.read.growing import Grown
 from gradfix.read.operators import binary, compared, in_place
 from gradfix.read.truth import truth
-from gradfix.read.values import Instance, Later, Lazy, Lib, Tensor, Unknown, Value
+from gradfix.read.values import Array, Instance, Later, Lazy, Lib, Tensor, Unknown, Value
 
 _DISPLAYS = (ast.List, ast.Tuple, ast.Dict)
 
@@ -137,7 +137,7 @@ def _unary(m: Machine, node: ast.UnaryOp) -> Value:
         if isinstance(node.op, ast.UAdd):
             return +value
         return ~value if isinstance(value, int) else m.unknown("~")
-    return value if isinstance(value, Unknown) else m.unknown("unary")
+    return value if isinstance(value, Unknown) and not isinstance(value, Array) else m.unknown("unary")
 
 
 def _bool(m: Machine, node: ast.BoolOp) -> Value:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gradfix.read import (
     accelerators,
+    arrays,
     builtin,
     containers,
     distributions,
@@ -153,6 +154,8 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
                 return python.bounded(m, function(*args))
             except python.FAILS:
                 return m.unknown(path)
+    if top == "numpy" and (array := arrays.call(m, path, args, kwargs)) is not None:
+        return array
     if path in ("sys.exit", "os._exit"):
         from gradfix.read.frames import Raised
 

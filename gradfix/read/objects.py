@@ -6,10 +6,22 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, containers, forwards, indexing, layers, libraries, optimizers, python, tensors
+from gradfix.read import (
+    arrays,
+    calls,
+    containers,
+    forwards,
+    indexing,
+    layers,
+    libraries,
+    optimizers,
+    python,
+    tensors,
+)
 from gradfix.read.frames import Frame, Machine
 from gradfix.read.project import Unit
 from gradfix.read.values import (
+    Array,
     Bound,
     Class,
     Function,
@@ -40,7 +52,7 @@ __all__ = [
 def attribute(m: Machine, value: Value, name: str) -> Value:
     """``value.name``."""
     if isinstance(value, Unknown):
-        return value
+        return arrays.attribute(m, value, name) if isinstance(value, Array) else value
     if isinstance(value, Tensor):
         return tensors.attribute(m, value, name)
     if isinstance(value, Instance):
@@ -200,7 +212,7 @@ def item(m: Machine, owner: Value, index: Value) -> Value:
     if isinstance(owner, Unknown):
         if isinstance(owner, Number):
             m.outdated("TypeError", "'float' object is not subscriptable")
-        return owner
+        return arrays.item(m, owner, index) if isinstance(owner, Array) else owner
     if isinstance(owner, Tensor):
         return indexing.item(m, owner, index)
     if isinstance(owner, Instance):
@@ -223,6 +235,8 @@ def set_item(m: Machine, owner: Value, index: Value, value: Value) -> None:
             calls.call(m, setter, [index, value], {})
         elif owner.extra.get("items") is not None:
             python.set_item(owner.extra["items"], index, value)
+    elif isinstance(owner, Array):
+        arrays.write(m, owner)
     else:
         python.set_item(owner, index, value)
 

@@ -7,9 +7,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, growing, iteration, objects, ops, python, taken, tensors
+from gradfix.read import arrays, calls, growing, iteration, objects, ops, python, taken, tensors
 from gradfix.read.frames import Machine
-from gradfix.read.values import Instance, Lib, Taken, Tensor, Unknown, Value
+from gradfix.read.values import Array, Instance, Lib, Taken, Tensor, Unknown, Value
 
 BINARY: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Add: ("add", operator.add),
@@ -41,7 +41,9 @@ def binary(m: Machine, op: ast.operator, left: Value, right: Value) -> Value:
     """``left op right``."""
     name, concrete = BINARY[type(op)]
     if isinstance(left, Tensor) or isinstance(right, Tensor):
-        return ops.operator_(m, name, left, right)
+        return arrays.joined(left, right, ops.operator_(m, name, left, right))
+    if isinstance(left, Array) or isinstance(right, Array):
+        return arrays.computed(m, left, right)
     if left is None or right is None:
         _refused(m, left, right)
     if isinstance(left, Taken) or isinstance(right, Taken):
@@ -70,6 +72,8 @@ def _refused(m: Machine, left: Value, right: Value) -> None:
 def in_place(m: Machine, op: ast.operator, left: Value, right: Value) -> Value:
     """``left op= right``: what the target is bound to then."""
     name = BINARY[type(op)][0]
+    if isinstance(left, Array):
+        return arrays.in_place(m, left, right)
     if isinstance(left, Tensor):
         return (
             ops.apply(m, name + "_", [left, right], {})

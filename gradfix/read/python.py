@@ -10,7 +10,7 @@ from typing import Any
 from gradfix.dataclass import dataclass
 from gradfix.read import containers, drawn, growing, iteration, strings
 from gradfix.read.frames import Machine
-from gradfix.read.values import Bound, Class, Deque, Function, Instance, Lib, Tensor, Unknown, Value
+from gradfix.read.values import Array, Bound, Class, Deque, Function, Instance, Lib, Tensor, Unknown, Value
 from gradfix.read.variants import Asked, Option
 
 BUILTINS = frozenset(dir(builtins))
@@ -322,7 +322,8 @@ def _list(kind: Callable[[Any], Any]) -> Callable[..., Value]:
             return {**source, **{k: v for k, v in kwargs.items() if k != "**"}}
         items = iteration.listed(m, source)
         if items is None:
-            return source if isinstance(source, Unknown) else m.unknown("list")
+            known = isinstance(source, Array) or not isinstance(source, Unknown)
+            return m.unknown("list") if known else source
         if kind in (set, frozenset):
             return hashed(m, kind, items)
         if kind is dict:

@@ -10,6 +10,7 @@ from typing import Any
 from gradfix.read import calls, containers, drawn, files, flags, iteration, stacks
 from gradfix.read.frames import Machine
 from gradfix.read.values import (
+    Array,
     Class,
     Deque,
     Function,
@@ -97,6 +98,8 @@ def deepcopy(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 def _copied(m: Machine, value: Value, done: dict[int, Value]) -> Value:
     if id(value) in done:
         return done[id(value)]
+    if isinstance(value, Array):
+        return done.setdefault(id(value), Array(value.origin, "", m.trace.storage(), value.dtype))
     if isinstance(value, Tensor):
         storage: Storage = m.trace.storage()
         made: Value = Tensor(

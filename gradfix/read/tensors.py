@@ -267,6 +267,8 @@ def _to(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value])
 
 def _moved(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """On another device, or where it was: data that is asked for gradients there may not be asked for them here."""
+    if tensor.storage.exported:
+        return fresh(m, tensor.shape, tensor.dtype)  # (a copy, where that is a GPU)
     if tensor.node is None and not tensor.requires:
         return copy(tensor)
     return tensor

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gradfix.read import (
+    arrays,
     backward,
     checkpoints,
     constants,
@@ -22,7 +23,7 @@ from gradfix.read import (
     tensors,
 )
 from gradfix.read.frames import Machine
-from gradfix.read.values import Instance, Lib, Native, Shape, Taken, Tensor, Unknown, Value
+from gradfix.read.values import Array, Instance, Lib, Native, Shape, Taken, Tensor, Unknown, Value
 
 FLOATS = {  # losses that take no target of whole numbers, and what they say
     "binary_cross_entropy": "Found dtype Long but expected Float",
@@ -261,6 +262,8 @@ def _contents(data: Value) -> tuple[Shape, str]:
 
 def _as_tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     data = args[0] if args else kwargs.get("data")
+    if isinstance(data, Array) and len(args) < 2 and not kwargs:
+        return arrays.shared(m, data)
     if isinstance(data, Tensor):
         return (
             Tensor(data.storage, False, None, data.shape, data.dtype, alias="numpy") if data.alias else data

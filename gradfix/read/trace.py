@@ -146,7 +146,7 @@ class Trace:
 
     def wrote(
         self, op: str, tensor: Tensor, counted: bool = True, how: str = "", refused: str = "", module: str = "",
-        optimizer: int | None = None,
+        optimizer: int | None = None, stack: Stack | None = None,
     ) -> None:  # fmt: skip
         storage = tensor.storage
         storage.version += 1
@@ -159,7 +159,7 @@ class Trace:
             ref = replace(self.ref(tensor), counter=storage.counted if counted else None)
             if optimizer is None:
                 optimizer = self.stepping
-            self.add(Mutate(time, self._stack(), op, ref, counted, how, optimizer, refused, module))
+            self.add(Mutate(time, stack or self._stack(), op, ref, counted, how, optimizer, refused, module))
 
     def cut(self, how: str, tensor: Tensor, node: Node | None, stack: Stack | None = None) -> int:
         """The time of the Cut."""

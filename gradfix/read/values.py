@@ -59,7 +59,16 @@ class Storage:
     plain: bool = False  # made of gradients that autograd.grad gave without a graph
     whole: bool = False  # torch.full made whole numbers of it
     filled: tuple[int, float] | None = None  # the version in which it was full of one number, and that
+    exported: Stack = ()  # where a tensor was last made of it, if it is an array's
     saved: list[Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Array(Unknown):
+    """An array of NumPy's that the program made (`gradfix.read.arrays`)."""
+
+    storage: Storage | None = None
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

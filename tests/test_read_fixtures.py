@@ -20,7 +20,9 @@ PROGRAMS = [
     for path in (fixture.before, fixture.after)
     if path is not None and not (path.name == "after.py" and path.with_name("after").is_dir())
 ]
-DERIVED = "that a backward is the derivative with other values is only measured"
+# A program that writes into what it keeps may mean its backward for the value after the write as well as for the one
+# before: which of the two it is the derivative with takes numbers.
+DERIVED = "whether a custom Function's backward is the derivative with what was kept, or with what was written over it"
 NOT_YET = {  # program -> why its reading differs
     "clone_before_write/kept_on_ctx/before.py": DERIVED,
     "out_of_place/kept_for_its_backward/before.py": DERIVED,

@@ -66,3 +66,47 @@ def test_what_is_made_of_a_parameter_and_spoilt_is_certain(tmp_path: Path, body:
 def test_arguments_of_which_nothing_is_said_are_given(tmp_path: Path, body: str) -> None:
     assert ("stale-saved-tensor", "certain") in found(tmp_path, "*xs", body)
     assert not found(tmp_path, "*xs", SEVERAL[body])
+
+
+STANDING = """\
+import torch
+from torch import nn
+class Mine(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(dim)){frozen}
+        self.table = nn.Parameter(torch.ones(dim))
+        {made}
+        self.fc = nn.Linear(dim, dim)
+    def forward(self, x):
+        {begin}
+        return self.fc(x) * {used}
+    {more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({}, True),
+        ({"made": "self.bias = self.table[torch.arange(3)].sigmoid()"}, True),
+        ({"made": "self.w = self.w.exp()", "used": "self.w"}, False),  # (it is bound twice)
+        ({"made": "self.bias = self.w.unsqueeze(0)"}, False),  # keeps nothing for its backward
+        ({"made": "self.bias = self.w.exp().detach()"}, False),
+        ({"made": "with torch.no_grad(): self.bias = self.w.exp()"}, False),
+        ({"frozen": ".requires_grad_(False)"}, False),
+        ({"begin": "self.bias = self.w.exp()"}, False),
+        ({"more": "def refresh(self): self.bias = self.w.exp()"}, False),
+        ({"more": "def refresh(self): setattr(self, 'bias', self.w.exp())"}, False),
+        ({"more": "def hook(self): self.register_forward_pre_hook(print)"}, False),
+        ({"used": "self.bias.detach()"}, False),
+    ],
+)
+def test_a_graph_that_a_module_was_made_with(tmp_path: Path, parts: dict[str, str], told: bool) -> None:
+    default = {"frozen": "", "made": "self.bias = self.w.exp()", "begin": "", "used": "self.bias", "more": ""}
+    text = STANDING.format(**{**default, **parts})
+    readings = read(tmp_path / "layers.py", text)
+    found = {
+        (c.kind, c.at.line, r.evidence(c)) for r in readings for c in detect(r.tape) if c.severity == "error"
+    }
+    assert found == ({("freed-graph", 8, "likely")} if told else set())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradfix.dataclass import dataclass
-from gradfix.read import arguments, backward, calls, lightning, objects, ops, unstepped
+from gradfix.read import arguments, calls, lightning, objects, standing, unstepped
 from gradfix.read.apart import Margin, calls_only
 from gradfix.read.expressions import settled
 from gradfix.read.frames import Frame, Machine, Raised
@@ -459,20 +459,7 @@ def _enter_forward(m: Machine, cls: Value) -> None:
     module = _made(m, cls)
     if not isinstance(forward, Function) or not isinstance(module, Instance):
         return
-    result = calls.call(m, module, arguments.of_forward(m, forward), {})
+    standing.differentiated(m, module, arguments.of_forward(m, forward))
     if m.variant is None:
         for variant in arguments.otherwise(objects.lookup(cls, "__init__"), forward):
             m.open.add(variant)
-    roots = [ops.edge(m, t) for t in _tensors(m, result, 3) if ops.requires(m, t)]
-    if roots:
-        m.frame.node = None
-        backward.walk(m, roots, None, True, False, False)
-
-
-def _tensors(m: Machine, value: Value, depth: int) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value, *_tensors(m, m.records.get(value, {}), depth)]
-    if depth and isinstance(value, list | tuple | dict):
-        items = value.values() if isinstance(value, dict) else value
-        return [t for v in items for t in _tensors(m, v, depth - 1)]
-    return []

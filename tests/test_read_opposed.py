@@ -124,9 +124,20 @@ def test_two_terms_that_may_go_together(tmp_path: Path, critic: str, on_fake: st
     assert not told(tmp_path, losses, critic)
 
 
-def test_a_score_that_is_to_be_confused(tmp_path: Path, zygote: Zygote) -> None:
+def test_a_score_that_is_to_be_confused(tmp_path: Path) -> None:
     losses = "loss_d, loss_g = logits(D(fake), label), logits(D(fake), torch.zeros_like(label))"
-    assert not told(tmp_path, losses, "Critic()")
+    assert not told(tmp_path, losses, "Critic()")  # (a run tells of it)
+
+
+@pytest.mark.parametrize(
+    "more", ["", " + 1e-3 * D.first.weight.pow(2).sum()", " + 1e-3 * D.last.weight.abs().mean()"]
+)
+def test_a_label_that_is_soft(tmp_path: Path, more: str) -> None:
+    losses = "loss_d, loss_g = 0.7 * logits(D(fake), label), 0.3 * logits(D(fake), torch.zeros_like(label))"
+    assert not told(tmp_path, losses + more, "Critic()")
+    both = WHOLE.format(on_real="logits(D(real), label)", on_fake="0.9 * logits(D(fake), label)", fooled="{}")
+    smoothed = both.format("0.1 * logits(D(fake), torch.zeros_like(label))")
+    assert not told(tmp_path, smoothed + more, "Critic()")
 
 
 def test_gradients_that_nobody_steps_with(tmp_path: Path) -> None:

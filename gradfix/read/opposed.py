@@ -3,13 +3,13 @@ only rises, or only falls, and the score is the same function of the value in bo
 
 The recorder measures how the gradients of such terms lie (`gradfix.run.child.opposed`); their signs are known where the
 score goes through sums, means, known factors and functions that are monotone, or a known loss with one known target.
-A term of the other network alone (its score of real data) has to be there, too: the two of a domain that is to be
-confused are meant to pull apart.
+The other network's score of something else (of real data) has to be among the terms, too: the two of a domain that is
+to be confused are meant to pull apart, and so are those of a soft label.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from gradfix.dataclass import dataclass
@@ -19,7 +19,7 @@ from gradfix.read.values import Node, Tensor, Value
 
 MOST = 4  # terms that reach two networks
 SAMPLES = 4  # in a batch, as where it is measured
-UNLIKE = 10.0  # times as much weight: a regulariser
+UNLIKE = 5.0  # times as much weight: a regulariser, or a target that is smoothed
 FARTHEST = 24  # nodes between a term and its score
 RANDOM = ("dropout", "rrelu", "bernoulli", "normal", "uniform", "rand", "gumbel", "fractional", "poisson")
 _PASSED = {  # the same numbers, in another shape or type
@@ -66,8 +66,10 @@ def look(m: Machine, root: Node, nodes: list[Node], filled: list[Tensor]) -> Non
             if not _several(masks[one.number]):
                 break
             below = _below(two)
+            used = _used(below.values())
             for value in _meetings(one, masks):
-                alone = any(k and not k & masks[value.number] for k in (masks[u.number] for u, _ in every))
+                others = (u for u, _ in every if not masks[u.number] & masks[value.number])
+                alone = any(used & _used(_below(u).values()) for u in others)
                 if id(value) in below and alone and _many(value):
                     m.trace.opposed(s, t, value)
             break
@@ -265,14 +267,19 @@ def _equal(x: Value, mine: Sequence[Tensor], y: Value, others: Sequence[Tensor],
     return x is y or (isinstance(x, int | float | str) and type(x) is type(y) and bool(x == y))
 
 
-def _below(node: Node) -> set[int]:
-    found, pending = {id(node)}, [node]
+def _below(node: Node) -> dict[int, Node]:
+    found, pending = {id(node): node}, [node]
     while pending:
         for parent in pending.pop().parents:
             if isinstance(parent, Node) and id(parent) not in found:
-                found.add(id(parent))
+                found[id(parent)] = parent
                 pending.append(parent)
     return found
+
+
+def _used(nodes: Iterable[Node]) -> set[tuple[str, int]]:
+    """What these nodes do with which parameters."""
+    return {(n.op, id(p)) for n in nodes for p in n.parents if not isinstance(p, Node)}
 
 
 def _meetings(score: Node, masks: dict[int, int]) -> Iterator[Node]:

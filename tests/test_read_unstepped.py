@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from gradfix.check import check_text
 from gradfix.detect import detect
+from gradfix.examine import seen
 from gradfix.read import read
+from gradfix.read.kept import Kept
+from gradfix.result import Settings
 from gradfix.run import Run
 from gradfix.run.zygote import Zygote
+from gradfix.source import Source
 
 TEXT = """\
 import torch
@@ -128,3 +133,16 @@ def test_a_library_may_step_what_its_class_holds(tmp_path: Path) -> None:
 def test_a_file_that_is_not_read_may_step_it(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("def update(given): given.step()\n", encoding="utf-8")
     assert found(tmp_path, "if i > 90: update(late)", head="from helper import update") == []
+
+
+def test_a_step_that_is_written_meanwhile(tmp_path: Path) -> None:
+    """Also where nothing that runs comes to it."""
+    kept, path = Kept(seen), tmp_path / "train.py"
+    base = TEXT.format(head="", clear="second.zero_grad()", late=ADAM, step="pass")
+    more = "\n\ndef later(second):\n    {body}\n"
+    told = []
+    for body in ("pass", "second.step()", "return 1"):
+        text = base + more.format(body=body)
+        results = check_text(Source(path, text.encode(), text), Settings(repair=False), None, kept)
+        told.append([d.conflict.pattern for r in results for d in r.diagnoses])
+    assert told == [["never-stepped"], [], ["never-stepped"]]

@@ -89,7 +89,8 @@ def walk(
     program = _Program(path, unit, project, budget, frozenset(id(way.node) for way in ways), watch)
     keeper = _Keeper(unit, kept)
 
-    key = (wanted.main, tuple(way.key for way in joined), bool(separate))
+    stepping = unstepped.mentions(unit) if kept is not None else ()
+    key = (wanted.main, tuple(way.key for way in joined), bool(separate), stepping)
     together = margin.together([way.root for way in joined]) if kept is not None else frozenset()
     main = None
     for each in keeper.of(key, together, lambda: program.main(wanted, joined, bool(separate))):
@@ -99,7 +100,7 @@ def walk(
         if main is None or main.how != "finished":
             break
         run = partial(program.called, call, margin.needed(call), main.modes, wanted, keeper.steps)
-        for each in keeper.of(("__main__", main.modes), margin.needed(call), run, call):
+        for each in keeper.of(("__main__", main.modes, stepping), margin.needed(call), run, call):
             main = each
             yield each
     left = budget.entries - len(joined)

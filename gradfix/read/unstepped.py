@@ -74,6 +74,12 @@ def numbers(m: Machine) -> tuple[int, ...]:
     return tuple(o.extra["number"] for o in found if not _may_step(o.extra["held"], texts))
 
 
+def mentions(unit: Unit) -> tuple[str, ...]:
+    """The lines that may speak of a step, whether anything comes to them or not."""
+    lines = unit.text.split("\n")
+    return tuple(lines[n - 1].strip() for n in unit.lines_with(r"\bstep\b"))
+
+
 class _Text:
     """A file: what is asked for its ``step``, or given to one; what every name and attribute is bound to."""
 

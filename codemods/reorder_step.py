@@ -34,7 +34,8 @@ class ReorderStep(Codemod):
     Why: a step uses what is in `.grad`. Where `zero_grad()` stands between `backward()` and `step()`, or
     `step()` before `backward()` and behind `zero_grad()`, there is nothing in it, and the training stands
     still without a word. Where several passes are gathered for one step (`if i % n == 0: optimizer.step()`) and each
-    clears what the last has computed, the clearing belongs behind the step.
+    clears what the last has computed, the clearing belongs behind the step; where each of several losses has a model
+    of its own and one optimizer has them all, one clearing before the first is enough.
 
     When not: never known to be meant.
     """
@@ -73,6 +74,9 @@ for x in torch.randn(3, 4, 3):
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         if conflict.pattern == "cleared-between":
             yield from _gathered(conflict, project)
+            return
+        if conflict.pattern == "cleared-apart":
+            yield from _once(conflict, project)
             return
         step, zero, backward = (conflict.label(role) for role in ("step", "zero", "needed"))
         if conflict.pattern != "cleared-before-step" or step is None or zero is None or backward is None:
@@ -130,6 +134,31 @@ def _gathered(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     words = Effect("adds-gradient", "each step uses the gradients of all the passes since the last")
     edits = (*take_away(cleared, view), put_after(units(own)[last], lifted(cleared)))
     yield Proposal("gather the gradients: clear them after the step", words, {view.path: edits})
+
+
+def _once(conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """Where several losses are for one step and each is preceded by a clearing, the first clearing is enough."""
+    step, zero, backward = (conflict.label(role) for role in ("step", "zero", "needed"))
+    stacks = [x.stack for x in (zero, backward, step) if x is not None]
+    depth = meeting(*stacks) if len(stacks) == 3 else -1
+    found = [f for s in stacks if (f := frame(project, s, depth)) is not None]
+    if len(found) < 3 or any(f[0] is not found[0][0] for f in found):
+        return
+    view, nodes = found[0][0], [f[1] for f in found]
+    block = common_block(view, *nodes)
+    at = [unit_in(view, block, n) for n in nodes] if block is not None else []
+    if block is None or None in at:
+        return
+    cleared, needed, stepped = (i for i in at if i is not None)
+    clearing = units(block)[cleared]
+    if not needed < cleared < stepped or not calls(clearing.node, ("zero_grad",)):
+        return
+    words = Effect("adds-gradient", "each step uses the gradients of all the losses before it")
+    yield Proposal(
+        "clear the gradients once for all the losses",
+        words,
+        {view.path: take_away(clearing, view, comments=True)},
+    )
 
 
 def _counts(view: View, test: cst.BaseExpression, block: cst.CSTNode) -> bool:

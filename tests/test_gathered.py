@@ -17,6 +17,7 @@ torch.manual_seed(0)
 net, other = torch.nn.Linear(3, 1), torch.nn.Linear(1, 1)
 optimizer = torch.optim.{optimizer}(net.parameters(), lr=0.1)
 second = torch.optim.SGD(other.parameters(), lr=0.1)
+both = torch.optim.Adam([*net.parameters(), *other.parameters()], lr=0.1)
 def loss_of():
     return net(torch.randn(4, 3)).pow(2).mean()
 for i in range(24):
@@ -40,6 +41,20 @@ def test_a_clearing_in_every_pass(tmp_path: Path, zygote: Zygote) -> None:
     """
     (said,) = found(tmp_path, zygote, body)
     assert said.startswith("18 of 24 passes of ")
+
+
+def test_a_clearing_before_each_loss(tmp_path: Path, zygote: Zygote) -> None:
+    """Each loss has a model of its own, and the optimizer has both."""
+    body = """
+    both.zero_grad(set_to_none={none})
+    other(torch.randn(4, 1)).pow(2).mean().backward()
+    both.zero_grad(set_to_none={none})
+    loss_of().backward()
+    both.step()
+    """
+    for none in (True, False):
+        (said,) = found(tmp_path, zygote, body.format(none=none))
+        assert said.startswith("`other.weight` and `other.bias` of `both` are never trained"), said
 
 
 SOUND = {
@@ -67,6 +82,43 @@ SOUND = {
             loss_of().backward()
             size = net.weight.grad.norm()
         optimizer.step()
+    """,
+    "a part is left as it is": """
+        optimizer.zero_grad()
+        (net(torch.randn(4, 3)) - 1).pow(2).mean().backward()
+        net.bias.grad = None
+        optimizer.step()
+    """,
+    "two losses of one model": """
+        both.zero_grad()
+        other(net(torch.randn(4, 3))).mean().backward()
+        both.zero_grad()
+        (other(net(torch.randn(4, 3))) - 1).pow(2).mean().backward()
+        both.step()
+    """,
+    "the other is stepped before": """
+        both.zero_grad()
+        other(torch.randn(4, 1)).pow(2).mean().backward()
+        second.step()
+        both.zero_grad()
+        loss_of().backward()
+        both.step()
+    """,
+    "seen to now and then": """
+        both.zero_grad()
+        other(torch.randn(4, 1)).pow(2).mean().backward()
+        if i % 2:
+            both.zero_grad()
+        loss_of().backward()
+        both.step()
+    """,
+    "the norm of the other's": """
+        both.zero_grad()
+        other(torch.randn(4, 1)).pow(2).mean().backward()
+        size = other.weight.grad.norm()
+        both.zero_grad()
+        loss_of().backward()
+        both.step()
     """,
     "a loss of the other's": """
         second.zero_grad()

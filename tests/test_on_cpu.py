@@ -134,3 +134,39 @@ def test_a_leaf_that_is_moved_is_none(run: Callable[..., Outcome], project: Path
     assert outcome.failure is not None
     assert "non-leaf" in outcome.failure.message
     assert [c.kind for c in detect(outcome.tape)] == ["missing-grad"]
+
+
+def test_streams_numbers_and_assertions(run: Callable[..., Outcome]) -> None:
+    """A prefetcher's side stream, devices by their number, and a script that will not go on without."""
+    outcome = run("""
+        import torch
+        from torch import nn
+        assert torch.cuda.is_available(), "a GPU is needed"
+        stream, done = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True)
+        net = nn.DataParallel(nn.Linear(2, 1).to(0), [0])
+        with torch.cuda.stream(stream):
+            x = torch.ones(3, 2).cuda(non_blocking=True)
+            x.record_stream(torch.cuda.current_stream())
+            done.record(stream)
+        torch.cuda.current_stream().wait_stream(stream)
+        done.synchronize()
+        y = torch.ones(3, 2).to(0)
+        assert y.to(0) is y and torch.zeros(2, device=0).cuda().sum() == 0
+        print(tuple(net(x + y).shape), done.query(), torch.cuda.is_available())
+    """)
+    assert outcome.failure is None, outcome.failure
+    assert outcome.stdout == "(3, 1) True False\n"
+    assert ON_CPU in outcome.missed
+
+
+def test_whole_numbers_on_a_gpu(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        """
+        import torch
+        net = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Sigmoid()).cuda()
+        label = torch.full((4,), 1).cuda()
+        torch.nn.BCELoss()(net(torch.randn(4, 3).cuda()).view(-1), label).backward()
+    """,
+        record=True,
+    )
+    assert [(c.kind, c.pattern) for c in detect(outcome.tape)] == [("legacy-api", "filled")]

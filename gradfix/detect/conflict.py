@@ -159,6 +159,7 @@ PATTERNS = {
         "never-cleared-leaf": "a tensor is updated by hand with its .grad, which nothing clears between",
         "cleared-before-step": "zero_grad() between backward() and step()",
         "cleared-between": "several passes for one step, each cleared before the next",
+        "cleared-apart": "losses of several models for one step, the gradients of all cleared before each",
         "never-stepped": "gradients computed and cleared in every pass, of an optimizer that no call steps",
     },
     "stray-optimizer": {

@@ -132,7 +132,7 @@ def _bootstrap(graph: Graph, record: Record, owned: int) -> Record | None:
         # both sides are outputs of the same model, by two passes of their own
         if not reach or reach != graph.reach_mask(prediction) & owned or node not in graph.records:
             continue
-        if _shares(graph, node, prediction):
+        if _shares(graph, node, prediction) or _made_alike(graph, total, prediction):
             continue
         return graph.records[node]
     return None
@@ -155,6 +155,13 @@ def _return(graph: Graph, record: Record, owned: int) -> Record | None:
 def _shares(graph: Graph, a: int, b: int) -> bool:
     """Whether the two nodes have a node in common below them."""
     return bool(graph.below(a) & graph.below(b))
+
+
+def _made_alike(graph: Graph, total: Record, prediction: int) -> bool:
+    """Whether the prediction comes of the same sum: what the model itself ends in (a residual, a scaled mean), of which
+    neither is the target."""
+    at = total.stack[-1:]
+    return any(graph.records[n].stack[-1:] == at for n in graph.below(prediction) if n in graph.records)
 
 
 def _bootstrapped(

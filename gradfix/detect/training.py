@@ -23,6 +23,7 @@ from gradfix.detect.parameters import (
     bypassed,
     converted,
     dead_parameters,
+    names_of,
     rewrapped,
     withheld,
 )
@@ -74,6 +75,7 @@ def unreset(graph: Graph) -> Found:
             yield from _cleared_early(graph, number, optimizer, steps, between)
         else:
             yield from _cleared_between(graph, number, steps, between)
+            yield from _cleared_apart(graph, number, steps, between)
 
 
 def _managed(events: tuple[Leaf, ...]) -> bool:
@@ -220,6 +222,71 @@ def _thrown_away(graph: Graph, events: tuple[Leaf, ...], step: Step) -> list[tup
         if not any(backward.time < time < zero.time for time in looks):
             found.append((backward, zero))
     return found
+
+
+def _cleared_apart(graph: Graph, number: int, steps: list[Step], between: list[tuple[Leaf, ...]]) -> Found:
+    """Losses for one step, each of models of its own, and the optimizer clears all before each of them: the step has
+    the gradients of the last loss alone, and the models of the others are never trained."""
+    if not all(between):
+        return
+    lost: dict[int, tuple[Backward, Zero]] = {}
+    for step, events in zip(steps, between, strict=True):
+        gone = _gone(graph, number, step, events)
+        lost = {s: at for s, at in gone.items() if step is steps[0] or s in lost}
+        if not lost:
+            return
+    backward, zero = max(lost.values(), key=lambda at: at[0].time)
+    last = next(e for e in reversed(between[-1]) if isinstance(e, Backward))
+    if graph.stack_number(backward.stack) == graph.stack_number(last.stack):
+        return  # one backward in a loop over models: which of them is whose is not said
+    name = optimizer_words(graph, number)
+    yield (
+        ("cleared-apart", number),
+        backward,
+        make(
+            "unreset-grad",
+            "cleared-apart",
+            f"{names_of(graph, lost)} of {name} are never trained: {wording.at('zero', zero.stack)} clears the "
+            f"gradients of {wording.at('needed', backward.stack)} in every pass before the step",
+            [
+                ("needed", backward.stack, "computes their gradients"),
+                ("zero", zero.stack, "clears them"),
+                ("other", last.stack, "fills others alone"),
+                ("step", steps[-1].stack, "steps without them"),
+            ],
+            "zero",
+            backward=backward,
+            earlier=last,
+            event=zero,
+        ),
+    )
+
+
+def _gone(
+    graph: Graph, number: int, step: Step, events: tuple[Leaf, ...]
+) -> dict[int, tuple[Backward, Zero]]:
+    """The parameters whose gradients the optimizer's own zero_grad() has cleared before its `step`, and nothing filled
+    again; with the backward and what cleared. None, where there is nothing to step with, or where the gradients
+    were looked at or another optimizer stepped."""
+    own = {s for s, owners in graph.owners.items() if {n for n in owners if graph.steps_of(n)} == {number}}
+    filled: dict[int, Backward] = {}
+    gone: dict[int, tuple[Backward, Zero]] = {}
+    for event in events:
+        if isinstance(event, Backward):
+            for ref in event.accumulates:
+                if ref.storage in own:
+                    filled[ref.storage] = event
+                    gone.pop(ref.storage, None)
+        elif isinstance(event, Zero):
+            for ref in event.refs:
+                backward = filled.pop(ref.storage, None)
+                if backward is not None and event.optimizer == number:
+                    gone[ref.storage] = backward, event
+    if not filled or not gone:
+        return {}
+    begin, end = min(b.time for b, _ in gone.values()), max(z.time for _, z in gone.values())
+    looks = (e.time for e in graph.tape.events if isinstance(e, GradUse | GradWrite | Step) and e is not step)
+    return {} if any(begin < time < end for time in looks) else gone
 
 
 def left_over(graph: Graph) -> Found:

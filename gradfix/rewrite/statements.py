@@ -446,7 +446,8 @@ def _with_above(node: cst.CSTNode, above: Sequence[cst.EmptyLine]) -> cst.CSTNod
         return node  # taken away itself
     own = list(node.leading_lines)
     if own and not own[0].comment:
-        above = [x for x in above if x.comment]  # there is a blank line already
+        while above and not above[-1].comment:
+            above = above[:-1]  # there is a blank line already
     return node.with_changes(leading_lines=[*above, *own])
 
 

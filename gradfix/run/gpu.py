@@ -11,9 +11,14 @@ _LACKS = re.compile(
     r"(Torch not|PyTorch was) compiled with(out)? CUDA|Found no NVIDIA driver|No CUDA GPUs are available"
     r"|torch\.cuda\.is_available\(\) is False|type torch\.cuda\.\w+ not available|NVIDIA driver on your system is too"
     r"|has no attribute '_cuda_\w+'|Cannot access accelerator device when none is available"
+    r"|torch\.cuda\.\w+ requires CUDA support"
 )
+_ASSERTS = re.compile(r"^ *assert\b.*\bcuda\.is_available\(\)", re.MULTILINE)
 
 
 def lacks(failure: Failure | None) -> bool:
     """Whether a run failed for want of a GPU."""
-    return failure is not None and _LACKS.search(failure.message) is not None
+    if failure is None:
+        return False
+    asserted = failure.type == "AssertionError" and _ASSERTS.search(failure.traceback) is not None
+    return asserted or _LACKS.search(failure.message) is not None

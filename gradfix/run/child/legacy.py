@@ -49,6 +49,8 @@ class Legacy:
     def filled(self, made: Any, dtype: Any, frame: Any) -> None:
         """``torch.full(size, 1)`` was of floats before PyTorch 1.7."""
         if dtype is None and made.dtype in (torch.int64, torch.bool):
+            while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+                frame = frame.f_back  # of a mode between the script and the recorder's: on_cpu.py
             self._emit("filled", frame, made)
 
     def _wrapping(self, plain: Any) -> Any:

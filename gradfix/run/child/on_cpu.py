@@ -45,8 +45,8 @@ def stand_in() -> None:
         setattr(cuda, name, lambda device=None: _Stream())
     cuda.stream = cuda.StreamContext = lambda stream: stream or _Stream()
     cuda.set_stream = lambda stream: None
-    torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign]
-    nn: Any = torch._C._nn  # type: ignore[attr-defined]
+    torch.Tensor.record_stream = lambda self, stream: None  # type: ignore
+    nn: Any = torch._C._nn
     nn._parse_to = _numbered(nn._parse_to)  # what Module.to() asks
     for name in ("_exchange_device", "_maybe_exchange_device"):
         setattr(cuda, name, lambda device: -1)

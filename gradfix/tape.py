@@ -207,6 +207,16 @@ class Off(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Frozen(Event):
+    """These leaves have required no gradient since the call at `stack`, which turned theirs off: told once, at the
+    Backward without a graph that comes next, or at the Step that finds them without a gradient. `until` is the time
+    when they were made to require one again, if they were by then."""
+
+    refs: tuple[Ref, ...]
+    until: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Added(Event):
     """What has no graph was added to a tensor that has one: `ref` is the term, `node` the sum's node. It is made of
     gradients that have none (``autograd.grad`` without ``create_graph``), or of what was cut off the node `cut`. For a
@@ -384,6 +394,7 @@ AnyEvent = (
     | GradWrite
     | Cut
     | Off
+    | Frozen
     | Added
     | Fed
     | Mode
@@ -412,6 +423,7 @@ EVENTS: dict[str, type[Event]] = {
         GradWrite,
         Cut,
         Off,
+        Frozen,
         Added,
         Fed,
         Mode,

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
+from gradfix.detect.frozen import frozen_in_every_pass, frozen_since
 from gradfix.detect.refused import CUT_WORDS, NO_GRAPH
 from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Cut, GradUse, Mutate, Record, Ref, Stack, Step
@@ -52,13 +53,16 @@ def dead_parameters(graph: Graph) -> Found:
         steps = graph.steps_of(number)
         if len(steps) < 2 or any(s.refs for s in steps) or any(r.storage in filled for r in optimizer.refs):
             continue
+        if (frozen := frozen_in_every_pass(graph, number)) is not None:
+            yield ("dead", number), steps[0], frozen
+            continue
         mine = graph.owned_mask([number])
         first = steps[0]
         earlier = [b for b in graph.backwards if b.time < first.time]
         before = max((b.time for b in earlier), default=first.time)
         leading = [b for b in graph.backwards if any(graph.reach_mask(root) & mine for root in b.roots)]
         if any(b.time < first.time for b in leading):
-            yield from _frozen(graph, number, leading)
+            yield from frozen_since(graph, number, leading)
             continue
         cut = next(
             (
@@ -94,33 +98,6 @@ def dead_parameters(graph: Graph) -> Found:
                 event=cut,
             ),
         )
-
-
-def _frozen(graph: Graph, number: int, leading: list[Backward]) -> Found:
-    """The graph of backwards does lead to them, and they take no gradient: they were frozen since. Where nothing at all
-    takes one, before every step, that is not to keep them from what is meant for others."""
-    steps = graph.steps_of(number)
-    idle = [b for b in leading if not b.accumulates and not b.inputs and not b.refused]
-    times = [0, *(s.time for s in steps)]
-    if not all(any(t < b.time < s.time for b in idle) for t, s in zip(times, steps, strict=False)):
-        return
-    yield (
-        ("dead", number),
-        steps[0],
-        make(
-            "cut-graph",
-            "frozen",
-            f"no parameter of {optimizer_words(graph, number)} ever gets a gradient: "
-            f"{wording.at('needed', idle[0].stack)} leads to them, but they were frozen since the forward",
-            [
-                ("needed", idle[0].stack, "fills no gradient: nothing that it leads to requires one by now"),
-                ("step", steps[0].stack, "steps without a single gradient"),
-            ],
-            "needed",
-            backward=idle[0],
-            event=steps[0],
-        ),
-    )
 
 
 def _leads_to(graph: Graph, cut: Cut, backwards: list[Backward]) -> bool:

@@ -8,9 +8,22 @@ from collections.abc import Hashable, Iterable
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
+from gradfix.detect.frozen import frozen_before
 from gradfix.detect.legacy import removed
 from gradfix.graph import Graph
-from gradfix.tape import Backward, Cut, Failure, GradRead, Mutate, Off, Optimizer, Record, Stack, ViewUse
+from gradfix.tape import (
+    Backward,
+    Cut,
+    Failure,
+    Frozen,
+    GradRead,
+    Mutate,
+    Off,
+    Optimizer,
+    Record,
+    Stack,
+    ViewUse,
+)
 
 NO_GRAPH = "does not require grad"
 
@@ -117,13 +130,19 @@ def refusals(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     found = Findings()
     cuts: list[Cut] = []
     off: Off | None = None
+    frozen: list[Frozen] = []
     for event in graph.tape.events:
         if isinstance(event, Cut):
             cuts.append(event)
         elif isinstance(event, Off):
             off = event
+        elif isinstance(event, Frozen):
+            frozen.append(event)
         elif isinstance(event, Backward) and NO_GRAPH in event.refused:
-            without = _turned_off(event, off) if off is not None else _no_graph(graph, event, cuts)
+            if off is not None:
+                without = _turned_off(event, off)
+            else:
+                without = frozen_before(graph, event, frozen) or _no_graph(graph, event, cuts)
             found.add(("no-graph", event.stack), event.time, without)
             off = None
         elif isinstance(event, GradRead):

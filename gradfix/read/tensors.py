@@ -219,10 +219,12 @@ def _requires_grad_(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[
 
 def set_requires(m: Machine, tensor: Tensor, value: Value) -> None:
     """``tensor.requires_grad = value``."""
+    before = tensor.requires
     if isinstance(value, Unknown) or (m.doubts and tensor.parameter and value is False):
         tensor.requires = None  # that it was frozen is not known
     elif tensor.node is None:
         tensor.requires = bool(value)
+    m.trace.set_requires(tensor, before)
 
 
 def _retain(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import cast
 
-from gradfix.read.values import Node, Saved, Shape, Storage, Tensor
+from gradfix.read.values import Node, Saved, Shape, Storage, Tensor, Truth
 from gradfix.tape import (
     Added,
     AnyEvent,
@@ -15,6 +15,7 @@ from gradfix.tape import (
     Cut,
     Fed,
     Free,
+    Frozen,
     GradRead,
     GradUse,
     GradWrite,
@@ -75,6 +76,8 @@ class Trace:
         self.assigned = False  # a tensor was given a gradient by hand
         self.stepping: int | None = None  # the optimizer whose step() runs
         self._held: list[Callable[[int], AnyEvent]] = []
+        # by id, leaves that were frozen: the tensor, where (until that is told), when that was taken back
+        self._frozen: dict[int, tuple[Tensor, Stack, int | None]] = {}
         self._leaves: dict[int, tuple[int, Tensor]] = {}  # whose gradient was read: the number of each, by id
 
     def following(self) -> Trace:
@@ -82,6 +85,7 @@ class Trace:
         other = Trace(self._stack, self._sure, self._most)
         other.storages, other._time, other._nodes = self.storages, self._time, self._nodes
         other.guessed, other.optimizer_names = self.guessed, self.optimizer_names
+        other._frozen = self._frozen
         other._end = self._time + self._most
         other.events += [e for e in self.events if isinstance(e, Optimizer)]
         return other
@@ -276,6 +280,7 @@ class Trace:
 
     def stepped(self, number: int, having: list[Tensor], without: list[Tensor], vague: list[Tensor]) -> None:
         refs = tuple(self.ref(t) for t in having + vague)
+        self.frozen(without)
         if vague:  # whatever filled them, the text doesn't show it
             self.add(GradWrite(self.tick(), self._stack(), tuple(self.ref(t) for t in vague)))
         self.add(Step(self.tick(), self._stack(), number, refs, tuple(self.ref(t) for t in without)))
@@ -284,12 +289,36 @@ class Trace:
         """Two terms of the loss that was just differentiated pull `value` opposite ways."""
         self.add(Terms(self.tick(), self._stack(), (one.number, other.number), value.number))
 
+    def set_requires(self, tensor: Tensor, before: Truth) -> None:
+        """The program has set its requires_grad."""
+        key = id(tensor)
+        if tensor.requires is None:
+            self._frozen.pop(key, None)
+        elif not tensor.requires and before:
+            self._frozen[key] = (tensor, self._stack(), None)
+        elif tensor.requires and key in self._frozen and self._frozen[key][2] is None:
+            self._frozen[key] = (*self._frozen[key][:2], self.tick())
+
+    def frozen(self, among: Iterable[Tensor] | None = None) -> None:
+        """Tell, once, who froze the leaves `among` (all that are frozen still)."""
+        found: dict[tuple[Stack, int | None], list[Ref]] = {}
+        for key in [*self._frozen] if among is None else list(map(id, among)):
+            if key not in self._frozen:
+                continue
+            tensor, stack, until = self._frozen[key]
+            if stack and (among is not None or until is None):
+                self._frozen[key] = (tensor, (), until)
+                found.setdefault((stack, until), []).append(self.ref(tensor))
+        for (stack, until), refs in found.items():
+            self.add(Frozen(self.tick(), stack, tuple(refs), until))
+
     def off(self, stack: Stack) -> None:
         """Gradients are off since the call at `stack`."""
         self.add(Off(self.tick(), stack))
 
     def no_graph(self, root: Tensor, retain: bool, create: bool, inputs: bool) -> None:
         roots = (~root.storage.number,)
+        self.frozen()
         time = self.tick()
         if self.guessed:  # the other branch may be where the graph comes from
             self.likely.add(time)

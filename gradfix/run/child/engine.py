@@ -197,6 +197,7 @@ class Engine:
         root = outputs[index]
         storage = r.storages.of(root)
         r.grad_mode.met()
+        r.frozen.met()
         r.tape.event(
             "Backward", r.clock.tick(), stack, roots=[~storage.number], nodes=[], refused=message, **fields
         )

@@ -315,7 +315,9 @@ class Optimizers:
         if all(had):
             fields["refs"] = r.leaves.refs(params)
         else:
-            fields["without"] = r.leaves.refs(p for h, p in zip(had, params) if not h)  # noqa: B905 (Python 3.9)
+            without = [p for h, p in zip(had, params) if not h]  # noqa: B905 (Python 3.9)
+            r.frozen.met(without)
+            fields["without"] = r.leaves.refs(without)
             fields["refs"] = r.leaves.refs(p for h, p in zip(had, params) if h)  # noqa: B905 (Python 3.9)
         r.kept.stepped = r.clock.now
         if full:

@@ -29,6 +29,7 @@ from .constants import Constants
 from .custom import Custom
 from .elsewhere import Processes, Threads
 from .engine import FREED, Engine
+from .frozen import Frozen
 from .gradients import FULL, Gradients
 from .gradmode import GradMode
 from .kept import Kept
@@ -89,6 +90,7 @@ class Recorder:
         self.gradients = Gradients(self)
         self.regions = Regions(self)
         self.grad_mode = GradMode(self)
+        self.frozen = Frozen(self)
         self.legacy = Legacy(self)
         self.kept = Kept(self)
         self.alike = Alike(self)

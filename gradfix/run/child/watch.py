@@ -119,6 +119,8 @@ class Watch(TorchFunctionMode):
             return made
         if kind == "split":
             return self._split(func, args, kwargs or {})
+        if kind == "freeze":
+            return r.frozen.set(func, args, kwargs or {}, _getframe(1))
         if kind in ("write", "may-write"):
             return self._write(func, args, kwargs or {}, found[1](args, kwargs or {}))
         if kind == "cut":

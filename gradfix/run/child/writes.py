@@ -17,7 +17,6 @@ import torch
 Find = Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]
 
 _NO_WRITE = {
-    "requires_grad_",
     "rename_",
     "share_memory_",
     "retain_grad",
@@ -75,13 +74,17 @@ def is_view_refusal(message: str) -> bool:
 def classify(func: Any) -> tuple[str, Any]:
     """(kind, detail): ``op`` nothing special (with its arithmetic); ``write`` with a function that finds the written
     tensors (``may-write``: if any); ``cut`` with its how; ``get-data``, ``set-data``, ``get-grad``, ``set-grad``;
-    ``full`` torch.full; ``run`` what runs a backward."""
+    ``freeze`` what sets ``requires_grad``; ``full`` torch.full; ``run`` what runs a backward."""
     name = getattr(func, "__name__", "") or ""
     if name in ("__get__", "__set__", "__delete__"):
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        if attribute == "requires_grad" and name == "__set__":
+            return "freeze", None
         if attribute in ("data", "grad"):
             return {"__get__": "get-", "__set__": "set-", "__delete__": "set-"}[name] + attribute, None
         return "op", None
+    if name == "requires_grad_":
+        return "freeze", None
     if name in _RUNS_BACKWARD and isinstance(func, FunctionType):
         return "run", None
     if name == "full":

@@ -123,7 +123,7 @@ PATTERNS = {
         "turned-off": "the loss has no grad_fn, since a call turned gradients off for good",
         "dead-parameter": "no loss reaches an optimizer's parameters",
         "zero-derivative": "every loss knows some of an optimizer's parameters through sign(), round(), ... alone",
-        "frozen": "an optimizer's parameters were frozen between every forward and its backward",
+        "frozen": "parameters were frozen where a gradient was meant for them",
         "partly": "all that is made of some of an optimizer's parameters ends in a cut",
         "rewrapped": "a gradient arrives at a leaf made of a cut value, and is never passed on to the graph "
         "behind it",

@@ -422,6 +422,8 @@ def _holder(view: View, top: cst.BaseExpression) -> str | cst.BaseExpression:
         above = view.parents.get(listed)
     if isinstance(above, cst.Assign) and len(above.targets) == 1:
         return dotted(above.targets[0].target)
+    if isinstance(above, cst.AugAssign):
+        return dotted(above.target)
     return ""
 
 

@@ -105,12 +105,17 @@ for z in torch.randn(4, 5, 2):
         if start in ran:
             return  # the statement does more than to freeze
         body = units(block)
-        others = start > end or any(start < n < end for n in ran if n is not None)
+        between = [n for n in ran if n is not None and start < n < end]
+        others = start > end or bool(between)
         thawing = _thawing(body[start])
         uses = [n for n in here.uses(event, backward) if (start if start < end else -1) < n <= end]
-        if thawing is not None and (uses or start > end):
+        if thawing is not None and (uses or others):
             at = min(uses, default=end)
-            while at > 0 and at - 1 != start and _clears(body[at - 1]):
+            if between and not uses:  # behind the pass that it was frozen for
+                at = max(between) + 1
+                while at < end and _calls(body[at], "step"):
+                    at += 1
+            while at > 0 and at - 1 != start and _calls(body[at - 1], "zero_grad"):
                 at -= 1
             summary = f"before the forward: `{' '.join(view.code(thawing).split())}`"
             thaw = put_before(body[at], _line(thawing))
@@ -144,9 +149,9 @@ class Here:
         return {n for n in found if n is not None}
 
 
-def _clears(unit: Unit) -> bool:
+def _calls(unit: Unit, method: str) -> bool:
     call = unit.node.value if isinstance(unit.node, cst.Expr) else None
-    return isinstance(call, cst.Call) and function_of(call) == "zero_grad"
+    return isinstance(call, cst.Call) and function_of(call) == method
 
 
 def _thawing(unit: Unit) -> cst.CSTNode | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradfix.detect import detect
-from gradfix.read import read
+from gradfix.read import might_matter, read
 
 MODULE = """\
 import torch
@@ -110,3 +110,20 @@ def test_a_graph_that_a_module_was_made_with(tmp_path: Path, parts: dict[str, st
         (c.kind, c.at.line, r.evidence(c)) for r in readings for c in detect(r.tape) if c.severity == "error"
     }
     assert found == ({("freed-graph", 8, "likely")} if told else set())
+
+
+@pytest.mark.parametrize(
+    ("made", "matters"),
+    [
+        ("nn.Parameter(torch.ones(3)).exp()", True),
+        ("nn.Parameter(torch.ones(3, 4).view(2, 6)) * 0.1", True),
+        ("nn.Parameter(torch.ones(3).exp())", False),
+        ("nn.Parameter(torch.ones(3)).to(device)", False),
+    ],
+)
+def test_a_file_is_read_for_what_stands_on_a_parameter(made: str, matters: bool) -> None:
+    text = "import torch\nfrom torch import nn\nclass Mine(nn.Module):\n    def __init__(self):\n"
+    text += (
+        f"        super().__init__()\n        self.w = {made}\n    def forward(self, x): return x * self.w\n"
+    )
+    assert might_matter(text.encode()) is matters

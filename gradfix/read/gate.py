@@ -100,6 +100,9 @@ _WRITES = _Any(
     *(_whole(w) + _OPENS + rb"[^)]*\bTrue\b" for w in _FLAGGED),
     _whole(b"Dropout") + rb"\w*" + _OPENS + rb"[^)]*\bTrue\b",
 )  # fmt: skip
+_PARAMETER = re.compile(rb"Parameter\s*\(")
+_PARENTHESIS = re.compile(rb"[()]")
+_GOES_ON = re.compile(rb"[ \t]*(?:[-+*/@](?!=)|\.(?!requires_grad|to\b|cuda\b|data\b))")
 _ITEM = re.compile(rb"\]\s*=(?!=)")
 _TYPED = re.compile(rb"[ \t]*(?:\**[\w.]+[ \t]*:|(?:async[ \t]+)?def\b)")
 _CALLED = re.compile(rb"\(\s*(_\w+)")  # read backwards, where a parenthesis is what to look for
@@ -176,8 +179,21 @@ def is_module(raw: bytes) -> bool:
 
 
 def writes(raw: bytes) -> bool:
-    """Whether something in `raw` may write into a tensor."""
-    return _WRITES.within(raw) or _item(raw) or in_place(raw)
+    """Whether something in `raw` may write into a tensor, or free what is not made again."""
+    return _WRITES.within(raw) or _item(raw) or in_place(raw) or _standing(raw)
+
+
+def _standing(raw: bytes) -> bool:
+    """Whether something is made of a parameter where that is made: ``nn.Parameter(…).exp()``."""
+    for found in _PARAMETER.finditer(raw):
+        depth = 1
+        for each in _PARENTHESIS.finditer(raw, found.end(), found.end() + 400):
+            depth += 1 if each[0] == b"(" else -1
+            if depth == 0:
+                if _GOES_ON.match(raw, each.end()):
+                    return True
+                break
+    return False
 
 
 def _item(raw: bytes) -> bool:

@@ -138,7 +138,7 @@ class Conversation:
         if why == "timeout":
             return "timeout", f"the run was not over after {self.run.timeout:g} s."
         if end is not None and end["how"] == "timeout":
-            return "timeout", f"the run was not over after {self.run.timeout:g} s."
+            return "timeout", str(end.get("detail") or f"the run was not over after {self.run.timeout:g} s.")
         if end is not None:
             if speech.memory is not None and end.get("how") == "failed":
                 return "memory", f"the run used up the memory it may have. {speech.memory}".rstrip()

@@ -15,6 +15,7 @@ from typing import Any
 HIGH = 400  # descriptors below are what scripts dup and close by number
 _BATCH = 200
 _SECONDS = 0.2
+_ENOUGH = 1 << 28  # bytes, of the twice as many that the host takes
 
 
 class Channel:
@@ -22,7 +23,7 @@ class Channel:
 
     A descriptor number is all a process holds, and the script may close it and get the number back for a file
     of its own: before each write the descriptor is compared with the one that was opened. `closed` says that
-    it is lost.
+    it is lost. `enough` is called once, where so much was sent that the run had better end with it.
     """
 
     def __init__(self, fd: int, tag: str) -> None:
@@ -36,6 +37,8 @@ class Channel:
         self.busy = False
         self.closed = False
         self.after_write: Callable[[], None] | None = None
+        self.sent = 0
+        self.enough: Callable[[], None] | None = None
 
     def __call__(self, obj: dict[str, Any]) -> None:
         kind = "x" if "x" in obj else "m" if "m" in obj else "t"
@@ -56,6 +59,9 @@ class Channel:
             self.busy = False
         if self.after_write is not None:
             self.after_write()
+        if self.enough is not None and self.sent > _ENOUGH:
+            enough, self.enough = self.enough, None
+            enough()
 
     def _write(self) -> None:
         lines, self.lines = self.lines, []
@@ -66,6 +72,7 @@ class Channel:
             self.closed = True
             return
         data = memoryview("".join(lines).encode("ascii"))
+        self.sent += len(data)
         while data:
             try:
                 data = data[os.write(self.fd, data) :]

@@ -93,6 +93,7 @@ class _Execution:
         threading.excepthook = self._thread_failed
         importlib.import_module(PACKAGE + ".seeds").seed_everything(request.get("seed", 0))
         importlib.import_module(PACKAGE + ".windows").none()
+        self.emit.enough = self._said_enough
         if request.get("one_thread", True):
             _one_thread()
         candidates.serve(request.get("files") or {})
@@ -215,6 +216,10 @@ class _Execution:
 
     def _steps_are_done(self) -> None:
         self._end("steps", None, 0)
+
+    def _said_enough(self) -> None:
+        """More would not fit where it is read: what there is tells as much as of a run whose time was up."""
+        self._end("timeout", None, 0, "the run had said so much about itself that it was ended.")
 
     def _time_is_up(self, *_: Any) -> None:
         """The warning of keeper or clock: what is held goes out now or never (in the middle of a write: after it)."""

@@ -544,3 +544,63 @@ def test_what_is_taken_into_a_dictionary_is_not_nothing(tmp_path):
     assert kinds(tmp_path, text.replace("FIRST", "lambda x: x")) == []
     assert kinds(tmp_path, text.replace("FIRST", "Net()")) == []
     assert kinds(tmp_path, text.replace("FIRST", "nn.ReLU()")) == [("certain", "cut-graph")]
+
+
+def test_one_size_that_is_not_known_may_be_all_of_them(tmp_path):
+    text = """
+    class Tags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Parameter(torch.empty(4))
+        def forward(self, x, mask=None):
+            mask = x.new_ones(SIZES)
+            ends = mask.long().sum(dim=0) - 1
+            score = self.first + x[0]
+            return score, [[score[i][:ends[i]], ends[i].item()] for i in range(3)]
+    """
+    assert kinds(tmp_path, text.replace("SIZES", "x.shape[:2]")) == []
+    assert kinds(tmp_path, text.replace("SIZES", "4")) == [("certain", "legacy-api")]
+
+
+def test_a_closure_is_called_with_gradients_on(tmp_path):
+    text = """
+    net = nn.Linear(2, 1)
+    opt = torch.optim.LBFGS(net.parameters())
+    def closure():
+        opt.zero_grad()
+        loss = net(torch.ones(4, 2)).mean()
+        loss.backward()
+        return loss
+    with torch.no_grad():
+        opt.step(closure)
+        {}
+    """
+    assert kinds(tmp_path, text.format("")) == []
+    assert [kind for _, kind in kinds(tmp_path, text.format("closure()"))] == ["cut-graph"]
+
+
+@pytest.mark.parametrize("more", ["torch.tensor([0])", "torch.tensor([0]), per_sample_weights=Net()(1)"])
+def test_the_weight_of_embedding_bag_comes_second(tmp_path, more):
+    text = "rows = torch.tensor([0, 2])\ntorch.nn.functional.embedding_bag(rows, WEIGHT, MORE)[0].sum().backward()\n"
+    assert (
+        kinds(
+            tmp_path,
+            text.replace("MORE", more).replace("WEIGHT", "Net()(1).detach().clone().requires_grad_()"),
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("handler", "evidence"), [("print(error)", "likely"), ("raise ValueError(error)", "certain")]
+)
+def test_a_backward_that_is_tried_out_may_be_meant_to_fail(tmp_path, handler, evidence):
+    text = f"""
+    loss = nn.Linear(2, 1)(torch.ones(1, 2)).exp().sum()
+    loss.backward()
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        {handler}
+    """
+    assert kinds(tmp_path, text) == [(evidence, "freed-graph")]

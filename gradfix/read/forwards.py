@@ -351,6 +351,17 @@ def _embed(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return _embedding(m, module, [given.get("input")])
 
 
+def _embed_bag(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``F.embedding_bag(input, weight, offsets, max_norm, …)``, of whose result the shape is not known."""
+    given = {**dict(zip(("input", "weight", "offsets", "max_norm"), args, strict=False)), **kwargs}
+    if len(args) > 4 or given.get("per_sample_weights") is not None:
+        return m.unknown("embedding_bag")
+    made = _embed(m, [], {name: given.get(name) for name in ("input", "weight", "max_norm")})
+    if isinstance(made, Tensor):
+        made.shape = None
+    return made
+
+
 def _op(name: str) -> Callable[..., Value]:
     return lambda m, args, kwargs: ops.apply(
         m, name, args[:2], {k: v for k, v in kwargs.items() if k == "dim"}
@@ -370,6 +381,7 @@ FUNCTIONAL: dict[str, Callable[..., Value]] = {
     "upsample": _plain("Upsample", False),
     "pad": _plain("Pad", False),
     "embedding": _embed,
+    "embedding_bag": _embed_bag,
     "softmax": _op("softmax"),
     "log_softmax": _op("log_softmax"),
     "one_hot": lambda m, args, kwargs: tensors.fresh(m, None, "int64"),

@@ -104,10 +104,12 @@ def _step(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, 
     closure = args[0] if args else kwargs.get("closure")
     result: Value = None
     if closure is not None and not isinstance(closure, Unknown):
-        node = m.frame.node
+        node, grad = m.frame.node, m.grad
+        m.grad = True  # whatever it is around the step
         for _ in range(2 if optimizer.extra.get("again") else 1):
             result = calls.call(m, closure, [], {})
             m.frame.node = node
+        m.grad = grad
     if optimizer.extra.get("escaped") or "number" not in optimizer.extra:
         return result
     names.look(m)

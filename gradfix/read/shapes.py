@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradfix.read.values import Lib, Shape, Tensor, Unknown, Value
+from gradfix.read.values import Lib, Number, Shape, Tensor, Unknown, Value
 
 REDUCTIONS = {
     "sum", "mean", "prod", "max", "min", "amax", "amin", "norm", "std", "var", "argmax", "argmin",
@@ -125,7 +125,9 @@ def sizes(values: Any) -> Shape:
         return (values,)
     if isinstance(values, list | tuple):
         if len(values) == 1 and isinstance(values[0], list | tuple):
-            return sizes(values[0])
+            values = values[0]
+        elif len(values) == 1 and isinstance(values[0], Unknown) and not isinstance(values[0], Number):
+            return None  # it may be all of them
         return tuple(v if isinstance(v, int) else None for v in values)
     return None
 

@@ -338,12 +338,15 @@ def _yielded_to(m: Machine, node: ast.With | ast.AsyncWith, at: int, manager: Ge
 
 def _try(m: Machine, node: ast.Try) -> Left:
     left: Left = None
-    m.guards += bool(node.handlers)
+    guarded, tried = bool(node.handlers), _tried_out(node)
+    m.guards += guarded
+    m.doubts += tried
     try:
         try:
             left = block(m, node.body)
         finally:
-            m.guards -= bool(node.handlers)
+            m.guards -= guarded
+            m.doubts -= tried
         if left is None:
             left = block(m, node.orelse)
     except Raised as raised:
@@ -360,6 +363,15 @@ def _try(m: Machine, node: ast.Try) -> Left:
             m.doubts -= 1
     after = block(m, node.finalbody)
     return after if after is not None else left
+
+
+def _tried_out(node: ast.Try) -> bool:
+    """Whether a ``try`` looks whether one call is refused, and goes on where it is."""
+    named = {getattr(each.type, "id", "") for each in node.handlers}
+    raised = any(isinstance(n, ast.Raise) for each in node.handlers for n in ast.walk(each))
+    return (
+        len(node.body) == 1 and isinstance(node.body[0], ast.Expr) and "RuntimeError" in named and not raised
+    )
 
 
 def _function(m: Machine, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Left:

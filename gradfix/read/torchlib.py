@@ -320,7 +320,8 @@ def _normal(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 def _randperm(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return tensors.fresh(m, shapes.sizes(args[:1]), "int64")
+    many = args[0] if args else kwargs.get("n")
+    return tensors.fresh(m, (many if isinstance(many, int) else None,), "int64")
 
 
 def _variable(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -90,7 +90,7 @@ def test_a_write_to_an_array_is_one_to_its_tensor(
         {"written": "b = 2 * a; b += 1"},
         {"written": "import copy; b = copy.deepcopy(a); b += 1"},
         {"written": "b = np.add(a, 1.0); b += 1"},
-        {"written": "loss.backward(); a += 1.0; loss = net.bias.sum()"},
+        {"written": "loss.backward(); optimizer.step(); a += 1.0; loss = net.bias.sum()"},
         {"written": "a = np.zeros((2, 3), dtype=np.float32); a += 1.0"},
     ],
 )

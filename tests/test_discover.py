@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gradfix.discover import Search, discover
+from gradfix.discover import Search, discover, project_root
+from gradfix.repair import repair
+from gradfix.result import Settings
+from gradfix.run.zygote import Zygote
 from gradfix.source import SourceError
 
 
@@ -105,3 +108,35 @@ def test_links_that_go_round_or_nowhere(tree):
 def test_notebooks_where_they_are_asked_for(tree):
     folder = tree("a.py", "b.ipynb", ".ipynb_checkpoints/b.ipynb")
     assert below(folder, suffixes=(".py", ".ipynb")) == ["a.py", "b.ipynb"]
+
+
+def test_the_project_of_a_script(tree, tmp_path, monkeypatch):
+    tree("here/src/train.py", "here/marked/setup.py", "here/marked/a/train.py", "beside/train.py")
+    monkeypatch.chdir(tmp_path / "here")
+    assert project_root(tmp_path / "here/src/train.py") == tmp_path / "here"
+    assert project_root(tmp_path / "here/marked/a/train.py") == tmp_path / "here/marked"
+    assert project_root(tmp_path / "beside/train.py") == tmp_path / "beside"
+    monkeypatch.setenv("HOME", str(tmp_path / "here"))
+    assert project_root(tmp_path / "here/src/train.py") == tmp_path / "here/src"
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_a_script_of_no_project_runs_where_the_person_stands(tree, tmp_path, monkeypatch, sandbox):
+    tree("data/x.txt", "src/train.py")
+    (tmp_path / "data/x.txt").write_text("1 2")
+    script = tmp_path / "src/train.py"
+    script.write_text(
+        """\
+import torch
+
+x = torch.tensor([float(t) for t in open("data/x.txt").read().split()], requires_grad=True)
+for step in range(2):
+    y = x.exp()
+    y += 1
+    y.sum().backward()
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    with Zygote(sandbox=sandbox) as zygote:
+        result = repair(script, Settings(), None, lambda _: None, zygote, {})
+    assert [d.conflict.kind for d in result.diagnoses if d.status == "cured"] == ["stale-saved-tensor"]

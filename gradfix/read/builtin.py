@@ -32,6 +32,7 @@ from gradfix.read.values import (
     Lazy,
     Lib,
     Native,
+    Packed,
     Super,
     Taken,
     Tensor,
@@ -195,6 +196,8 @@ def _is_a(m: Machine, value: Value, wanted: Value) -> bool | None:
     if not isinstance(wanted, Lib):
         return None
     path = wanted.path
+    if isinstance(value, Packed) and path.startswith("torch."):
+        return path == "torch.nn.utils.rnn.PackedSequence"
     if isinstance(value, Deque) and path in ("builtins.list", "collections.deque"):
         return path == "collections.deque"
     if path.startswith("builtins."):

@@ -93,6 +93,7 @@ class Machine:
         self.initial: list[
             Tensor
         ] = []  # an object has them that a method was entered of, and may have others then
+        self.lent: list[Any] = []  # functions that it got
         self.escaped = False  # code that isn't known got a model or an optimizer
         self.numbers: set[int] = set()  # nodes off which a value was cut that is used as a number on purpose
         self.constants = (

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gradfix.read import calls, ops
+from gradfix.read import calls, lent, ops
 from gradfix.read.frames import Machine
 from gradfix.read.values import Bound, Function, Instance, Native, Tensor, Unknown, Value
 
@@ -42,6 +42,8 @@ def _listening(m: Machine, module: Instance, kind: str, args: list[Value], kwarg
         isinstance(named, bool) and isinstance(first, bool) and isinstance(hook, Function | Bound | Instance)
     )
     if not m.sure() or not known:
+        if isinstance(hook, Function | Bound):
+            lent.lend(m, hook)
         return m.unknown("hook")
     handle, kept = _handle(module), _kept(module, kind)
     kept.insert(0 if first else len(kept), (handle, hook, named))

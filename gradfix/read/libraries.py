@@ -15,6 +15,7 @@ from gradfix.read import (
     forwards,
     initial,
     layers,
+    lent,
     lightning,
     loading,
     networks,
@@ -172,6 +173,7 @@ def escape(m: Machine, values: list[Value]) -> None:
     for value in values:
         if isinstance(value, Function | Bound):
             m.escaped = True
+            lent.lend(m, value)
         elif isinstance(value, Instance):
             m.escaped = True
             if value.extra.get("parameters") is not None and value.kind.startswith("torch.optim."):
@@ -182,6 +184,7 @@ def escape(m: Machine, values: list[Value]) -> None:
                         each.attrs[name] = m.unknown("changed elsewhere")
         elif isinstance(value, list | tuple):
             escape(m, [v for v in value if isinstance(v, Instance)])
+    lent.run(m)
 
 
 # ---- objects of a library's classes

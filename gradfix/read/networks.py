@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from gradfix.read import layers, ops
+from gradfix.read import layers, lent, ops
 from gradfix.read.frames import Machine
-from gradfix.read.values import Instance, Native, Tensor, Value
+from gradfix.read.values import Bound, Function, Instance, Native, Tensor, Value
 
 KIND = "torch.nn.Network"
 # what returns something else than a tensor while it is trained
@@ -81,6 +81,7 @@ def call(m: Machine, network: Instance, args: list[Value], kwargs: dict[str, Val
         weight = whole.attrs.get("weight")
         if isinstance(weight, Tensor) and weight in needing and not m.autocast:
             m.trace.save(node, weight)  # that of a layer behind another: its gradient goes to the one before
+    lent.run(m)
     return made
 
 
@@ -132,6 +133,17 @@ def _requires_grad_(m: Machine, network: Instance, args: list[Value], kwargs: di
     return network
 
 
+def _listen(m: Machine, network: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A part's hook is called when the whole network is, with something that nobody sees."""
+    if "whole" not in network.extra:
+        return layers.METHODS["register_forward_hook"](m, network, args, kwargs)
+    m.overheard = True
+    for hook in [*args, *kwargs.values()]:
+        if isinstance(hook, Function | Bound):
+            lent.lend(m, hook)
+    return m.unknown("hook")
+
+
 METHODS: dict[str, Callable[..., Value]] = {
     **dict.fromkeys(("buffers", "named_buffers", "state_dict"), _unknown),
     "children": _children,
@@ -140,6 +152,7 @@ METHODS: dict[str, Callable[..., Value]] = {
     "named_modules": _named_modules,
     "parameters": _parameters,
     "named_parameters": _named_parameters,
+    "register_forward_hook": _listen,
     "requires_grad_": _requires_grad_,
     "forward": call,
     "__call__": call,

@@ -15,6 +15,7 @@ from gradfix.read import (
     layers,
     libraries,
     optimizers,
+    packed,
     python,
     tensors,
 )
@@ -30,6 +31,7 @@ from gradfix.read.values import (
     ModuleValue,
     Native,
     Number,
+    Packed,
     Super,
     Tensor,
     Unknown,
@@ -89,6 +91,8 @@ def attribute(m: Machine, value: Value, name: str) -> Value:
         if name == "__name__":
             return value.qualname.rpartition(".")[2]
         return value.attrs.get(name, m.unknown("attribute of function"))
+    if isinstance(value, Packed):
+        return packed.attribute(m, value, name)
     if isinstance(value, Bound):
         return value.receiver if name == "__self__" else m.unknown("attribute of method")
     return python.attribute(m, value, name)

@@ -6,7 +6,7 @@ from typing import Any
 
 from gradfix.read import ops
 from gradfix.read.frames import Machine
-from gradfix.read.values import Instance, Shape, Tensor, Unknown, Value
+from gradfix.read.values import Instance, Packed, Shape, Tensor, Unknown, Value
 
 KINDS = {"RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"}
 GATES = {"RNN": 1, "LSTM": 4, "GRU": 3}
@@ -41,7 +41,8 @@ def fill(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Valu
 def call(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """RNN, LSTM, GRU and their cells: the output and the state from the input and the state before."""
     name = module.kind.removeprefix("torch.nn.")
-    source = args[0] if args else kwargs.get("input")
+    given = args[0] if args else kwargs.get("input")
+    source = given[0] if isinstance(given, Packed) else given
     states = args[1] if len(args) > 1 else kwargs.get("hx")
     if not isinstance(source, Tensor) and not isinstance(source, Unknown):
         return m.unknown(name)
@@ -60,6 +61,8 @@ def call(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Valu
         node.output = first
         if name == "RNNCell":
             m.trace.save(node, first)
+    if isinstance(given, Packed) and isinstance(results, tuple):
+        return Packed((results[0], *given[1:])), *results[1:]
     return results
 
 

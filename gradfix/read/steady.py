@@ -95,7 +95,18 @@ def state(m: Machine, variable: str) -> list[Token] | None:
 
 def _state(m: Machine) -> list[Token] | None:
     found: list[Token] = [
-        (m.grad, m.inference, m.autocast, m.doubts, m.constants, m.escaped, m.hooked, m.overheard, m.awaited),
+        (
+            m.grad,
+            m.inference,
+            m.autocast,
+            m.doubts,
+            m.constants,
+            m.escaped,
+            len(m.lent),
+            m.hooked,
+            m.overheard,
+            m.awaited,
+        ),
         (
             m.turn,
             len(m.decisions),

@@ -18,6 +18,7 @@ from gradfix.read import (
     loading,
     ops,
     optimizers,
+    packed,
     shapes,
     stateless,
     tensors,
@@ -114,6 +115,8 @@ def _of_nn(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -
         return functional(m, path[20:], args, kwargs)
     if path.startswith("torch.nn.init."):
         return initial.call(m, path[14:], args, kwargs)
+    if path.startswith("torch.nn.utils.rnn."):
+        return packed.call(m, path[19:], args, kwargs)
     if path.startswith("torch.nn.utils."):
         return forwards.utility(m, path[15:], args, kwargs)
     if path.startswith("torch.nn.parallel."):

@@ -197,6 +197,12 @@ class Deque(list[Any]):
         return Deque(self, self.most)
 
 
+class Packed(tuple[Any, ...]):
+    """A PackedSequence: data, batch_sizes, sorted_indices and unsorted_indices."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True, eq=False)
 class Function:
     """A function of the program: its text, where it was defined, and the values of its defaults."""

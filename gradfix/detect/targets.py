@@ -17,6 +17,8 @@ from gradfix.detect.weights import PRODUCTS, REGRESSIONS, Weights
 from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Cut, Record, Stack, Step
 
+LEAST = {"minimum", "min", "amin"}
+
 
 def attached_targets(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     """Both shapes, in every backward that fills an optimizer's parameters."""
@@ -128,14 +130,31 @@ def _bootstrap(graph: Graph, record: Record, owned: int) -> Record | None:
         ):  # gamma * (1 - done) * v
             value = graph.records.get(through(graph, scaled.parents[0], SHAPES))
             node, scaled = scaled.parents[0], value
-        reach = graph.reach_mask(node) & owned
         # both sides are outputs of the same model, by two passes of their own
-        if not reach or reach != graph.reach_mask(prediction) & owned or node not in graph.records:
+        if node not in graph.records or not _values(graph, node, graph.reach_mask(prediction) & owned, owned):
             continue
         if _shares(graph, node, prediction) or _made_alike(graph, total, prediction):
             continue
         return graph.records[node]
     return None
+
+
+def _values(graph: Graph, node: int, mine: int, owned: int) -> bool:
+    """Whether `node` is a value that the leaves `mine` have made, or the least of several critics' values, of which
+    those of `mine` are one."""
+    if not mine or graph.reach_mask(node) & owned == mine:
+        return bool(mine)
+    pending, masks = [node], list[int]()
+    while pending:
+        record = graph.records.get(pending.pop())
+        if record is None:
+            return False
+        op = plain_op(record)
+        if op in LEAST or (op in SHAPES | {"cat", "stack"} and record.node != node):
+            pending += record.parents
+        else:
+            masks.append(graph.reach_mask(record.node) & owned)
+    return mine in masks and sum(masks) == graph.reach_mask(node) & owned  # no two have a leaf in common
 
 
 def _return(graph: Graph, record: Record, owned: int) -> Record | None:

@@ -34,8 +34,8 @@ def stray_optimizers(graph: Graph) -> Found:
         dead = [r for r in quiet if not _used(graph, r.storage)]
         if not steps or not dead:
             continue
-        by_name = {r.name: r for r in homeless.values() if r.name}
-        replaced = [(old, by_name[old.name]) for old in dead if old.name in by_name]
+        by_name = {_called(r): r for r in homeless.values() if r.name}
+        replaced = [(old, by_name[_called(old)]) for old in dead if _called(old) in by_name]
         whole = (
             all(r.shape for r in dead)
             and len(dead) == len(optimizer.refs)
@@ -62,6 +62,11 @@ def stray_optimizers(graph: Graph) -> Found:
                 event=optimizer,
             ),
         )
+
+
+def _called(ref: Ref) -> str:
+    """The name; what is handed to a constructor as ``model`` is ``self.model`` behind it."""
+    return ref.name.removeprefix("self.")
 
 
 def replaced_later(graph: Graph) -> Found:

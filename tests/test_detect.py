@@ -681,6 +681,31 @@ def test_accumulating_over_batches_on_purpose() -> None:
     assert not detect(s.end())
 
 
+def test_clearing_once_an_epoch() -> None:
+    s = Script()
+    w = s.leaf("w")
+    opt = s.optimizer("opt", [w], 1)
+    for _ in range(2):
+        s.zero(opt, 2)
+        for _ in range(3):
+            s.backward(s.linear(3, w, s.data()), 4)
+            s.step(opt, 5)
+    conflict = only(s.end())
+    assert (conflict.kind, conflict.pattern, conflict.at.line) == ("unreset-grad", "never-cleared", 4)
+
+
+def test_a_pass_now_and_then_that_does_not_clear() -> None:
+    s = Script()
+    w = s.leaf("w")
+    opt = s.optimizer("opt", [w], 1)
+    for i in range(6):
+        if i != 3:
+            s.zero(opt, 2)
+        s.backward(s.linear(3, w, s.data()), 4)
+        s.step(opt, 5)
+    assert not detect(s.end())
+
+
 def test_optimizer_of_a_replaced_layer() -> None:
     s = Script()
     body, old = s.leaf("model.body.weight"), s.leaf("model.fc.weight")

@@ -63,7 +63,8 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
 
 
 def unreset(graph: Graph) -> Found:
-    """No clearing between any two steps; or clearing always between the backward and the step it was for."""
+    """No clearing between any two steps, or only once in a while; or clearing always between the backward and the step
+    it was for."""
     for number, optimizer in graph.optimizers.items():
         steps = graph.steps_of(number)
         if len(steps) < 2:
@@ -74,8 +75,11 @@ def unreset(graph: Graph) -> Found:
         elif all(_cleared_last(graph, s, events) for s, events in zip(steps, between, strict=True) if events):
             yield from _cleared_early(graph, number, optimizer, steps, between)
         else:
-            yield from _cleared_between(graph, number, steps, between)
-            yield from _cleared_apart(graph, number, steps, between)
+            other = (
+                *_cleared_between(graph, number, steps, between),
+                *_cleared_apart(graph, number, steps, between),
+            )
+            yield from other or _cleared_seldom(graph, number, optimizer, steps, between)
 
 
 def _managed(events: tuple[Leaf, ...]) -> bool:
@@ -87,6 +91,20 @@ def _managed(events: tuple[Leaf, ...]) -> bool:
         isinstance(e, Zero) or (isinstance(e, GradWrite) and (e.assigned or first is None or e.time < first))
         for e in events
     )
+
+
+def _cleared_seldom(
+    graph: Graph, number: int, optimizer: Optimizer, steps: list[Step], between: list[tuple[Leaf, ...]]
+) -> Found:
+    """Clearing once an epoch, say: whenever it is done, one place steps more than once, with what one backward has
+    added to what the step before was taken with. Every time: a pass that goes without may have its reason."""
+    starts = [0, *(n for n, events in enumerate(between) if n and _managed(events))]
+    rounds = [steps[a:b] for a, b in pairwise([*starts, len(steps)])]
+    whole = rounds[:-1] if len(rounds[-1]) == 1 else rounds
+    backwards = {e.stack for events in between for e in events if isinstance(e, Backward)}
+    if not whole or min(map(len, whole)) < 2 or len({s.stack for s in steps}) > 1 or len(backwards) > 1:
+        return
+    yield from _never_cleared(graph, number, optimizer, whole[0])
 
 
 def _never_cleared(graph: Graph, number: int, optimizer: Optimizer, steps: list[Step]) -> Found:

@@ -389,6 +389,51 @@ def test_what_goes_down_into_something_unknown_does_not_use_up_what_may_be_read(
     assert ("certain", "leaf-write") in kinds(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        "Settings(yaml.safe_load(open('a.yaml')))",
+        "Settings(**yaml.safe_load(open('a.yaml')))",
+        "show(yaml.safe_load(open('a.yaml')))",
+        "flat(json.load(open('a.json')))",
+    ],
+)
+def test_settings_within_settings_do_not_use_up_what_may_be_read(tmp_path, read):
+    text = f"""
+    import json, yaml
+
+    class Settings(dict):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            for key, value in self.items():
+                if isinstance(value, dict):
+                    self[key] = Settings(value)
+                for each in value:
+                    Settings(**each)
+
+    def show(settings, logger="base", tab=""):
+        for key, value in settings.items():
+            for each in value:
+                if isinstance(each, dict):
+                    show(each, logger, tab + "  ")
+            if isinstance(value, dict):
+                show(value, logger, tab + "  ")
+
+    def flat(settings, *, path=()):
+        for key, value in settings.items():
+            for each in value:
+                flat(value, path=(key, 1))
+            flat(value, path=(key, 1))
+
+    {read}
+    scale = torch.ones(3, requires_grad=True)
+    for x in batches:
+        (scale * x).sum().backward()
+        scale -= 0.1 * scale.grad
+    """
+    assert ("certain", "leaf-write") in kinds(tmp_path, text)
+
+
 @pytest.mark.parametrize(("depth", "expected"), [("3", "certain"), ("len(batches)", "likely")])
 def test_what_calls_itself_with_something_else_each_time_is_followed(tmp_path, depth, expected):
     text = f"""

@@ -161,13 +161,26 @@ def _function(m: Machine, function: Function, args: list[Value], kwargs: dict[st
 def _as_before(earlier: tuple[Value, ...], now: tuple[Value, ...]) -> bool:
     """Whether a function that calls itself is given nothing else than before, something unknown among it: what it goes
     down into is not known, nor where that ends."""
-    pairs = list(zip(earlier, now, strict=True))
-    return any(isinstance(value, Unknown) for value in now) and all(
-        a is b
-        or (isinstance(a, Unknown) and isinstance(b, Unknown))
-        or (isinstance(a, bool | int | float | str) and type(a) is type(b) and a == b)
-        for a, b in pairs
-    )
+    return any(map(_unknown, now)) and all(_alike(a, b) for a, b in zip(earlier, now, strict=True))
+
+
+def _unknown(value: Value) -> bool:
+    return isinstance(value, Unknown) or (isinstance(value, tuple) and any(map(_unknown, value)))
+
+
+def _alike(a: Value, b: Value) -> bool:
+    """Whether two arguments are the same to a function that goes down into one that is not known."""
+    if isinstance(a, Instance) and isinstance(b, Instance):
+        return a is b or (a.cls is b.cls is not None and not b.attrs)  # an object that is being made
+    if isinstance(a, str) and isinstance(b, str):
+        return b.startswith(a) or b.endswith(a)  # the same, indented or with what leads to it
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_alike(a[k], b[k]) for k in a)
+    if isinstance(a, Unknown) and isinstance(b, Unknown):
+        return True
+    return a is b or (isinstance(a, bool | int | float) and type(a) is type(b) and a == b)
 
 
 def run(m: Machine, function: Function, frame: Frame) -> Value:

@@ -39,6 +39,8 @@ from gradfix.verdict import NONE, Effect
 LATER = Effect("later-parameters", "each pass computes the value with the parameters as they are then")
 DRAW = Effect("new-draw", "each pass computes the value anew, with random numbers of its own")
 ROUND = Effect("cut-round", "the passes take the value as a constant: no gradient flows into its making")
+UNTRAINED = Proposal("detach what no optimizer trains", NONE, {})
+COMPARED = Proposal("detach what the passes compare with where it is made", ROUND, {}, 5)
 Part = tuple[View, Iterable[Edit | None]]
 
 
@@ -102,13 +104,14 @@ for x in torch.randn(3, 4, 3):
         if not early:
             return
         trains = any(owned(project.graph, r.node) or _updated_by_hand(project, r) for r in early)
+        outside = [r for r in entered(project, backward) if made_outside(project, r, backward)]
         if trains:
-            yield from _as_constant(project, backward, drop)
+            constant = list(_as_constant(project, backward, drop))
+            yield from constant or _detached(project, outside, backward, drop, COMPARED)
             if any(kept_to_compare(project.graph, r, backward) for r in early):
                 yield from _without_graph(project, early, backward, drop)
         elif conflict.kind == "freed-graph":
-            outside = [r for r in entered(project, backward) if made_outside(project, r, backward)]
-            yield from _detached(project, outside, backward, drop)
+            yield from _detached(project, outside, backward, drop, UNTRAINED)
         yield from _moved(project, early, [backward.stack], drop, trains)
         places = {r.stack for r in early}
         used = [e.consumer.stack for e in entries(project, backward) if e.producer.stack in places]
@@ -155,9 +158,9 @@ def _early(project: Project, backward: Backward) -> list[Record]:
 
 
 def _detached(
-    project: Project, early: list[Record], backward: Backward, drop: Sequence[Part]
+    project: Project, early: list[Record], backward: Backward, drop: Sequence[Part], cure: Proposal
 ) -> Iterator[Proposal]:
-    """The value as a constant, at the outermost frame first."""
+    """The value as a constant, at the outermost frame first: as `cure`, which has no edits yet."""
     seen: set[int] = set()
     for extra in range(3):
         parts: list[Part] = []
@@ -168,7 +171,7 @@ def _detached(
                 seen.add(id(found[1]))
                 parts.append((found[0], [detach(found[1])]))
         if parts:
-            yield Proposal("detach what no optimizer trains", NONE, gather(*parts, *drop), extra)
+            yield replace(cure, edits=gather(*parts, *drop), rank=cure.rank + extra)
 
 
 def _as_constant(project: Project, backward: Backward, drop: Sequence[Part]) -> Iterator[Proposal]:

@@ -296,6 +296,7 @@ SHAPES = {
     "list": "[s.detach() for s in _]",
     "list of tuples": "[tuple(s.detach() for s in t) for t in _]",
     "dict": "{k: s.detach() for k, s in _.items()}",
+    "dict of tuples": "{k: tuple(s.detach() for s in t) for k, t in _.items()}",
 }
 
 

@@ -47,6 +47,8 @@ def made_outside(project: Project, record: Record, backward: Backward) -> bool:
     """Whether `record` was made outside the innermost loop around the backward (or around the call that
     leads to it); without a loop in the source, before the backward ran first."""
     depth = meeting(record.stack, backward.stack)
+    if _looped_since(project, record, backward, depth):
+        return True
     made, needed = frame(project, record.stack, depth), frame(project, backward.stack, depth)
     loop = needed[0].loop(needed[1]) if needed else None
     if made and needed and loop is not None:
@@ -55,6 +57,20 @@ def made_outside(project: Project, record: Record, backward: Backward) -> bool:
     if any(view.loop(node) is not None for view, node in project.frames(backward.stack[: max(depth, 0)])):
         return False
     return record.time < min(b.time for b in same_place(project.graph, backward))
+
+
+def _looped_since(project: Project, record: Record, backward: Backward, depth: int) -> bool:
+    """Whether the backward is in a loop of a function that the frame `depth` calls, of which it is not the first pass
+    since `record` was made: ``update(buffer.get())``. (What is made anew between two passes is another call's.)"""
+    graph = project.graph
+    before = graph.previous(backward)
+    inner = list(project.frames(backward.stack[depth + 1 :])) if depth >= 0 else []
+    return (
+        any(view.loop(node) is not None for view, node in inner)
+        and before is not None
+        and record.time < before.time
+        and not graph.made_between(record.stack, before.time, backward.time)
+    )
 
 
 def sets_back(unit: Unit, name: str) -> bool:
@@ -165,8 +181,8 @@ class Carried:
         known = next((s for s in said if s != "tensor"), None)
         if known and any(isinstance(v, cst.Call) for v in values):
             return (known, "tensor")  # another class's method of that name may be the one that is called
-        if known == "list" and "LSTMCell" in self.view.text:
-            return ("list", "list of tuples")
+        if known in ("list", "dict") and "LSTM" in self.view.text:
+            return (known, f"{known} of tuples")
         if known:
             return (known,)
         if self._unpacked() or any(e.producer.output and e.producer.output.name == self.name for e in edges):

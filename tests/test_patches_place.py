@@ -1,12 +1,14 @@
 """One file's hunks into a text that has changed: each lands where it belongs, or is refused with a reason."""
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from gradfix.patches import make
 from gradfix.patches.place import Placed, Refused, place
 
+FIXTURES = Path(__file__).parent.parent / "fixtures"
 OLD = """
 import torch
 
@@ -173,6 +175,37 @@ def test_only_the_line_is_left():
 
 def test_applied_already():
     assert placed("import sys\n" + NEW).already
+
+
+def test_applied_already_where_its_lines_fit_elsewhere_too():
+    """What the fix brings in may look like what it takes away, under another name or in another block."""
+    old = OLD.replace("def show(total)", "def shown(total)")
+    new = old.replace("def train(batches):", "def train_all(batches):\n    batches = list(batches)").replace(
+        "        opt.zero_grad()\n        loss.backward()\n",
+        "        loss.backward()\n        opt.zero_grad()\n",
+    )
+    assert placed(new, old, new).already
+    assert placed("import sys\n" + new + "\nshown([])\n", old, new).already
+    assert placed("import sys\n" + old, old, new).text == "import sys\n" + new
+
+
+def test_applied_already_in_one_of_two_copies():
+    """The other copy is not what the fix was made of, as far as anybody knows; so it is not called applied."""
+    copy = OLD[OLD.index("def train") : OLD.index("def show")].replace("def train", "def again")
+    assert not placed(f"{NEW}\n\n{copy}").already
+
+
+def test_the_line_that_the_fix_takes_away_was_moved():
+    """Its neighbours meet, as after the fix, but it is still there."""
+    new = OLD.replace("        opt.zero_grad()\n", "")
+    moved = new.replace("    total = 0\n", "    total = 0\n    opt.zero_grad()\n")
+    assert not placed(moved, OLD, new).already
+
+
+@pytest.mark.parametrize("after", sorted(FIXTURES.glob("*/*/after.py")), ids=lambda p: p.parent.name)
+def test_every_fixture_is_applied_once(after):
+    old, new = after.with_name("before.py").read_text(), after.read_text()
+    assert placed(new, old, new).already
 
 
 def test_a_part_is_applied():

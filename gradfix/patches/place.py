@@ -22,6 +22,7 @@ from gradfix.patches.layout import laid_out, pieces, with_what_looks
 from gradfix.patches.lines import Indents, Names, level, lexed, quoted, rename, renames
 from gradfix.patches.make import digest
 from gradfix.patches.names import Bindings
+from gradfix.patches.undone import undone
 from gradfix.patches.values import FilePatch, Hunk, Sides
 
 FITS = 0.6  # of the lines around a place must be left
@@ -75,6 +76,28 @@ def place(file: FilePatch, text: str) -> Placed:
     if digest(text) == file.sha256:
         spots = [_exact(hunk, text.split("\n"), name) for hunk in file.hunks]
         return _edited(spots, Text(text), name, None, exact=True)
+    if _is_there(file, text):
+        return Placed(text, tuple((hunk.line, 0) for hunk in file.hunks))
+    return _anywhere(file, text)
+
+
+def _is_there(file: FilePatch, text: str) -> bool:
+    """Whether `text` is what the hunks make of what it is without them."""
+    found = undone(file, text)
+    if found is None:
+        return False
+    was, alone = found
+    if digest(was) == file.sha256:
+        return True
+    try:
+        again = _anywhere(file, was) if alone else None
+    except Refused:
+        return False
+    return again is not None and again.text == text and not again.doubt
+
+
+def _anywhere(file: FilePatch, text: str) -> Placed:
+    """The hunks in a text that is not the one they were made from. Raises Refused."""
     found: Placed | Refused
     try:
         found = _found(file, Text(text))

@@ -342,6 +342,7 @@ _AUTOGRAD = (
     "is a view and its base",
     "refers to a single memory location",
     "does not require grad and does not have a grad_fn",
+    "differentiated Tensors does not require grad",
     "can't optimize a non-leaf Tensor",
     "grad can be implicitly created only for scalar outputs",
     "appears to not have been used in the graph",

@@ -26,6 +26,7 @@ from gradfix.tape import (
 )
 
 NO_GRAPH = "does not require grad"
+NO_INPUT = "differentiated Tensors does not"  # a loss with a graph, but no gradient of what it is asked for
 
 # PyTorch's words -> (kind, pattern); the first that fits
 REFUSED_WRITES = (
@@ -139,7 +140,9 @@ def refusals(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         elif isinstance(event, Frozen):
             frozen.append(event)
         elif isinstance(event, Backward) and NO_GRAPH in event.refused:
-            if off is not None:
+            if NO_INPUT in event.refused:
+                without = _no_input(event)
+            elif off is not None:
                 without = _turned_off(event, off)
             else:
                 without = frozen_before(graph, event, frozen) or _no_graph(graph, event, cuts)
@@ -175,6 +178,17 @@ def _no_graph(graph: Graph, backward: Backward, cuts: list[Cut]) -> Conflict | N
         ref=cut.ref if cut else None,
         backward=backward,
         event=cut,
+    )
+
+
+def _no_input(backward: Backward) -> Conflict | None:
+    return make(
+        "cut-graph",
+        "no-graph",
+        f"{wording.at('needed', backward.stack)} is asked for the gradient of a tensor that does not require grad",
+        [("needed", backward.stack, "one of the inputs named here does not require grad")],
+        "needed",
+        backward=backward,
     )
 
 

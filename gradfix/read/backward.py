@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gradfix.read import iteration, opposed, ops, optimizers
 from gradfix.read.frames import Machine
+from gradfix.read.trace import NO_INPUT
 from gradfix.read.values import Node, Tensor, Unknown, Value
 
 
@@ -90,6 +91,9 @@ def _run(
     edges = [ops.edge(m, t) for t, k in zip(tensors, known, strict=True) if k]
     if not edges:
         return []
+    if not accumulate and all(known) and any(_constant(m, t) for t in inputs or ()):
+        m.trace.no_graph(tensors[0], retain, create, True, NO_INPUT)
+        return []
     chosen = None
     if inputs is not None:
         chosen = [ops.edge(m, t) for t in inputs if isinstance(t, Tensor)]
@@ -111,6 +115,16 @@ def _run(
     if len(edges) == 1 and isinstance(edges[0], Node) and chosen is None and len(m.optimizers) > 1:
         opposed.look(m, edges[0], walked, filled)
     return walked
+
+
+def _constant(m: Machine, tensor: Value) -> bool:
+    """Whether autograd refuses the gradient of `tensor`, which nothing unknown has had in its hands."""
+    return (
+        isinstance(tensor, Tensor)
+        and ops.requires(m, tensor) is False
+        and not tensor.storage.handed
+        and not any(t is tensor for t in m.initial)
+    )
 
 
 def _fill(m: Machine, leaves: list[Tensor]) -> None:

@@ -169,7 +169,7 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
 
 def escape(m: Machine, values: list[Value]) -> None:
     """Something unknown gets these: what it does with an optimizer among them can't be known, nor whether it clears
-    what a network keeps from one pass to the next."""
+    what a network keeps from one pass to the next, or has a tensor require grad."""
     for value in values:
         if isinstance(value, Function | Bound):
             m.escaped = True
@@ -182,8 +182,10 @@ def escape(m: Machine, values: list[Value]) -> None:
                 for name, kept in each.attrs.items():
                     if any(t.requires and not t.leaf for t in ops.tensors_of(kept)):
                         each.attrs[name] = m.unknown("changed elsewhere")
+        elif isinstance(value, Tensor):
+            value.storage.handed = True
         elif isinstance(value, list | tuple):
-            escape(m, [v for v in value if isinstance(v, Instance)])
+            escape(m, [v for v in value if isinstance(v, Instance | Tensor)])
     lent.run(m)
 
 

@@ -195,7 +195,7 @@ def _maker(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -
 
 
 def _wants(kwargs: dict[str, Value]) -> Any:
-    wants = kwargs.get("requires_grad", False)
+    wants = kwargs.get("requires_grad", kwargs.get("**", False))
     return None if isinstance(wants, Unknown) else bool(wants)
 
 

@@ -39,6 +39,7 @@ FREED = (
 )
 MODIFIED = "one of the variables needed for gradient computation has been modified by an inplace operation"
 NO_GRAPH = "element 0 of tensors does not require grad and does not have a grad_fn"
+NO_INPUT = "One of the differentiated Tensors does not require grad"
 LEAF = "a leaf Variable that requires grad is being used in an in-place operation."
 LEAF_VIEW = "a view of a leaf Variable that requires grad is being used in an in-place operation."
 VIEWS = {
@@ -316,13 +317,15 @@ class Trace:
         """Gradients are off since the call at `stack`."""
         self.add(Off(self.tick(), stack))
 
-    def no_graph(self, root: Tensor, retain: bool, create: bool, inputs: bool) -> None:
+    def no_graph(
+        self, root: Tensor, retain: bool, create: bool, inputs: bool, refused: str = NO_GRAPH
+    ) -> None:
         roots = (~root.storage.number,)
         self.frozen()
         time = self.tick()
         if self.guessed:  # the other branch may be where the graph comes from
             self.likely.add(time)
-        self.add(Backward(time, self._stack(), roots, (), retain, create, inputs, refused=NO_GRAPH))
+        self.add(Backward(time, self._stack(), roots, (), retain, create, inputs, refused=refused))
 
     def backward(
         self, roots: Sequence[Node | Tensor], inputs: Sequence[Node | Tensor] | None, retain: bool, create: bool,

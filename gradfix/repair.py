@@ -312,8 +312,10 @@ def _along(states: Sequence[_State], done: choose.Round, settings: Settings) -> 
 
 
 def _comes_to_nothing(done: choose.Round) -> bool:
-    """Whether what was only likely to be a fault was taken away, and the script trained exactly as before."""
-    return done.conflict.severity == "warning" and any(t.verdict.measured.get("idle") for t in done.tried)
+    """Whether what was only likely to be a fault was taken away, and the script trained exactly as before. (Where
+    another cure was applied, it did not.)"""
+    idle = any(t.verdict.measured.get("idle") for t in done.tried)
+    return done.conflict.severity == "warning" and not done.applied and idle
 
 
 def _withdrawn(done: choose.Round) -> str:

@@ -146,6 +146,7 @@ PATTERNS = {
     "mixed-gradient": {
         "left-over": "a backward meant for another optimizer's step left its gradient behind",
         "flows-on": "a backward's loss also flows into a model that another loss trains",
+        "flows-back": "a backward's loss flows through a model that another loss trains, to the opposite end",
         "attack": "a backward for the gradient of an input fills the network's, too",
         "opposed": "one backward of two losses that pull apart what one model gives to another",
     },

@@ -23,13 +23,28 @@ def opposed_terms(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     found = Findings()
     measured: dict[tuple[int, int], list[Terms]] = {}
     for event in graph.tape.events:
-        if isinstance(event, Terms) and event.node in graph.records:
+        if isinstance(event, Terms) and event.node in graph.records and _of_one(graph, event):
             made = graph.stack_number(graph.records[event.node].stack)
             measured.setdefault((graph.stack_number(event.stack), made), []).append(event)
     for (place, _), events in measured.items():
         if len(events) > 1 and all(e.cosine is None or e.cosine < OPPOSED for e in events):
             found.add(("opposed", place), events[0].time, _mixed(graph, events[0]))
     return found.conflicts()
+
+
+def pulled_apart(graph: Graph, first: Backward, second: Backward) -> bool:
+    """Whether the losses of two backwards pull what one network gives to another opposite ways, in every pass that was
+    measured, two at least."""
+    roots = [{r for b in graph.passes(backward) for r in b.roots} for backward in (first, second)]
+    events = (e for e in graph.tape.events if isinstance(e, Terms))
+    cosines = [e.cosine for e in events if e.nodes[0] in roots[0] and e.nodes[1] in roots[1]]
+    return len(cosines) > 1 and all(c is None or c < OPPOSED for c in cosines)
+
+
+def _of_one(graph: Graph, event: Terms) -> bool:
+    """Whether the two are terms of one loss, not losses that are differentiated one by one."""
+    backward = next((b for b in reversed(graph.backwards) if b.time < event.time), None)
+    return backward is not None and graph.walk(backward).issuperset(event.nodes)
 
 
 Side = tuple[int, frozenset[int]]  # a summand, and the optimizers that it is there for

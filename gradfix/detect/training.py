@@ -19,6 +19,7 @@ from gradfix.detect.finding import Findings, Found, make, optimizer_words
 from gradfix.detect.flat import zero_derivatives
 from gradfix.detect.leaves import unreset_leaf
 from gradfix.detect.legacy import outdated
+from gradfix.detect.opposed import pulled_apart
 from gradfix.detect.parameters import (
     bypassed,
     converted,
@@ -355,7 +356,8 @@ def _covers(foreign: Backward, meant: Backward, graph: Graph, step: Step) -> boo
 def flows_on(graph: Graph) -> Found:
     """Two backwards before two steps. The second model's gradients are cleared between them, so the first
     loss isn't meant to train it; but the second loss flows on into the first model, whose step then uses
-    both."""
+    both. (Where it flows through the first model on its way back to the second, that may be meant: of a discriminator
+    it is not, from which the two want the opposite.)"""
     for step in graph.steps:
         since = _since_cleared(graph.before_step(step))
         mine = graph.owned_mask([step.optimizer])
@@ -368,6 +370,8 @@ def flows_on(graph: Graph) -> Found:
                     continue
                 if graph.boundary(foreign, theirs, mine):
                     yield _mixed(graph, step, foreign, meant, "flows-on", None, theirs)
+                elif pulled_apart(graph, meant, foreign):
+                    yield _mixed(graph, step, foreign, meant, "flows-back")
 
 
 def _mixed(
@@ -376,7 +380,7 @@ def _mixed(
     foreign: Backward,
     meant: Backward,
     pattern: str,
-    used: Step | None,
+    used: Step | None = None,
     own: int = 0,
 ) -> tuple[Hashable, Event, Conflict | None]:
     name = optimizer_words(graph, step.optimizer)

@@ -10,7 +10,7 @@ to be confused are meant to pull apart, and so are those of a soft label.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, product
 
 from gradfix.dataclass import dataclass
 from gradfix.read import optimizers
@@ -51,6 +51,19 @@ class Pull:
         return self.weight * other.weight < 0 and alike and self.sums == other.sums
 
 
+Term = tuple[Node, Pull | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a backward has differentiated: the numbers that were added up, and the `terms` that reach two networks."""
+
+    root: Node
+    every: Sequence[Term]
+    terms: Sequence[Term]
+    masks: dict[int, int]
+
+
 def look(m: Machine, root: Node, nodes: list[Node], filled: list[Tensor]) -> None:
     """A backward has walked `nodes` from `root`, and filled the gradients of these leaves."""
     owners = {t.storage.number: i for i, o in enumerate(m.optimizers) for t in optimizers.owned(o)}
@@ -59,9 +72,25 @@ def look(m: Machine, root: Node, nodes: list[Node], filled: list[Tensor]) -> Non
     masks = _masks(nodes, owners)
     every = list(_terms(root))
     terms = [(t, pull) for t, pull in every if _several(masks[t.number])]
-    if not 2 <= len(terms) <= MOST:
-        return
-    for (s, pull), (t, other) in combinations(terms, 2):
+    this = Loss(root, every, terms, masks)
+    before = m.trace.loss_before(this)
+    if isinstance(before, Loss) and len(before.terms) + len(terms) <= MOST:
+        # losses that are differentiated one by one, and no step between
+        pairs = product(before.terms, terms)
+        _apart(m, pairs, [*before.every, *every], {**before.masks, **masks}, (before.root, root))
+    if 2 <= len(terms) <= MOST:
+        _apart(m, combinations(terms, 2), every, masks)
+
+
+def _apart(
+    m: Machine,
+    pairs: Iterable[tuple[Term, Term]],
+    every: Sequence[Term],
+    masks: dict[int, int],
+    losses: tuple[Node, Node] | None = None,
+) -> None:
+    """Tell of each pair that pulls a value apart, or of the `losses` that they are terms of."""
+    for (s, pull), (t, other) in pairs:
         for one, two in _scores(s, pull, t, other):
             if not _several(masks[one.number]):
                 break
@@ -71,7 +100,7 @@ def look(m: Machine, root: Node, nodes: list[Node], filled: list[Tensor]) -> Non
                 others = (u for u, _ in every if not masks[u.number] & masks[value.number])
                 alone = any(used & _used(_below(u).values()) for u in others)
                 if id(value) in below and alone and _many(value):
-                    m.trace.opposed(s, t, value)
+                    m.trace.opposed(*(losses or (s, t)), value)
             break
 
 

@@ -28,6 +28,8 @@ class Opposed:
     def __init__(self, recorder: Any) -> None:
         self.r = recorder
         self._looked: dict[Any, int] = {}  # how often, by the stack of the backward
+        self._shared: set[Any] = set()  # stacks of backwards through one value, and no step between
+        self._last: Any = None  # of the last backward: stack, steps so far, root, leaves, gradients of values
 
     def look(self, walk: Any, stack: Any, engine: Engine, grads: Any) -> None:
         """`engine` gives the gradients of edges by edges: of outputs, with their own gradients, by inputs."""
@@ -42,6 +44,7 @@ class Opposed:
             return
         self._looked[stack] = self._looked.get(stack, 0) + 1
         masks = _masks(walk, owners)
+        self._pairs(walk, stack, engine, grads, masks)
         terms = [t for t in _terms(walk.roots[0], nodes, walk.parents) if _several(masks[t])]
         if not 2 <= len(terms) <= _MOST:
             return
@@ -62,6 +65,32 @@ class Opposed:
                     cosine = float(torch.nn.functional.cosine_similarity(a, b, 0))
                     fields = {"nodes": [s, t], "node": value, "cosine": cosine}
                     self.r.tape.event("Terms", self.r.clock.tick(), stack, **fields)
+
+    def _pairs(self, walk: Any, stack: Any, engine: Engine, grads: Any, masks: dict[int, int]) -> None:
+        """The same for losses that are differentiated one by one before any step: the gradients of a value that the
+        backward before this one went through as well. (Where they meet is seen in one pass, and measured in the next.)
+        """
+        meetings = list(_meetings(walk.nodes, walk.parents, masks))
+        steps, root = self.r.optimizers.steps(), walk.roots[0]
+        leaves = {n for n in _below(root, walk.parents) if n < 0}
+        found: dict[tuple[int, int], Any] = {}
+        for value, maker, output in meetings:
+            if stack in self._shared:
+                loss = GradientEdge(walk.nodes[root], 0)
+                found[value, output] = engine((loss,), grads, (GradientEdge(maker, output),))[0]
+            else:
+                found[value, output] = None
+        before = self._last
+        self._last = (stack, steps, root, leaves, found)
+        if before is None or before[0] == stack or before[1] != steps or before[3] != leaves:
+            return
+        for key in found.keys() & before[4].keys():
+            self._shared |= {before[0], stack}
+            if _comparable(before[4][key], found[key]):
+                a, b = before[4][key].flatten(), found[key].flatten()
+                cosine = float(torch.nn.functional.cosine_similarity(a, b, 0))
+                fields = {"nodes": [before[2], root], "node": key[0], "cosine": cosine}
+                self.r.tape.event("Terms", self.r.clock.tick(), stack, **fields)
 
 
 def _comparable(a: Any, b: Any) -> bool:

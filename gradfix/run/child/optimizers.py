@@ -118,6 +118,10 @@ class Optimizers:
         """Whether there are not several to hold what a backward reaches."""
         return len(self._known) < 2
 
+    def steps(self) -> int:
+        """How many were made so far, by all that are still there."""
+        return sum(known.steps for known in list(self._known.values()))
+
     def owners(self, leaves: Any) -> dict[int, int]:
         """storage -> the optimizer that holds the leaf in it, for those of `leaves` that one holds."""
         owned: dict[int, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ from typing import Any
 from gradfix.batch.values import Options, Spec, dumps
 from gradfix.batch.workers import TRIES, Workers
 
+LOGS = ("distributed", "distributed.client")  # say with tracebacks what is a sentence here
 REST = 2.0  # seconds that a worker waits for the next repository where nobody can say whether there is one
 
 
@@ -63,7 +65,10 @@ def dask(address: str) -> Iterator[Engine]:
     except ImportError:
         raise EngineError("--engine dask needs dask.distributed: pip install 'gradfix[dask]'") from None
     client: Any = None
+    levels = {log: log.level for log in map(logging.getLogger, LOGS)}
     try:
+        for log in levels:
+            log.setLevel(logging.CRITICAL)
         try:
             client = Client(address, timeout=10, set_as_default=False)
             threads = sum(client.nthreads().values())
@@ -76,3 +81,5 @@ def dask(address: str) -> Iterator[Engine]:
         with suppress(OSError, TimeoutError):
             if client is not None:
                 client.close(timeout=5)
+        for log, level in levels.items():
+            log.setLevel(level)

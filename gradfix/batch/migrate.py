@@ -292,9 +292,8 @@ def _through(
                 try:
                     result = loads(RepoResult, future.result())
                 except (CancelledError, OSError, TimeoutError) as problem:
-                    raise EngineError(
-                        f"the engine has gone ({problem or type(problem).__name__}); the same call goes on from here"
-                    ) from None
+                    why = f" ({problem})" if str(problem) else ""
+                    raise EngineError(f"the engine has gone{why}; the same call goes on from here") from None
                 fill()  # before the result is kept: nobody waits for that
                 yield spec, result, len(flying)
     finally:

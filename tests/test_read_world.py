@@ -649,3 +649,25 @@ def test_a_backward_that_is_tried_out_may_be_meant_to_fail(tmp_path, handler, ev
         {handler}
     """
     assert kinds(tmp_path, text) == [(evidence, "freed-graph")]
+
+
+@pytest.mark.parametrize(
+    "given", ["torch.nn.factory_kwargs(given)", "library.settings()", "dict(given)", "library.SETTINGS"]
+)
+def test_what_a_tensor_is_made_with_may_say_anything(tmp_path, given):
+    text = f"""
+    import library
+
+    class Observer(nn.Module):
+        def __init__(self, given=None):
+            super().__init__()
+            made = {given}
+            self.register_buffer("least", torch.tensor(0.0, **made))
+            self.register_buffer("most", torch.zeros(2, **made))
+
+        def forward(self, x):
+            self.least.copy_(x.detach().min())
+            self.most.fill_(1.0)
+            return x
+    """
+    assert kinds(tmp_path, text) == []

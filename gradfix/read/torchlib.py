@@ -121,6 +121,8 @@ def _of_nn(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -
         return forwards.utility(m, path[15:], args, kwargs)
     if path.startswith("torch.nn.parallel."):
         return layers.make(m, "torch.nn." + path.rpartition(".")[2], args, kwargs)
+    if path[9].islower() and "." not in path[9:]:
+        return m.unknown(path)  # torch.nn.factory_kwargs
     return layers.make(m, path, args, kwargs)
 
 
@@ -196,7 +198,7 @@ def _maker(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -
 
 def _wants(kwargs: dict[str, Value]) -> Any:
     wants = kwargs.get("requires_grad", kwargs.get("**", False))
-    return None if isinstance(wants, Unknown) else bool(wants)
+    return bool(wants) if isinstance(wants, bool | int) else None
 
 
 def _like(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:

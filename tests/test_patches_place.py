@@ -195,6 +195,14 @@ def test_applied_already_in_one_of_two_copies():
     assert not placed(f"{NEW}\n\n{copy}").already
 
 
+def test_the_line_that_the_fix_brings_in_is_at_another_place():
+    """Without it the text would be the fix's source, but the fix puts it elsewhere."""
+    new = OLD.replace("        opt.step()\n", "        opt.zero_grad()\n        opt.step()\n")
+    elsewhere = OLD.replace("        opt.zero_grad()\n", "        opt.zero_grad()\n" * 2)
+    assert placed(new, OLD, new).already
+    assert not placed(elsewhere, OLD, new).already
+
+
 def test_the_line_that_the_fix_takes_away_was_moved():
     """Its neighbours meet, as after the fix, but it is still there."""
     new = OLD.replace("        opt.zero_grad()\n", "")

@@ -72,13 +72,17 @@ class _Spot:
 
 def place(file: FilePatch, text: str) -> Placed:
     """The hunks of `file` in `text`. Raises Refused."""
-    name = file.path
     if digest(text) == file.sha256:
-        spots = [_exact(hunk, text.split("\n"), name) for hunk in file.hunks]
-        return _edited(spots, Text(text), name, None, exact=True)
+        return _as_made(file, text)
     if _is_there(file, text):
         return Placed(text, tuple((hunk.line, 0) for hunk in file.hunks))
     return _anywhere(file, text)
+
+
+def _as_made(file: FilePatch, text: str) -> Placed:
+    """The hunks in the very text that they were made from. Raises Refused."""
+    spots = [_exact(hunk, text.split("\n"), file.path) for hunk in file.hunks]
+    return _edited(spots, Text(text), file.path, None, exact=True)
 
 
 def _is_there(file: FilePatch, text: str) -> bool:
@@ -87,9 +91,9 @@ def _is_there(file: FilePatch, text: str) -> bool:
     if found is None:
         return False
     was, alone = found
-    if digest(was) == file.sha256:
-        return True
     try:
+        if digest(was) == file.sha256:
+            return _as_made(file, was).text == text
         again = _anywhere(file, was) if alone else None
     except Refused:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import libcst as cst
 
@@ -10,12 +11,14 @@ from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Project, View
 from gradfix.rewrite.boundary import frame, gather, meeting
-from gradfix.rewrite.carried import cleared_names, entries, stored_elements
+from gradfix.rewrite.carried import carried, cleared_names, entries, stored_elements
 from gradfix.rewrite.drawn import views
 from gradfix.rewrite.statements import Unit, body_of, common_block, dotted, put_after, unit_in, units, walk
+from gradfix.rewrite.windows import window_ends
 from gradfix.tape import Backward, Step
 from gradfix.verdict import Effect
 
+STATES = 2  # ways to detach a state that are tried
 ROUND = Effect("cut-round", "each update uses what was stored since the last one")
 
 
@@ -68,9 +71,10 @@ for x in torch.randn(3, 4, 3):
         backward = conflict.backward
         if backward is None:
             return
+        edges = entries(project, backward)
         held = {
             (dotted(call.func.value) or "").rpartition(".")[2]
-            for _, call, _ in stored_elements(project, (e.producer for e in entries(project, backward)))
+            for _, call, _ in stored_elements(project, (e.producer for e in edges))
             if isinstance(call.func, cst.Attribute)
         } - {""}
         if not held:
@@ -80,9 +84,12 @@ for x in torch.randn(3, 4, 3):
             if lists:
                 lines = [cst.parse_statement(f"{name}.clear()") for name in lists]
                 said = ", ".join(f"`{name}`" for name in lists)
-                yield Proposal(
-                    f"clear {said} after the step", ROUND, gather((view, [put_after(step, *lines)])), 1
-                )
+                summary, cleared = f"clear {said} after the step", (view, [put_after(step, *lines)])
+                yield Proposal(summary, ROUND, gather(cleared), 1)
+                # what made the entries may carry a state on, too
+                found = carried(project, edges, backward)
+                for more, parts in islice(window_ends(project, found, edges, backward), STATES):
+                    yield Proposal(f"{summary}, and {more}", ROUND, gather(cleared, *parts), 2)
 
 
 def _places(project: Project, backward: Backward) -> Iterator[tuple[View, Unit]]:

@@ -239,6 +239,9 @@ def recognise(text: str) -> Finding | None:
     """What the error message or traceback `text` is about; None where there is no error in it. Of errors that were
     raised one out of the other, autograd's counts, and of several of those the first."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    text = re.sub(
+        r"(\S{500})\S+", r"\1", text
+    )  # an image in a log: the patterns would begin at each of its letters
     last = None
     for part in CHAINED.split(text):
         last = _recognised(part)

@@ -103,6 +103,9 @@ def _cells(document: dict[str, Any]) -> list[dict[str, Any]]:
     cells: list[dict[str, Any]] = document["cells"]
     if not all(isinstance(cell, dict) for cell in cells):
         raise NotebookError("this is not a notebook (one of its cells is none)")
+    for source in (cell.get("source", "") for cell in cells):
+        if not all(isinstance(line, str) for line in (source if isinstance(source, list) else [source])):
+            raise NotebookError("this is not a notebook (the source of a cell is no text)")
     return cells
 
 
@@ -120,8 +123,9 @@ def _python(source: str) -> str:
     out: list[str] = []
     closed = 0  # lines after which no statement goes on
     for line in source.split("\n"):
-        if _LINE_MAGIC.match(line) and not _open(out[closed:]):
-            line, closed = _timed(line) or _MAGIC + line, len(out) + 1
+        going_on = bool(out) and out[-1].startswith(_MAGIC) and out[-1].endswith("\\")
+        if going_on or (_LINE_MAGIC.match(line) and not _open(out[closed:])):
+            line, closed = (not going_on and _timed(line)) or _MAGIC + line, len(out) + 1
         out.append(line)
     return "\n".join(out)
 

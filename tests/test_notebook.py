@@ -70,8 +70,12 @@ def test_places():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"nbformat": 4, "cells": [5]}', '{"worksheets": []}', "[" * 100_000]
-)
+    "text",
+    [
+        "", "[]", "{}", '{"nbformat": 4, "cells": [5]}', '{"worksheets": []}', "[" * 100_000,
+        '{"cells": [{"cell_type": "code", "source": ["x", 5]}]}',
+    ],
+)  # fmt: skip
 def test_what_is_no_notebook(tmp_path, text):
     (tmp_path / "n.ipynb").write_text(text)
     with pytest.raises(SourceError, match="this is not a notebook"):
@@ -190,6 +194,17 @@ def test_the_code_behind_a_magic_is_read_where_it_stands(line, code):
 def test_magics_whose_code_is_left_alone(line):
     text = json.dumps({"cells": [{"cell_type": "code", "source": f"{line}\nx = 1"}]})
     assert notebook.join(text) == f"# %% cell 0\n#~magic~ {line}\nx = 1\n"
+
+
+@pytest.mark.parametrize("magic", ["!pip install torch \\", "%pip install a \\\n  b \\", "files = !ls \\"])
+def test_a_magic_that_goes_on_in_the_next_line(magic):
+    cell = f"{magic}\n  -q 'c'\nx = 1"
+    text = json.dumps({"cells": [{"cell_type": "code", "source": cell}], "metadata": {}})
+    script = notebook.join(text)
+    compile(script, "n", "exec")
+    assert json.loads(notebook.edit(text, script.replace("x = 1", "x = 2")))["cells"][0][
+        "source"
+    ] == cell.replace("x = 1", "x = 2")
 
 
 def test_a_fault_in_the_line_of_a_magic_is_told_as_it_is_written(tmp_path):

@@ -288,3 +288,13 @@ def test_a_name_that_could_steer_a_terminal_is_escaped_where_it_can_be_called(ch
     shell = ["bash", "-c", "printf %s " + line[line.index("$'") :]]
     if shutil.which("bash"):
         assert os.fsdecode(subprocess.run(shell, check=True, capture_output=True).stdout) == name
+
+
+@pytest.mark.parametrize(
+    ("closed", "paths", "expected"), [(">&-", "x.py", 1), ("<&-", "-", 0), ("2>&-", "x.py", 1)]
+)
+def test_a_stream_that_is_closed(tmp_path: Path, closed: str, paths: str, expected: int) -> None:
+    (tmp_path / "x.py").write_text("import torch\ntorch.ones(1).backward()\n")
+    command = f'"{sys.executable}" -m gradfix check --no-cache {paths} {closed}'
+    done = subprocess.run(command, shell=True, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (expected, False)

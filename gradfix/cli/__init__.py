@@ -28,6 +28,7 @@ PLAIN: dict[str, Callable[..., int]] = {f.__name__: f for f in (check, explain, 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The command ``gradfix``: never returns."""
+    _have_streams()
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     scripted = given[0] in SCRIPTED and "--" in given  # elsewhere -- only says that no option follows
     cut = given.index("--") if scripted else len(given)
@@ -72,6 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             say("this is a fault of gradfix's own; please report it with the lines above")
             code = FAILED
     sys.exit(code)
+
+
+def _have_streams() -> None:
+    """What was closed where gradfix was started (``>&-``, a daemon) is nothing to Python: now it is an empty file."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _unwritten(reason: str) -> int:

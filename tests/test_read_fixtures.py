@@ -20,14 +20,6 @@ PROGRAMS = [
     for path in (fixture.before, fixture.after)
     if path is not None and not (path.name == "after.py" and path.with_name("after").is_dir())
 ]
-# A program that writes into what it keeps may mean its backward for the value after the write as well as for the one
-# before: which of the two it is the derivative with takes numbers.
-DERIVED = "whether a custom Function's backward is the derivative with what was kept, or with what was written over it"
-NOT_YET = {  # program -> why its reading differs
-    "clone_before_write/kept_on_ctx/before.py": DERIVED,
-    "out_of_place/kept_for_its_backward/before.py": DERIVED,
-}
-
 LATER = {"load_in_place/best_of_a_phase/before.py": 6}  # program -> steps until a run comes to its fault
 
 
@@ -46,9 +38,6 @@ def test_reading_a_fixture_finds_what_running_it_shows(program: Path, zygote: Zy
     outcome = zygote.run(run)
     main, *others = read(program, program.read_text(encoding="utf-8"))
     ran, read_ = told(detect(outcome.tape)), told(detect(main.tape))
-    if name in NOT_YET:
-        assert read_ != ran, "it reads as it runs now: take it off the list"
-        pytest.xfail(NOT_YET[name])
     assert read_ == ran
     assert not main.problems
     for other in others:

@@ -3,17 +3,18 @@ keeps on ctx and writes into is noted, as autograd and its users have it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import ast
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import field
 from typing import Any
 
 from gradfix.dataclass import dataclass
-from gradfix.read import calls, effects, libraries, objects, ops
+from gradfix.read import calls, derivative, effects, libraries, objects, ops
 from gradfix.read.frames import Machine
+from gradfix.read.objects import CTX
 from gradfix.read.values import Class, Function, Instance, Native, Node, Saved, Tensor, Truth, Unknown, Value
 from gradfix.tape import Custom, Mutate, Stack
 
-CTX = "torch.autograd.function.FunctionCtx"
 DIRTY_LEAF = "a leaf Variable that requires grad has been used in an in-place operation."
 OLD_STYLE = (
     "Legacy autograd function with non-static forward method is deprecated. Please use new-style autograd function "
@@ -37,6 +38,16 @@ class Unmarked:
 
 
 @dataclass(slots=True, eq=False)
+class Spoilt:
+    """What the forward kept and overwrote by `write`, and the backward needs as it was kept. `time` as of Unmarked."""
+
+    tensor: Tensor
+    write: Mutate
+    sure: bool
+    time: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Applied:
     """What one call of apply() left behind, for the node it made: the `inputs` of which it was given, with what the
     graph had for them, what it `held` on ctx and how that was then."""
@@ -48,6 +59,7 @@ class Applied:
     outputs: tuple[Value, ...]
     held: list[tuple[Tensor, Saved]]
     unmarked: Unmarked | None = None
+    spoilt: list[Spoilt] = field(default_factory=list)
     settled: bool = False  # what its backward reads is known
     told: dict[Stack, int] = field(default_factory=dict)  # writes into gradients that were told -> time
 
@@ -108,6 +120,7 @@ def run(m: Machine, cls: Class, args: list[Value], kwargs: dict[str, Value]) -> 
     applied.outputs = tuple(_joined(m, applied, node, o, written) for o in outputs)
     _keep(m, applied, node)
     _changed(m, applied, node, outputs, written)
+    applied.spoilt = list(_spoilt(m, applied, written))
     node.output = next((o for o in applied.outputs if isinstance(o, Tensor) and o.requires), None)
     return applied.outputs if isinstance(result, tuple) else applied.outputs[0]
 
@@ -282,6 +295,40 @@ def _keep(m: Machine, applied: Applied, node: Node) -> None:
             applied.held.append((tensor, m.trace.hold(node, tensor)))
 
 
+def _spoilt(m: Machine, applied: Applied, written: dict[int, list[Mutate]]) -> Iterator[Spoilt]:
+    """What it overwrote of what it keeps, where its backward is the derivative with what was kept."""
+    slots = dict(_slots(applied.ctx))
+    forward, backward, setup = (
+        f.node if isinstance(f, Function) and isinstance(f.node, ast.FunctionDef) else None
+        for f in (objects.lookup(applied.cls, n) for n in ("forward", "backward", "setup_context"))
+    )
+    if forward is None or backward is None or not any(t.storage.number in written for t in slots.values()):
+        return
+    args = [derivative.Element(0.0) if _real(a) else a for a in applied.inputs]
+    needs = [n in applied.edges for n in range(len(args))]
+    found, mostly = derivative.needed(derivative.Code(forward, backward, setup), args, needs)
+    for slot, statement in found.items():
+        writes = written.get(slots[slot].storage.number, []) if slot in slots else []
+        lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+        write = next((w for w in writes if w.stack[-1].line in lines), None)
+        if write is not None:
+            yield Spoilt(slots[slot], write, mostly and _sure(m, writes))
+
+
+def _slots(ctx: Instance) -> Iterator[tuple[derivative.Slot, Tensor]]:
+    """The tensors that `ctx` keeps, each with its place."""
+    for number, value in enumerate(ctx.extra.get("saved", ())):
+        if isinstance(value, Tensor):
+            yield (derivative.SAVED, number), value
+    for name, value in ctx.attrs.items():
+        if isinstance(value, Tensor):
+            yield (name, derivative.ALONE), value
+
+
+def _real(value: Value) -> bool:
+    return isinstance(value, Tensor) and value.dtype not in ops.INTEGERS
+
+
 def tensors_on(value: Value) -> list[Tensor]:
     """The tensors of an attribute of ctx: itself, or those of a list, a tuple or a dictionary."""
     return ops.tensors_of(list(value.values()) if isinstance(value, dict) else value)
@@ -290,6 +337,8 @@ def tensors_on(value: Value) -> list[Tensor]:
 def _noted(name: str) -> Any:
     def note(m: Machine, ctx: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
         ctx.extra[name] = tuple(args)
+        for tensor in ops.tensors_of(args) if name == "saved" else ():
+            tensor.storage.known = True
         return None
 
     return note

@@ -109,6 +109,7 @@ def _inherited(m: Machine, cls: Class, name: str) -> Value:
 
 MISSING = object()
 FUNCTION = "torch.autograd.Function"
+CTX = "torch.autograd.function.FunctionCtx"
 
 
 def lookup(cls: Class, name: str, after: Class | None = None) -> Value:
@@ -205,6 +206,8 @@ def set_attribute(m: Machine, owner: Value, name: str, value: Value) -> None:
         else:
             owner.attrs.pop(name, None) if isinstance(value, Tensor) and value.parameter else None
             owner.attrs[name] = value
+            if isinstance(value, Tensor) and owner.kind == CTX:
+                value.storage.known = True  # what is written into it from here on is told
     elif isinstance(owner, Class | Function):
         owner.attrs[name] = value
     elif isinstance(owner, ModuleValue):

@@ -10,8 +10,9 @@ from typing import Any
 from gradfix.dataclass import dataclass
 from gradfix.read import calls, objects, ops, shared
 from gradfix.read.backward import blur
-from gradfix.read.custom import CTX, Applied
+from gradfix.read.custom import Applied, Spoilt
 from gradfix.read.frames import Deep, Machine, Raised
+from gradfix.read.objects import CTX
 from gradfix.read.trace import UNMEASURED, Trace
 from gradfix.read.values import Function, Instance, Node, Storage, Tensor, Value
 from gradfix.tape import AnyEvent, Backward, Custom, Stack
@@ -64,6 +65,8 @@ def met(
         users = users or shared.users(nodes, leaves, roots)
         if _bypassed(users, node, applied, walked):
             blame[_tell_unmarked(m, node, applied)] = UNMEASURED
+        for spoilt in applied.spoilt:
+            blame[_tell_spoilt(m, node, spoilt)] = UNMEASURED
         if create or m.hooked:
             continue
         for write in walked.written:
@@ -254,6 +257,12 @@ def _tell_unmarked(m: Machine, node: Node, applied: Applied) -> int:
             m, node, "unmarked", unmarked.write.stack, unmarked.tensor, unmarked.alias.number, unmarked.sure
         )
     return unmarked.time
+
+
+def _tell_spoilt(m: Machine, node: Node, spoilt: Spoilt) -> int:
+    if not spoilt.time:
+        spoilt.time = _tell(m, node, "spoilt", spoilt.write.stack, spoilt.tensor, None, spoilt.sure)
+    return spoilt.time
 
 
 def _tell_written(m: Machine, node: Node, applied: Applied, write: Written, sure: bool) -> int:

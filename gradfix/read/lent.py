@@ -15,36 +15,49 @@ GROWS = {"append", "appendleft", "extend", "insert", "update", "setdefault", "ad
 
 def lend(m: Machine, value: Function | Bound) -> None:
     """Unknown code gets `value`."""
-    if len(m.lent) < MOST and value not in m.lent:
-        m.lent.append(value)
+    if len(m.lent) < MOST and all(value is not each for each, *_ in m.lent):
+        function = value.function if isinstance(value, Bound) else value
+        targets = _set(function, isinstance(value, Bound)) if isinstance(function, Function) else ()
+        if targets:
+            m.lent.append((value, function, targets))
 
 
 def run(m: Machine) -> None:
     """Unknown code runs, and what it was lent."""
-    for value in m.lent:
-        for names, name in _set(value):
-            if not isinstance(names.get(name), Unknown):
+    for value, function, targets in m.lent:
+        for owner, name in targets:
+            names = _around(function, owner or name)
+            if owner:
+                receiver = (
+                    value.receiver
+                    if owner == _own(function) and isinstance(value, Bound)
+                    else names.get(owner)
+                )
+                names = receiver.attrs if isinstance(receiver, Instance) else {}
+            if name in names and not isinstance(names[name], Unknown):
                 names[name] = m.unknown("set by what was lent")
 
 
-def _set(value: Function | Bound) -> Iterator[tuple[dict[str, Value], str]]:
-    """The names and attributes from outside that a call may set."""
-    function = value.function if isinstance(value, Bound) else value
-    if not isinstance(function, Function):
-        return
+def _own(function: Function) -> str:
     arguments = function.node.args
-    own = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
-    here: dict[str, Value] = {own[0]: value.receiver} if own and isinstance(value, Bound) else {}
+    return next((a.arg for a in (*arguments.posonlyargs, *arguments.args)), "")
+
+
+def _set(function: Function, bound: bool) -> tuple[tuple[str, str], ...]:
+    """What a call may set that is not its own: (the name of an object, the attribute), or ("", a name)."""
+    arguments = function.node.args
+    own = {a.arg for a in (*arguments.posonlyargs, *arguments.args)} - ({_own(function)} if bound else set())
+    found: dict[tuple[str, str], None] = {}
     for target in _targets(function.node):
-        if isinstance(target, ast.Name):
-            names = {} if target.id in own else _around(function, target.id)
-            if target.id in names:
-                yield names, target.id
-        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-            names = here if target.value.id in own else _around(function, target.value.id)
-            owner = names.get(target.value.id)
-            if isinstance(owner, Instance):
-                yield owner.attrs, target.attr
+        if isinstance(target, ast.Name) and target.id not in own:
+            found["", target.id] = None
+        elif (
+            isinstance(target, ast.Attribute)
+            and isinstance(target.value, ast.Name)
+            and target.value.id not in own
+        ):
+            found[target.value.id, target.attr] = None
+    return tuple(found)
 
 
 def _targets(function: ast.AST) -> Iterator[ast.expr]:

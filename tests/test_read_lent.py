@@ -78,3 +78,12 @@ def test_what_it_does_not_set_is_known(tmp_path: Path, network: str) -> None:
     given = "network.layer4.register_forward_hook(keeper.hook)"
     assert told(tmp_path, network, given, "kept") == ["cut-graph"]
     assert told(tmp_path, network, "pass", "keeper.out") == ["cut-graph"]
+
+
+def test_one_that_is_given_again_and_again_is_one(tmp_path: Path) -> None:
+    given = (
+        "for layer in range(99): somewhere.watch(network, keeper.many)\nsomewhere.watch(network, keeper.hook)"
+    )
+    assert told(tmp_path, NETWORKS[0], given, "keeper.out") == []
+    given = "".join(f"somewhere.watch(network, keeper.many, {n})\n" for n in range(40))
+    assert told(tmp_path, NETWORKS[0], given + "somewhere.watch(network, keeper.hook)", "keeper.out") == []

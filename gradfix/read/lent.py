@@ -15,25 +15,24 @@ GROWS = {"append", "appendleft", "extend", "insert", "update", "setdefault", "ad
 
 def lend(m: Machine, value: Function | Bound) -> None:
     """Unknown code gets `value`."""
-    if len(m.lent) < MOST and all(value is not each for each, *_ in m.lent):
-        function = value.function if isinstance(value, Bound) else value
-        targets = _set(function, isinstance(value, Bound)) if isinstance(function, Function) else ()
+    function, receiver = (value.function, value.receiver) if isinstance(value, Bound) else (value, None)
+    if not isinstance(function, Function) or len(m.lent) >= MOST:
+        return
+    if not any(f is function and r is receiver for f, r, _ in m.lent):
+        targets = _set(function, isinstance(value, Bound))
         if targets:
-            m.lent.append((value, function, targets))
+            m.lent.append((function, receiver, targets))
 
 
 def run(m: Machine) -> None:
     """Unknown code runs, and what it was lent."""
-    for value, function, targets in m.lent:
+    for function, receiver, targets in m.lent:
         for owner, name in targets:
             names = _around(function, owner or name)
             if owner:
-                receiver = (
-                    value.receiver
-                    if owner == _own(function) and isinstance(value, Bound)
-                    else names.get(owner)
-                )
-                names = receiver.attrs if isinstance(receiver, Instance) else {}
+                own = receiver is not None and owner == _own(function)
+                holder = receiver if own else names.get(owner)
+                names = holder.attrs if isinstance(holder, Instance) else {}
             if name in names and not isinstance(names[name], Unknown):
                 names[name] = m.unknown("set by what was lent")
 

@@ -19,11 +19,11 @@ class Run:
     """One run of a script. Paths are absolute.
 
     `files` are candidate texts served under the real file's name (absolute path -> text) without touching the
-    disk. `root` is the project that the scratch view covers: the nearest ancestor of the script with a
-    pyproject.toml, setup.py, setup.cfg or .git, else the script's folder; `cwd` the directory the run starts
-    in. `record` asks for a tape, `measure` for a Measurement. `impose` is the effect imposed on the run (see
-    gradfix.prove), a JSON object, or None. `steps` bounds the run (each optimizer), and `calls` does (the steps of
-    all of them together, whether each has stepped or not); neither before optimizers were made in `making` places.
+    disk. `root` is the project that the scratch view covers (see gradfix.discover.project_root); `cwd` the directory
+    the run starts in. `record` asks for a tape, `measure` for a Measurement. `impose` is the effect imposed on the
+    run (see gradfix.prove), a JSON object, or None. `steps` bounds the run (each optimizer), and `calls` does (the
+    steps of all of them together, whether each has stepped or not); neither before optimizers were made in `making`
+    places.
     `timeout` in seconds.
     `memory` bytes of address space above what the child has at the fork; None: most of what is free.
     `resident` bytes that all of its processes together may hold; None: most of what is free.

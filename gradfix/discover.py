@@ -146,8 +146,8 @@ def _rules(base: Path, file: Path) -> Iterator[_Rule]:
 
 def project_root(entry: Path) -> Path:
     """The nearest folder around `entry` that looks like a project's; else the one the person stands in, if it is
-    around `entry` (``python src/train.py`` has its relative paths and its imports from there), else `entry`'s own;
-    never the home directory or the root of the file system."""
+    around `entry` (``python src/train.py`` has its relative paths from there), else `entry`'s own; never the home
+    directory or the root of the file system."""
     nearest = folder = os.path.dirname(entry)
     home, here = os.path.expanduser("~"), os.path.realpath(os.curdir)
     while folder not in (home, os.path.dirname(folder)):

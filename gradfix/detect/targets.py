@@ -18,6 +18,9 @@ from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Cut, Record, Stack, Step
 
 LEAST = {"minimum", "min", "amin"}
+JOINED = {"stack", "cat", "select", "slice"}
+# ops by which `target[i, a] = …` joins the graph
+WRITTEN = {"torch::autograd::CopySlices", "copy", "index_put", "scatter"}
 
 
 def attached_targets(graph: Graph) -> Iterable[tuple[int, Conflict]]:
@@ -89,10 +92,11 @@ def _attached(graph: Graph) -> Iterator[tuple[str, Record, Record, Backward]]:
             op = plain_op(record)
             if op in REGRESSIONS:
                 target = _return(graph, record, owned)
-                pattern = "bootstrap" if target is None else "return"
-                target = target or _bootstrap(graph, record, owned)
                 if target is not None:
-                    yield pattern, target, record, backward
+                    yield "return", target, record, backward
+                else:
+                    for target in _bootstraps(graph, record, owned):
+                        yield "bootstrap", target, record, backward
             elif op in PRODUCTS:
                 weight = weights.weight(record, backward, owned)
                 if weight is not None:
@@ -116,27 +120,41 @@ def _sides(graph: Graph, record: Record) -> Iterator[tuple[int, int]]:
     yield parents[1], parents[0]
 
 
-def _bootstrap(graph: Graph, record: Record, owned: int) -> Record | None:
-    """The value of ``r + gamma * value`` regressed on by an output of the same parameters, or None."""
+def _bootstraps(graph: Graph, record: Record, owned: int) -> Iterator[Record]:
+    """The value of every ``r + gamma * value`` that an output of the same parameters is regressed on."""
     for prediction, target in _sides(graph, record):
-        total = graph.records.get(through(graph, target, SHAPES))
-        if total is None or plain_op(total) not in ("add", "sub", "rsub") or len(total.parents) != 1:
+        for total in _totals(graph, target):
+            scaled = graph.records.get(through(graph, total.parents[0], SHAPES))
+            if scaled is None or plain_op(scaled) != "mul" or len(scaled.parents) != 1:
+                continue
+            while (
+                scaled is not None and plain_op(scaled) == "mul" and len(scaled.parents) == 1
+            ):  # gamma * (1 - done) * v
+                value = graph.records.get(through(graph, scaled.parents[0], SHAPES))
+                node, scaled = scaled.parents[0], value
+            # both sides are outputs of the same model, by two passes of their own
+            if node not in graph.records or not _values(
+                graph, node, graph.reach_mask(prediction) & owned, owned
+            ):
+                continue
+            if not _shares(graph, node, prediction) and not _made_alike(graph, total, prediction):
+                yield graph.records[node]
+
+
+def _totals(graph: Graph, target: int) -> Iterator[Record]:
+    """Every sum of one value and a constant that `target` is, is joined of, or has had written into it."""
+    pending, seen = [target], set[int]()
+    while pending:
+        node = through(graph, pending.pop(), SHAPES)
+        record = graph.records.get(node)
+        if record is None or node in seen:
             continue
-        scaled = graph.records.get(through(graph, total.parents[0], SHAPES))
-        if scaled is None or plain_op(scaled) != "mul" or len(scaled.parents) != 1:
-            continue
-        while (
-            scaled is not None and plain_op(scaled) == "mul" and len(scaled.parents) == 1
-        ):  # gamma * (1 - done) * v
-            value = graph.records.get(through(graph, scaled.parents[0], SHAPES))
-            node, scaled = scaled.parents[0], value
-        # both sides are outputs of the same model, by two passes of their own
-        if node not in graph.records or not _values(graph, node, graph.reach_mask(prediction) & owned, owned):
-            continue
-        if _shares(graph, node, prediction) or _made_alike(graph, total, prediction):
-            continue
-        return graph.records[node]
-    return None
+        seen.add(node)
+        op = plain_op(record)
+        if op in JOINED | WRITTEN:
+            pending += record.parents
+        elif op in ("add", "sub", "rsub") and len(record.parents) == 1:
+            yield record
 
 
 def _values(graph: Graph, node: int, mine: int, owned: int) -> bool:

@@ -719,6 +719,19 @@ def test_optimizer_of_a_replaced_layer() -> None:
     assert (conflict.kind, conflict.at.line) == ("stray-optimizer", 3)
 
 
+def test_layer_of_nobodys_beside_inputs_whose_gradients_are_looked_at_is_silent() -> None:
+    """What the program does with them, nobody can say."""
+    s = Script()
+    w, unused = s.leaf("net.weight"), s.leaf("probe.weight")
+    opt = s.optimizer("opt", [unused], 3)
+    for _ in range(3):
+        s.zero(opt, 5)
+        s.backward(s.linear(6, w, s.data()), 7)
+        s.step(opt, 8)
+        s.write(w, 9, op="aten.sub_")
+    assert not detect(s.end())
+
+
 def test_unused_head_beside_a_pretrained_critic_is_silent() -> None:
     s = Script()
     w, head, vgg = s.leaf("net.w"), s.leaf("net.head"), s.leaf("vgg.w")

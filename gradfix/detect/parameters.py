@@ -53,6 +53,8 @@ def dead_parameters(graph: Graph) -> Found:
         steps = graph.steps_of(number)
         if len(steps) < 2 or any(s.refs for s in steps) or any(r.storage in filled for r in optimizer.refs):
             continue
+        if given_values(graph, number):
+            continue  # kept up with another model's, say: a target, which no loss is meant to train
         if (frozen := frozen_in_every_pass(graph, number)) is not None:
             yield ("dead", number), steps[0], frozen
             continue
@@ -114,6 +116,21 @@ def _leads_to(graph: Graph, cut: Cut, backwards: list[Backward]) -> bool:
 def by_hand(write: Mutate | Step) -> bool:
     """Whether the program itself writes, and no optimizer."""
     return isinstance(write, Mutate) and write.optimizer is None
+
+
+def given(write: Mutate | Step, first: int) -> bool:
+    """Whether the program gives a parameter values of its own: of another training before the first step, or by what it
+    does from step to step. Random ones are what training begins with, and bounds are no values."""
+    op = plain_op(write) if isinstance(write, Mutate) else ""
+    copied = isinstance(write, Mutate) and (write.how == "set_data" or op in ("copy", "set"))
+    return by_hand(write) and (copied or (write.time > first and not op.startswith("clamp")))
+
+
+def given_values(graph: Graph, number: int) -> set[int]:
+    """Those of an optimizer's parameters that are given values otherwise: a target network's, say."""
+    first = next((s.time for s in graph.steps_of(number)), 0)
+    own = {r.storage for r in graph.optimizers[number].refs}
+    return {s for s in own if any(given(w, first) for w in graph.writes.get(s, ()))}
 
 
 def _reached(graph: Graph, cut: Cut) -> int:

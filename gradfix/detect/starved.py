@@ -13,10 +13,10 @@ from functools import reduce
 
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
-from gradfix.detect.parameters import by_hand, cuts_of, filled_ever, names_of, rewrapped
+from gradfix.detect.parameters import cuts_of, filled_ever, given, names_of, rewrapped
 from gradfix.detect.refused import CUT_WORDS
-from gradfix.graph import Graph, plain_op
-from gradfix.tape import Backward, Cut, Fed, Mode, Mutate, Stack, Step
+from gradfix.graph import Graph
+from gradfix.tape import Backward, Cut, Fed, Mode, Stack
 
 
 def starved(graph: Graph) -> Found:
@@ -28,19 +28,12 @@ def starved(graph: Graph) -> Found:
         stepped = {r.storage for s in steps for r in s.refs}
         dead = {r.storage for r in optimizer.refs} - filled - stepped
         first = steps[0].time if steps else 0
-        dead = {s for s in dead if not any(_given(w, first) for w in graph.writes.get(s, ()))}
+        dead = {s for s in dead if not any(given(w, first) for w in graph.writes.get(s, ()))}
         if len(steps) > 1 and stepped and dead:
             told: set[object] = set()
             if cuts:
                 yield from _taken_by_layers(graph, number, dead, stepped, cuts, told)
             yield from _ending(graph, number, dead, cuts.values(), told)
-
-
-def _given(write: Mutate | Step, first: int) -> bool:
-    """Whether the program gives a parameter values of its own: of another training before the first step, or by what it
-    does from step to step. Random ones are what training begins with."""
-    copied = isinstance(write, Mutate) and (write.how == "set_data" or plain_op(write) in ("copy", "set"))
-    return by_hand(write) and (copied or write.time > first)
 
 
 def _taken_by_layers(

@@ -6,22 +6,25 @@ PyTorch says nothing: the layer that was put in place of another gets gradients,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import pairwise
 
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
-from gradfix.detect.parameters import filled_ever
+from gradfix.detect.parameters import by_hand, filled_ever, given_values
 from gradfix.graph import Graph
-from gradfix.tape import Backward, GradWrite, Mutate, Record, Ref, Site
+from gradfix.tape import Backward, GradUse, GradWrite, Mutate, Record, Ref, Site
 
 
 def stray_optimizers(graph: Graph) -> Found:
-    """An optimizer holds a parameter that was replaced: the old one is dead, the new one gets gradients and
-    is nobody's."""
+    """An optimizer holds a parameter that was replaced, or another model's (a copy that targets are computed with):
+    that is dead, the new one gets gradients and is nobody's. Where no step has a gradient and what does is not looked
+    at, none of the model's are held."""
     filled = filled_ever(graph)
-    found = _homeless(graph)
+    found = {storage: met for storage, met in nobodys(graph).items() if not _by_the_program(graph, storage)}
     if not found:
         return
+    idle = not any(s.refs for s in graph.steps) and not _looked_at(graph, found) and _last(graph, found)
     homeless = {storage: ref for storage, (ref, _) in found.items()}
     models: dict[int, list[Ref]] = {}  # by the time of their first backward: each pass may make another
     for ref, backward in found.values():
@@ -31,7 +34,8 @@ def stray_optimizers(graph: Graph) -> Found:
         steps = graph.steps_of(number)
         given = {r.storage for s in steps for r in s.refs}  # a gradient from somewhere: pushed by hand
         quiet = (r for r in optimizer.refs if r.storage not in filled and r.storage not in given)
-        dead = [r for r in quiet if not _used(graph, r.storage)]
+        kept_up = given_values(graph, number)
+        dead = [r for r in quiet if r.storage in kept_up or not _used(graph, r.storage)]
         if not steps or not dead:
             continue
         by_name = {_called(r): r for r in homeless.values() if r.name}
@@ -39,23 +43,27 @@ def stray_optimizers(graph: Graph) -> Found:
         whole = (
             all(r.shape for r in dead)
             and len(dead) == len(optimizer.refs)
-            and all(Counter(r.shape for r in dead) == Counter(r.shape for r in m) for m in models.values())
+            and (
+                (idle and len(models) == 1)
+                or all(Counter(r.shape for r in dead) == Counter(r.shape for r in m) for m in models.values())
+            )
         )
         if not replaced and not whole:
             continue
         new = [r for _, r in replaced] or first
         names = [f"`{r.name}`" for r in new if r.name]
+        whose = "no loss trains" if whole and not replaced else "are no longer the model's"
         yield (
-            ("stray", number),
+            ("dead", number),
             steps[0],
             make(
                 "stray-optimizer",
                 "replaced",
-                f"{optimizer_words(graph, number)} steps tensors that are no longer the model's: "
+                f"{optimizer_words(graph, number)} steps tensors that {whose}: "
                 f"{wording.listed(names) if names else 'its parameters'} get gradients and are never updated",
                 [
                     ("made", optimizer.stack, "made with the parameters as they were here"),
-                    ("step", steps[0].stack, "steps tensors that no loss uses"),
+                    ("step", steps[0].stack, "steps tensors that no loss trains"),
                 ],
                 "made",
                 ref=new[0],
@@ -72,8 +80,8 @@ def _called(ref: Ref) -> str:
 def replaced_later(graph: Graph) -> Found:
     """What an optimizer has stepped is used no more from some pass on: another parameter, of that name or read in its
     place, gets the gradients of the steps that follow, and is nobody's."""
-    by_hand = {e.ref.storage for e in graph.tape.events if isinstance(e, Mutate) and e.optimizer is None}
-    homeless = {storage: found for storage, found in _homeless(graph).items() if storage not in by_hand}
+    written = {e.ref.storage for e in graph.tape.events if isinstance(e, Mutate) and e.optimizer is None}
+    homeless = {storage: found for storage, found in nobodys(graph).items() if storage not in written}
     if not homeless:
         return
     read = _Reads(graph)
@@ -121,7 +129,7 @@ def replaced_later(graph: Graph) -> Found:
         )
 
 
-def _homeless(graph: Graph) -> dict[int, tuple[Ref, Backward]]:
+def nobodys(graph: Graph) -> dict[int, tuple[Ref, Backward]]:
     """The leaves that get gradients and that no optimizer has, as they are called, with the first backward of each."""
     found: dict[int, tuple[Ref, Backward]] = {}
     for backward in graph.backwards:
@@ -168,6 +176,29 @@ def _last_use(graph: Graph, storage: int) -> int | None:
     written = (e for e in graph.tape.events if isinstance(e, GradWrite))
     times += [e.time for e in written if any(r.storage == storage for r in e.refs)]
     return max(times, default=None)
+
+
+def _by_the_program(graph: Graph, storage: int) -> bool:
+    """Whether the program itself trains a leaf: it writes to it from step to step."""
+    first = next((s.time for s in graph.steps), 0)
+    return any(by_hand(w) and w.time > first for w in graph.writes.get(storage, ()))
+
+
+def _looked_at(graph: Graph, storages: Collection[int]) -> bool:
+    """Whether the program reads or sets gradients of these leaves: it may have its own use for them."""
+    events = graph.tape.events
+    set_ = any(isinstance(e, GradWrite) and any(r.storage in storages for r in e.refs) for e in events)
+    return set_ or any(isinstance(e, GradUse) and e.ref.storage in storages for e in events)
+
+
+def _last(graph: Graph, storages: Collection[int]) -> bool:
+    """Whether these leaves get gradients before one step and before the next: they are what a training would train."""
+    times = [0, *(s.time for s in graph.steps[:2])]
+    rounds = [
+        {r.storage for b in graph.backwards if begin < b.time < end for r in b.accumulates}
+        for begin, end in pairwise(times)
+    ]
+    return len(rounds) > 1 and all(set(storages) <= filled for filled in rounds)
 
 
 def _used(graph: Graph, storage: int) -> bool:

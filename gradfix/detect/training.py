@@ -42,11 +42,11 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     """Every conflict that the optimizers show, and the notes."""
     found = Findings()
     without = (
+        stray_optimizers,  # first: that a target's graph is cut is a consequence, where its optimizer is a stray one
         dead_parameters,
         starved,
         zero_derivatives,
         rewrapped,
-        stray_optimizers,
         replaced_later,
         converted,
         second_order,

@@ -20,11 +20,11 @@ def replacing(view: View, name: str) -> Iterator[tuple[cst.Assign, int]]:
         for node in view.parents:
             if not isinstance(node, cst.Assign) or len(node.targets) != 1:
                 continue
-            if _last(node.targets[0].target) == parts[depth] and not _constructs(view, node):
+            if last_of(node.targets[0].target) == parts[depth] and not _constructs(view, node):
                 yield node, len(parts) - 1 - depth
 
 
-def _last(target: cst.BaseAssignTargetExpression) -> str:
+def last_of(target: cst.BaseExpression) -> str:
     """``fc`` of ``model.fc``, ``0`` of ``model[0]``."""
     if isinstance(target, cst.Name):
         return target.value

@@ -66,6 +66,8 @@ for s, following, r in zip(torch.randn(3, 5, 3), torch.randn(3, 5, 3), torch.ran
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        if conflict.pattern == "itself":
+            return  # without a graph it would still be the same tensor
         lost = _dropped(conflict, project)
         if lost is not None:
             view, unit, name = lost

@@ -335,6 +335,17 @@ class Alike(Event):
     apart: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Itself(Event):
+    """A call compared a value with itself (took one off the other, or gave their distance): both operands are all of
+    one piece of memory, `ref`. `node` is the result's. With `wrote`, `stack` is where the program had written into that
+    memory through an array, which no other event tells."""
+
+    node: int
+    ref: Ref
+    wrote: bool = False
+
+
 _AUTOGRAD = (
     "modified by an inplace operation",
     "backward through the graph a second time",
@@ -408,6 +419,7 @@ AnyEvent = (
     | Legacy
     | Kept
     | Alike
+    | Itself
     | Failure
     | Note
     | End
@@ -437,6 +449,7 @@ EVENTS: dict[str, type[Event]] = {
         Legacy,
         Kept,
         Alike,
+        Itself,
         Failure,
         Note,
         End,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gradfix.detect import custom, freed, opposed, overwritten, refused, targets, training
+from gradfix.detect import custom, freed, itself, opposed, overwritten, refused, targets, training
 from gradfix.detect.conflict import KINDS, PATTERNS, Conflict, Label, Severity, describe
 from gradfix.graph import Graph
 from gradfix.tape import Tape
@@ -29,6 +29,7 @@ def detect(tape: Tape) -> tuple[Conflict, ...]:
         *refused.refusals(graph),
         *training.habits(graph),
         *targets.attached_targets(graph),
+        *itself.targets_of_themselves(graph),
         *opposed.opposed_terms(graph),
     ]
     found = _of_parameters(found)

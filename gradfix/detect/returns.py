@@ -12,6 +12,8 @@ from gradfix.graph import VIEWS, Graph, plain_op
 # ops that keep a value the same value: shapes, signs, types
 SHAPES = VIEWS | {"neg", "clone"}
 PARTS = {"stack", "cat", "select", "slice", "unbind", "flip"}
+# ops by which `target[i, a] = …` joins the graph
+WRITTEN = {"torch::autograd::CopySlices", "copy", "index_put", "scatter"}
 ADDING, SCALING = {"add", "sub", "rsub"}, {"mul", "div"}
 ARITHMETIC = ADDING | SCALING
 MOST = 4000  # states that are gone through

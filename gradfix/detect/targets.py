@@ -12,15 +12,13 @@ from collections.abc import Iterable, Iterator
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
-from gradfix.detect.returns import SHAPES, is_return, through
+from gradfix.detect.returns import SHAPES, WRITTEN, is_return, through
 from gradfix.detect.weights import PRODUCTS, REGRESSIONS, Weights
 from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Cut, Record, Stack, Step
 
 LEAST = {"minimum", "min", "amin"}
 JOINED = {"stack", "cat", "select", "slice"}
-# ops by which `target[i, a] = …` joins the graph
-WRITTEN = {"torch::autograd::CopySlices", "copy", "index_put", "scatter"}
 
 
 def attached_targets(graph: Graph) -> Iterable[tuple[int, Conflict]]:

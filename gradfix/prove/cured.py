@@ -63,7 +63,13 @@ def _first(
     alike: Callable[[Conflict, Conflict, Lines], bool],
     lines: Lines,
 ) -> Conflict | None:
-    return next((b for b in before if b.kind == after.kind and alike(after, b, lines)), None)
+    return next((b for b in before if _one_fault(b, after) and alike(after, b, lines)), None)
+
+
+def _one_fault(before: Conflict, after: Conflict) -> bool:
+    """Whether two conflicts may be one fault: a target that has become a tensor of its own may now show that it has a
+    graph."""
+    return before.kind == after.kind and (before.pattern == "itself") is (after.pattern == "itself")
 
 
 def _same_stacks(after: Conflict, before: Conflict, lines: Lines) -> bool:

@@ -18,7 +18,7 @@ from gradfix.detect.targets import target_edges
 from gradfix.graph import Graph
 from gradfix.prove.compare import Terms
 from gradfix.prove.measured import Measured
-from gradfix.tape import Backward, Cut, GradRead, Mutate, Optimizer, Record, Site, Stack, Step, Tape
+from gradfix.tape import Backward, Cut, GradRead, Itself, Mutate, Optimizer, Record, Site, Stack, Step, Tape
 from gradfix.tape import Terms as Summed
 from gradfix.verdict import Effect, EffectKind
 
@@ -133,9 +133,11 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
         for write in moved_writes(conflicts, tape):
             yield Attempt(before={"write": write}, after={"write": write})
     elif kind == "own-memory":
-        made = alias_sites(conflicts, tape)
+        made, themselves = alias_sites(conflicts, tape), compared_sites(conflicts)
         if made:
             yield Attempt(before={"apart": made})
+        elif themselves:
+            yield Attempt(before={"selves": themselves})
     elif kind == "adds-gradient":
         if before.steps:
             still = {"null": "steps", **counted}
@@ -417,19 +419,23 @@ def _lines_of(sites: Iterable[Site], most: int = 10_000) -> list[list[Any]]:
 
 
 def alias_sites(conflicts: Sequence[Conflict], tape: Tape) -> list[list[Any]]:
-    """[file, line] of where an alias was made of what a conflict's write overwrote."""
+    """[file, line] of where an alias was made of what a conflict's write overwrote, or what is compared with itself."""
+    written = [(c.write.ref.storage, c.write.time) for c in conflicts if c.write is not None]
+    written += [(c.event.ref.storage, c.event.time) for c in conflicts if isinstance(c.event, Itself)]
     sites = {
         (site.file, line)
-        for write in (c.write for c in conflicts if c.write is not None)
+        for storage, time in written
         for e in tape.events
-        if isinstance(e, Cut)
-        and e.how in _ALIASING
-        and e.ref.storage == write.ref.storage
-        and e.time < write.time
+        if isinstance(e, Cut) and e.how in _ALIASING and e.ref.storage == storage and e.time < time
         for site in e.stack[-1:]
         for line in range(site.line, max(site.line, min(site.end_line, site.line + 12)) + 1)
     }
     return [list(s) for s in sorted(sites)]
+
+
+def compared_sites(conflicts: Sequence[Conflict]) -> list[list[Any]]:
+    """[file, line] of where something is compared with itself, written into under its other name."""
+    return _lines_of((c.event.stack[-1] for c in conflicts if isinstance(c.event, Itself)), 12)
 
 
 def beside(conflicts: Sequence[Conflict], tape: Tape) -> list[list[Any]]:

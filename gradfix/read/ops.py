@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gradfix.read import behind, constants, effects, shapes, strides
+from gradfix.read import behind, constants, effects, itself, shapes, strides
 from gradfix.read.effects import Overload
 from gradfix.read.frames import Machine
 from gradfix.read.trace import LEAF, LEAF_VIEW, VIEWS
@@ -320,6 +320,7 @@ def _compute(m: Machine, name: str, overload: Overload, bound: dict[str, Value])
                     if other is not tensor:
                         m.trace.save(node, other)
         later = keep(m, node, overload, bound, needing)
+        itself.look(m, plain, bound, node)
     kind = shapes.dtype_of(plain, bound)
     if kind in INTEGERS:
         discrete(m, bound.values())

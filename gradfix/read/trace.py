@@ -19,6 +19,7 @@ from gradfix.tape import (
     GradRead,
     GradUse,
     GradWrite,
+    Itself,
     Legacy,
     Mode,
     Mutate,
@@ -190,6 +191,10 @@ class Trace:
 
     def added(self, term: Tensor, node: Node, cut: int | None) -> None:
         self.add(Added(self.tick(), self._stack(), self.ref(term), node.number, cut))
+
+    def itself(self, tensor: Tensor, node: Node) -> None:
+        """`node` is the difference of `tensor` and itself."""
+        self.add(Itself(self.tick(), self._stack(), node.number, self.ref(tensor)))
 
     def wrapped(self, tensor: Tensor, volatile: bool) -> None:
         """``Variable(tensor)``."""

@@ -122,16 +122,18 @@ class Aliases:
 
     def _written(self, address: int, export: _Export, changed: list[Entry], frame: Any) -> None:
         r, time = self.r, self.r.clock.tick()
-        stack = self._writer(address, frame) or self.r.sites.item_write(export.stack)
+        stack = self.writer(address, frame) or self.r.sites.item_write(export.stack)
         for entry in changed:
             fate = fate_of(entry)
             fate.time, fate.place, fate.counted = time, stack, False
             fate.late = time if r.engine.had(entry) else 0
         r.mutated(time, stack, "numpy", changed[0].tensor, counted=False, how="numpy", threatens=True)
 
-    def _writer(self, address: int, frame: Any) -> Key:
+    def writer(self, address: int, frame: Any) -> Key:
         """The one statement of the running functions that writes to an array in the storage at `address`, if
         there is just one: the program passed it on its way here."""
+        if address not in self.exposed:
+            return ()
         while frame is not None:
             if self.r.sites.is_user(frame.f_code):
                 names = {n for n, v in frame.f_locals.items() if self._shares(v, address)}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .sites import Key
+from .storages import address_of
 
 _LOOKS = 64  # at one place: each compares two tensors
 
@@ -23,9 +24,13 @@ class Alike:
         self._equal: dict[Key, list[int]] = {}
         self._apart: dict[Key, int] = {}
 
-    def compared(self, one: Any, other: Any, result: Any, stack: Key) -> None:
-        """A call at `stack` made `result` of two values."""
-        if result is one or not (_has_graph(one) and _has_graph(other) and _has_graph(result)):
+    def compared(self, one: Any, other: Any, result: Any, stack: Key, frame: Any) -> None:
+        """A call at `stack`, in `frame`, made `result` of two values."""
+        if result is one or not _has_graph(result):
+            return
+        if _is(one, other):
+            self._itself(one, result, stack, frame)
+        if not (_has_graph(one) and _has_graph(other)):
             return
         equal = self._equal.setdefault(stack, [])
         apart = self._apart.setdefault(stack, 0)
@@ -42,6 +47,18 @@ class Alike:
         else:
             self._apart[stack] = apart + 1
 
+    def _itself(self, one: Any, result: Any, stack: Key, frame: Any) -> None:
+        """`result` is the difference of `one` and itself."""
+        r = self.r
+        if r.seen(("itself", stack)) <= _LOOKS:
+            with torch._C.DisableTorchFunction():
+                ref = r.tape.ref(r.storages.of(one), one)
+                node = result.grad_fn._sequence_nr()
+                r.tape.event("Itself", r.clock.tick(), stack, node=node, ref=ref)
+                writer = r.aliases.writer(address_of(one), frame)
+                if writer:
+                    r.tape.event("Itself", r.clock.tick(), writer, node=node, ref=ref, wrote=True)
+
     def finish(self) -> None:
         """Tell of the places where values were equal."""
         for stack, nodes in self._equal.items():
@@ -49,6 +66,21 @@ class Alike:
                 apart = self._apart[stack]
                 fields = {"apart": apart} if apart else {}
                 self.r.tape.event("Alike", self.r.clock.tick(), stack, nodes=nodes, **fields)
+
+
+def _is(one: Any, other: Any) -> bool:
+    """Whether two tensors are one, or lie in one place."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    if one is other:
+        return True
+    if one.layout is not torch.strided or other.layout is not torch.strided or one.shape != other.shape:
+        return False
+    try:
+        here = one.data_ptr()
+        return here != 0 and here == other.data_ptr() and one.stride() == other.stride()
+    except RuntimeError:  # it has no memory of its own
+        return False
 
 
 def _has_graph(value: Any) -> bool:

@@ -21,6 +21,8 @@ The request is a JSON object; every key is optional, and they combine:
 ``through``  ``.data``, ``.detach()`` and ``torch.tensor(t)`` in user lines (all, or those listed) give the
              tensor itself; in those listed so do ``.item()``, ``.numpy()`` and ``float(t)``.
 ``apart``    ``.data``, ``.detach()`` and ``.numpy()`` in the [file, line]s listed give a copy.
+``selves``   a tensor that is compared with itself at the [file, line]s listed is compared with what it was before
+             something was written into it, which keeps its graph.
 ``clear``    an optimizer's gradients are cleared after each of its steps; ``leaves``: those of leaves that no
              optimizer holds, before the next backward, where the script has written into them since the last.
 ``gather``   what clears gradients in the [file, line]s listed does so behind the next step that uses them.
@@ -44,6 +46,7 @@ import torch
 
 from .elsewhere import each_thread
 from .imposed_ops import MADE, Keep, Made, Ops
+from .imposed_selves import Selves
 from .imposed_steps import Rounds, Steps
 from .measure import Optimizers, quiet
 from .pretend import (
@@ -57,6 +60,7 @@ from .pretend import (
     retain_gradients,
     see_through,
     take_apart,
+    without,
 )
 from .transforms import transformed
 
@@ -99,6 +103,8 @@ class Imposer:
             see_through(self.request["through"])
         if self.request.get("apart"):
             take_apart(self.request["apart"])
+        if self.request.get("selves"):
+            each_thread.enter(Selves(self.request["selves"]))
         if self.request.get("create"):
             differentiate_twice(self.request["create"])
         if self.request.get("retain"):
@@ -236,7 +242,7 @@ class Imposer:
             if number in consumers:
                 which = {k for k, n in enumerate(inputs) if n and (number, n._sequence_nr()) in self.edges}
                 if which:
-                    handles.append(node.register_hook(_without(which)))
+                    handles.append(node.register_hook(without(which)))
         return handles
 
     def _limit(self) -> int:
@@ -272,13 +278,6 @@ def _nodes(roots: Any) -> Any:
 
 def _zeros(grads: Any) -> Any:
     return tuple(None if g is None else torch.zeros_like(g) for g in grads)
-
-
-def _without(which: set[int]) -> Callable[[Any, Any], Any]:
-    def cut(inputs: Any, outputs: Any) -> Any:
-        return tuple(torch.zeros_like(g) if k in which and g is not None else g for k, g in enumerate(inputs))
-
-    return cut
 
 
 def _frames() -> tuple[Any, ...]:

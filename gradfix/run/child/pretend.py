@@ -195,6 +195,15 @@ def take_apart(sites: Any) -> None:
     )
 
 
+def without(which: set[int]) -> Callable[[Any, Any], Any]:
+    """A hook for a node, by which no gradient flows to its inputs of these numbers."""
+
+    def cut(inputs: Any, outputs: Any) -> Any:
+        return tuple(torch.zeros_like(g) if k in which and g is not None else g for k, g in enumerate(inputs))
+
+    return cut
+
+
 def _replace_float(instead: Callable[[Any], Any]) -> None:
     """What the script itself calls float() gives what `instead` does, unless that is None. Every other module, imported
     since or before, keeps Python's."""

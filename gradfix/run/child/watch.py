@@ -131,7 +131,7 @@ class Watch(TorchFunctionMode):
         """A call at `stack` added, compared or scaled (see writes.arithmetic)."""
         r = self.r
         if kind == "compares" and len(args) > 1:
-            r.alike.compared(args[0], args[1], result, stack)
+            r.alike.compared(args[0], args[1], result, stack, frame)
         if kind == "adds" and r.kept.stepped:
             r.kept.added(result, stack, args, frame)
         if self._numbers and len(args) > 1 and not isinstance(args[1], torch.Tensor):

@@ -1,0 +1,79 @@
+"""A target that is the prediction itself, told apart from it; see impose.py. Standard library and torch only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .pretend import foreign, without
+
+
+class Selves(TorchFunctionMode):
+    """Where a tensor is compared with itself in some lines of the user's, one side is what it was before the first
+    write into it, and what was written is the other, without a way to it."""
+
+    def __init__(self, sites: Any) -> None:
+        super().__init__()
+        self.sites = {(os.path.realpath(file), line) for file, line in sites}
+        # by id of a tensor: it, a copy of it before its first write, and the node of that write
+        self.before: dict[int, tuple[Any, Any, Any]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        base = _written(func, args)
+        if base is not None and id(base) not in self.before:
+            copy = base.clone()
+            result = func(*args, **kwargs)
+            self.before[id(base)] = base, copy, base.grad_fn
+            return result
+        if len(args) > 1 and _same(args[0], args[1]) and self.here():
+            return func(self.as_it_was(args[0]), *args[1:], **kwargs)
+        return func(*args, **kwargs)
+
+    def as_it_was(self, tensor: Any) -> Any:
+        """`tensor` before anything was written into it."""
+        base, copy, write = self.before.get(id(_base(tensor)), (None, None, None))
+        if base is None:
+            return tensor
+        write.register_hook(without({0}))
+        return copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def here(self) -> bool:
+        """Whether the user's innermost frame is in one of the lines."""
+        frame: Any = sys._getframe(2)
+        while frame is not None and foreign(frame.f_code.co_filename):
+            frame = frame.f_back
+        return (
+            frame is not None and (os.path.realpath(frame.f_code.co_filename), frame.f_lineno) in self.sites
+        )
+
+
+def _written(func: Any, args: Any) -> Any:
+    """The tensor with a graph that `func` writes into, or what it is a view of; None for one without."""
+    name = getattr(func, "__name__", "") or ""
+    writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    if not writes or not args or not isinstance(args[0], torch.Tensor) or not torch.is_grad_enabled():
+        return None
+    base = _base(args[0])
+    return base if base.grad_fn is not None and name != "requires_grad_" else None
+
+
+def _base(tensor: Any) -> Any:
+    return tensor if tensor._base is None else tensor._base
+
+
+def _same(one: Any, other: Any) -> bool:
+    return isinstance(one, torch.Tensor) and (
+        one is other
+        or (
+            isinstance(other, torch.Tensor)
+            and one.requires_grad
+            and one.data_ptr() == other.data_ptr()
+            and one.shape == other.shape
+            and one.stride() == other.stride()
+        )
+    )

@@ -10,6 +10,7 @@ import libcst as cst
 from gradfix.alike import kept_to_compare
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
+from gradfix.detect.freed import one_update
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.blocks import of_torch, under
 from gradfix.rewrite.boundary import detach, frame, gather, meeting, operands, owned, rebinding, shape_of
@@ -54,7 +55,8 @@ class MoveIntoLoop(Codemod):
 
     Several views that one op made of a parameter (chunk, unbind) are refused after its first step, too.
 
-    When not: detaching a value that stepped parameters feed runs without a word, and stops their training.
+    When not: detaching a value that stepped parameters feed runs without a word, and stops their training. Where the
+    losses of all passes are for one step, `sum-losses` computes the value once.
     """
 
     kinds = ("freed-graph", "stale-saved-tensor", "forbidden-view-write")
@@ -105,14 +107,18 @@ for x in torch.randn(3, 4, 3):
             return
         trains = any(owned(project.graph, r.node) or _updated_by_hand(project, r) for r in early)
         outside = [r for r in entered(project, backward) if made_outside(project, r, backward)]
-        if trains:
+        earlier = conflict.earlier
+        together = earlier is not None and one_update(project.graph, earlier, backward)
+        if trains and not together:
             constant = list(_as_constant(project, backward, drop))
             yield from constant or _detached(project, outside, backward, drop, COMPARED)
             if any(kept_to_compare(project.graph, r, backward) for r in early):
                 yield from _without_graph(project, early, backward, drop)
-        elif conflict.kind == "freed-graph":
+        elif not trains and conflict.kind == "freed-graph":
             yield from _detached(project, outside, backward, drop, UNTRAINED)
-        yield from _moved(project, early, [backward.stack], drop, trains)
+        for proposal in _moved(project, early, [backward.stack], drop, trains):
+            # (for one step the value is the same in all passes: their losses are better added up)
+            yield replace(proposal, rank=proposal.rank + 2) if trains and together else proposal
         places = {r.stack for r in early}
         used = [e.consumer.stack for e in entries(project, backward) if e.producer.stack in places]
         yield from _cached(project, early, [backward.stack, *used], drop, LATER if trains else NONE)

@@ -11,7 +11,8 @@ from gradfix.detect import Conflict
 from gradfix.edit import Project
 from gradfix.rewrite.boundary import frame, meeting
 from gradfix.rewrite.calls import step_expression
-from gradfix.rewrite.liveness import scope_of, statement_before
+from gradfix.rewrite.liveness import dotted, scope_of, statement_before
+from gradfix.rewrite.spelling import function_of
 from gradfix.rewrite.statements import (
     block_of,
     common_block,
@@ -36,7 +37,9 @@ class InsertZeroGrad(Codemod):
     Why: `backward()` adds to `.grad`. Without `optimizer.zero_grad()` every step uses the sum of the
     gradients of all passes so far. It is cleared before the first backward that the step is for, or right
     after the step where several passes are gathered for one. So is the gradient of a tensor that is updated by
-    hand (`delta.data += alpha * delta.grad.sign()`), behind the update.
+    hand (`delta.data += alpha * delta.grad.sign()`), behind the update; and that of a worker's own copy of a model,
+    which it hands to the shared one (`theirs._grad = ours.grad`): since PyTorch 2.0 the optimizer's `zero_grad()` lets
+    go of the tensor instead of filling it with zeros, and the copy keeps it.
 
     When not: where the sum over all passes is meant (a hand-written running sum of gradients).
     """
@@ -77,6 +80,7 @@ for x in torch.randn(3, 4, 3):
             yield from _left_over(conflict, project, step)
         if conflict.pattern == "never-cleared-leaf":
             yield from _by_hand(conflict, project)
+            yield from _of_the_model(conflict, project)
         if conflict.pattern != "never-cleared" or not isinstance(step, Step):
             return
         optimizer = step_expression(project, step)
@@ -130,6 +134,28 @@ def _by_hand(conflict: Conflict, project: Project) -> Iterator[Proposal]:
         clear = cst.parse_statement(f"{name}.grad = None")
         said = f"leave no gradient of `{name}` before the backward"
         yield Proposal(said, CLEARED, {view.path: (put_before(units(outer)[at], clear),)}, 1)
+
+
+def _of_the_model(conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """A model that takes another's values (``model.load_state_dict(shared.state_dict())``) and hands that one its
+    gradients: they are cleared before the backward. (``zero_grad()`` of the other's optimizer leaves them alone.)"""
+    write, backward = conflict.write, conflict.backward
+    loading = project.node(write.stack[-1]) if write is not None and write.stack else None
+    call = project.node(backward.stack[-1]) if backward is not None and backward.stack else None
+    if loading is None or call is None or loading[0] is not call[0]:
+        return
+    view, statement = loading
+    load = statement.value if isinstance(statement, cst.Expr) else statement
+    if not isinstance(load, cst.Call) or function_of(load) != "load_state_dict":
+        return
+    model = dotted(load.func.value) if isinstance(load.func, cst.Attribute) else ""
+    block = block_of(view, call[1])
+    at = unit_in(view, block, call[1]) if block is not None else None
+    if not model or block is None or at is None or scope_of(view, load) is not scope_of(view, call[1]):
+        return
+    clear = cst.parse_statement(f"{model}.zero_grad()")
+    said = f"clear the gradients of `{model}` before the backward"
+    yield Proposal(said, CLEARED, {view.path: (put_before(units(block)[at], clear),)})
 
 
 def _left_over(conflict: Conflict, project: Project, step: Step) -> Iterator[Proposal]:

@@ -33,6 +33,8 @@ def unreset_leaf(graph: Graph) -> Found:
         if before is None or behind is None or before[1].isdisjoint(behind[1]):
             continue
         update = behind[0]
+        use = next(u for u in mine if u.leaf in behind[1] and u.time > second.time)
+        elsewhere = [("used", use.stack, "their sum is used here")] if use.stack != update.stack else []
         name = wording.name(update.ref, "this tensor")
         yield (
             ("never-cleared-leaf", graph.stack_number(second.stack), graph.stack_number(update.stack)),
@@ -43,7 +45,12 @@ def unreset_leaf(graph: Graph) -> Found:
                 f"nothing clears the gradient of {name} between its updates: each uses the sum of all passes so far",
                 [
                     ("needed", second.stack, "adds to the gradients of all earlier passes"),
-                    ("step", update.stack, "updates with their sum"),
+                    *elsewhere,
+                    (
+                        "step",
+                        update.stack,
+                        "new values, and the gradient stays" if elsewhere else "updates with their sum",
+                    ),
                 ],
                 "needed",
                 ref=update.ref,

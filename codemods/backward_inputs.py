@@ -10,6 +10,7 @@ import libcst as cst
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.detect.attacks import leaf_of
+from gradfix.detect.opposed import meant_for
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.behind import DRIVES, Guarded, along, calls, guarded, harmless
 from gradfix.rewrite.boundary import frame, gather, meeting, pass_end, same_place
@@ -114,7 +115,8 @@ def _spared(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     place = backward_call(project, conflict.backward)
     if place is None or says(place[1], "inputs"):
         return
-    inputs = _inputs(project, conflict.backward, *place, [conflict.backward])
+    backward = conflict.backward
+    inputs = _inputs(project, *place, _trained(project, backward, [backward]))
     if inputs is not None:
         edits = gather((place[0], [with_arguments(place[1], {"inputs": inputs})]))
         plain = _of_models(inputs)  # and no roundabout way of saying it
@@ -155,16 +157,17 @@ def _of_the_input(conflict: Conflict, project: Project) -> Iterator[Proposal]:
 def _restricted(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     """`inputs=` alone, on each backward that fills another's gradients."""
     assert conflict.backward is not None
-    group = _group(project, conflict.backward)
+    group, own = _group(project, conflict.backward), meant_for(project.graph, conflict)
     named = [b for b in (conflict.earlier, conflict.backward) if b is not None]
     ways = (tuple({b.time: b for b in (*group, *named)}.values()), tuple(named), named[:1])
     for rank, some in enumerate(ways, int(conflict.pattern == "left-over")):  # (what is left can be cleared)
         parts = []
         for b in some:
             place = backward_call(project, b)
-            if place is None or says(place[1], "inputs") or _keeps_to_itself(project, b, group):
+            mine = own.get(b.stack) or _trained(project, b, group)
+            if place is None or says(place[1], "inputs") or _keeps_to_itself(project, b, mine, group):
                 continue
-            inputs = _inputs(project, b, place[0], place[1], group)
+            inputs = _inputs(project, *place, mine)
             if inputs is None:
                 continue
             parts.append((place[0], [with_arguments(place[1], {"inputs": inputs})]))
@@ -173,11 +176,11 @@ def _restricted(conflict: Conflict, project: Project) -> Iterator[Proposal]:
 
 
 def _inputs(
-    project: Project, backward: Backward, view: View, call: cst.Call, group: Sequence[Backward]
+    project: Project, view: View, call: cst.Call, trained: frozenset[int]
 ) -> cst.BaseExpression | None:
-    """What the backward trains, as an expression."""
+    """What the backward of `call` trains, the parameters of these optimizers, as an expression."""
     found: list[cst.BaseExpression] = []
-    for optimizer in sorted(_trained(project, backward, group)):
+    for optimizer in sorted(trained):
         expression = parameters_of(project, optimizer, view, call)
         if expression is None:
             return None
@@ -385,11 +388,12 @@ def _shared(one: Backward, other: Backward) -> bool:
     return any(n >= 0 for n in set(one.nodes) & set(other.nodes))
 
 
-def _keeps_to_itself(project: Project, backward: Backward, group: Sequence[Backward]) -> bool:
-    """Whether a backward fills no gradients but those of the parameters it trains: the others may be frozen, or
-    cleared before anybody steps with them."""
+def _keeps_to_itself(
+    project: Project, backward: Backward, mine: frozenset[int], group: Sequence[Backward]
+) -> bool:
+    """Whether a backward fills no gradients but those of the parameters it trains, of the optimizers `mine`: the others
+    may be frozen, or cleared before anybody steps with them."""
     graph = project.graph
-    mine = _trained(project, backward, group)
     used = graph.uses(backward).union(*(_trained(project, b, group) for b in group)) - mine
     own, others = ({r.storage for k in some for r in graph.optimizers[k].refs} for some in (mine, used))
     return not (others - own) & {r.storage for r in backward.accumulates}
@@ -417,8 +421,9 @@ def _proposal(
     every = [p.event for p in placed]
     for n, p in enumerate(placed):
         put: dict[str, cst.BaseExpression] = {}
-        if not says(p.call, "inputs") and not _keeps_to_itself(project, p.event, every):
-            inputs = _inputs(project, p.event, p.view, p.call, every)
+        mine = _trained(project, p.event, every)
+        if not says(p.call, "inputs") and not _keeps_to_itself(project, p.event, mine, every):
+            inputs = _inputs(project, p.view, p.call, mine)
             if inputs is None:
                 return
             put, restrained = {"inputs": inputs}, True

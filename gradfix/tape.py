@@ -264,8 +264,8 @@ class Custom(Event):
 @dataclass(frozen=True, slots=True)
 class Terms(Event):
     """Two terms `nodes` of the one loss of the backward at `stack`, both through the same two optimizers' networks; or
-    two losses, that of the backward before and that of this one, with no step between. `cosine` is that of their
-    gradients for the value of `node`, where one network enters the other. None: it was not measured, and follows from
+    two losses, that of an earlier backward and that of this one, with no step between. `cosine` is that of their
+    gradients for the value of `node`, where one network enters the other, or for what that makes of it. None: it was not measured, and follows from
     the text that they are opposite."""
 
     nodes: tuple[int, int]

@@ -13,7 +13,7 @@ from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make, optimizer_words
 from gradfix.graph import Graph, plain_op
-from gradfix.tape import Backward, Record, Stack, Terms
+from gradfix.tape import Backward, Record, Stack, Step, Terms
 
 OPPOSED = -0.9  # of tasks that were meant to share a network, no pass shows that
 
@@ -32,13 +32,35 @@ def opposed_terms(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     return found.conflicts()
 
 
-def pulled_apart(graph: Graph, first: Backward, second: Backward) -> bool:
-    """Whether the losses of two backwards pull what one network gives to another opposite ways, in every pass that was
-    measured, two at least."""
+def pulled_apart(graph: Graph, first: Backward, second: Backward) -> str:
+    """How the losses of two backwards pull what one network gives to another opposite ways, in words: where they do so
+    in every pass that was measured, two at least."""
     roots = [{r for b in graph.passes(backward) for r in b.roots} for backward in (first, second)]
     events = (e for e in graph.tape.events if isinstance(e, Terms))
     cosines = [e.cosine for e in events if e.nodes[0] in roots[0] and e.nodes[1] in roots[1]]
-    return len(cosines) > 1 and all(c is None or c < OPPOSED for c in cosines)
+    if len(cosines) < 2 or any(c is not None and c >= OPPOSED for c in cosines):
+        return ""
+    return f"pulls the other way{_cosine(max(filter(None, cosines), default=None))}"
+
+
+def _cosine(cosine: float | None) -> str:
+    return "" if cosine is None else f" (cosine {cosine:.2f})"
+
+
+def own_score(graph: Graph, backward: Backward, optimizer: int) -> bool:
+    """Whether the loss has a term of that optimizer's network alone, as a discriminator's score of real data is."""
+    return any(_alone(graph, root, frozenset((optimizer,))) for root in backward.roots)
+
+
+def meant_for(graph: Graph, conflict: Conflict) -> dict[Stack, frozenset[int]]:
+    """Of two losses that are differentiated one by one, what each is there for, by the place of its backward."""
+    foreign, meant, step = conflict.earlier, conflict.backward, conflict.event
+    if conflict.pattern != "flows-back" or foreign is None or meant is None or not isinstance(step, Step):
+        return {}
+    filled, own = graph.filled(foreign), graph.filled(meant)
+    if filled <= own:
+        own = frozenset((step.optimizer,))
+    return {meant.stack: own, foreign.stack: filled - own}
 
 
 def _of_one(graph: Graph, event: Terms) -> bool:
@@ -125,12 +147,11 @@ def _mixed(graph: Graph, event: Terms) -> Conflict | None:
         )
     labels.append(("needed", backward.stack, "gives each model the gradient of both losses"))
     number = min(later)
-    known = "" if event.cosine is None else f" (cosine {event.cosine:.2f})"
     return make(
         "mixed-gradient",
         "opposed",
         f"{wording.at('needed', backward.stack)} differentiates two losses at once that pull {name} opposite ways"
-        f"{known}: {optimizer_words(graph, min(first))} and {optimizer_words(graph, number)} step "
+        f"{_cosine(event.cosine)}: {optimizer_words(graph, min(first))} and {optimizer_words(graph, number)} step "
         "with the gradient of both",
         labels,
         "needed",

@@ -9,7 +9,7 @@ false alarm.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 from gradfix import wording
 from gradfix.detect.attacks import attacks
@@ -19,7 +19,7 @@ from gradfix.detect.finding import Findings, Found, make, optimizer_words
 from gradfix.detect.flat import zero_derivatives
 from gradfix.detect.leaves import unreset_leaf
 from gradfix.detect.legacy import outdated
-from gradfix.detect.opposed import pulled_apart
+from gradfix.detect.opposed import own_score, pulled_apart
 from gradfix.detect.parameters import (
     bypassed,
     converted,
@@ -370,8 +370,27 @@ def flows_on(graph: Graph) -> Found:
                     continue
                 if graph.boundary(foreign, theirs, mine):
                     yield _mixed(graph, step, foreign, meant, "flows-on", None, theirs)
-                elif pulled_apart(graph, meant, foreign):
-                    yield _mixed(graph, step, foreign, meant, "flows-back")
+                elif how := pulled_apart(graph, meant, foreign):
+                    yield _mixed(graph, step, foreign, meant, "flows-back", how=how)
+        for meant, foreign in permutations(since, 2):
+            theirs = graph.filled(foreign) - graph.filled(meant)
+            if any(map(graph.steps_of, theirs)) or _of_both(graph, step.optimizer, meant, foreign):
+                early, late = sorted((meant, foreign), key=lambda b: b.time)
+                if how := pulled_apart(graph, early, late):
+                    yield _mixed(graph, step, foreign, meant, "flows-back", how=how)
+
+
+def _of_both(graph: Graph, optimizer: int, meant: Backward, foreign: Backward) -> bool:
+    """Whether each of two losses trains the networks of both optimizers, and the one `meant` alone has a term of this
+    optimizer's network by itself."""
+    both = graph.filled(meant)
+    return (
+        len(both) == 2
+        and both == graph.filled(foreign)
+        and own_score(graph, meant, optimizer)
+        and not any(own_score(graph, foreign, n) for n in both)
+        and not any(own_score(graph, meant, n) for n in both - {optimizer})
+    )
 
 
 def _mixed(
@@ -382,6 +401,7 @@ def _mixed(
     pattern: str,
     used: Step | None = None,
     own: int = 0,
+    how: str = "",
 ) -> tuple[Hashable, Event, Conflict | None]:
     name = optimizer_words(graph, step.optimizer)
     labels: list[tuple[str, Stack, str]] = []
@@ -391,7 +411,8 @@ def _mixed(
             record = record or crossing.producer
             labels.append(("made", crossing.producer.stack, "made by the model that the other loss trains"))
             labels.append(("used", crossing.consumer.stack, "enters the other model here, with its graph"))
-    labels.append(("needed", foreign.stack, f"also fills the gradients that {name} steps with"))
+    also = f"also fills the gradients that {name} steps with"
+    labels.append(("needed", foreign.stack, f"{also}, and {how}" if how else also))
     labels.append(("needed", meant.stack, "the gradient that step is for"))
     if used is not None:
         labels.append(("step", used.stack, "what this gradient was for"))

@@ -13,7 +13,7 @@ from itertools import combinations, product
 from typing import Any
 
 from gradfix.detect import Conflict
-from gradfix.detect.opposed import sides
+from gradfix.detect.opposed import meant_for, sides
 from gradfix.detect.targets import target_edges
 from gradfix.graph import Graph
 from gradfix.prove.compare import Terms
@@ -119,9 +119,9 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
     elif kind == "cut-own-loss":
         for schedule in own_loss(before, tape):
             yield Attempt(before={"own": schedule}, terms=Terms(cut=True))
-        idle = of_inputs(conflicts, tape)
-        if any(own is not None for own in idle):
-            yield Attempt(before={"own": idle}, terms=Terms(cut=True))
+        known = of_conflicts(conflicts, tape)
+        if any(own is not None for own in known):
+            yield Attempt(before={"own": known}, terms=Terms(cut=True))
         summed = own_summands(conflicts, tape)
         if summed:
             yield Attempt(before={"summands": summed}, terms=Terms(cut=True))
@@ -248,10 +248,17 @@ def own_loss(before: Measured, tape: Tape) -> Iterator[list[list[int] | None]]:
         yield by_place
 
 
-def of_inputs(conflicts: Sequence[Conflict], tape: Tape) -> list[list[int] | None]:
-    """The reading that the backwards of attacks, which are there for the gradient of an input, feed no optimizer."""
-    places = {c.earlier.stack for c in conflicts if c.pattern == "attack" and c.earlier is not None}
-    return [[] if e.stack in places else None for e in tape.events if isinstance(e, Backward)]
+def of_conflicts(conflicts: Sequence[Conflict], tape: Tape) -> list[list[int] | None]:
+    """The reading that the conflicts have: the backwards of attacks, which are there for the gradient of an input, feed
+    no optimizer; of two losses that pull apart, each feeds what it is there for."""
+    graph = Graph(tape)
+    own: dict[Stack, frozenset[int]] = {}
+    for c in conflicts:
+        own |= meant_for(graph, c)
+        if c.pattern == "attack" and c.earlier is not None:
+            own[c.earlier.stack] = frozenset()
+    backwards = (e for e in tape.events if isinstance(e, Backward))
+    return [sorted(own[e.stack]) if e.stack in own else None for e in backwards]
 
 
 def own_loss_by_time(before: Measured) -> list[list[int] | None]:

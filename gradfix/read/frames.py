@@ -110,6 +110,7 @@ class Machine:
         self.decisions: dict[str, bool] = {}
         self.tests: dict[int, str] = {}  # their text, by id of the node
         self.optimizers: list[Instance] = []
+        self.losses: list[Any] = []  # that were differentiated since one of them stepped
         self.asked: dict[str, int] = {}
         self.reached: set[Site] = set()
         self.entered: set[int] = set()  # ids of function nodes that ran
@@ -134,7 +135,7 @@ class Machine:
 
     def begin(self, variant: Variant | None = None) -> None:
         """Another entry: a tape of its own, with the optimizers that are there already, and nobody's gradient."""
-        self.trace = self.trace.following()
+        self.trace, self.losses = self.trace.following(), []
         self.blurs, self.loops, self.late, self.partial, self.guards = 0, 0, 0, 0, 0
         self.awaited, self.ripe, self.way_out, self.turn = False, False, None, 0
         self.limit = min(self.steps + self.budget.entry, self.budget.steps)

@@ -15,49 +15,22 @@ from itertools import combinations, product
 from gradfix.dataclass import dataclass
 from gradfix.read import optimizers
 from gradfix.read.frames import Machine
+from gradfix.read.pulls import Pull, Term, chain, terms
 from gradfix.read.values import Node, Tensor, Value
+from gradfix.tape import Stack
 
 MOST = 4  # terms that reach two networks
 SAMPLES = 4  # in a batch, as where it is measured
-UNLIKE = 5.0  # times as much weight: a regulariser, or a target that is smoothed
-FARTHEST = 24  # nodes between a term and its score
 RANDOM = ("dropout", "rrelu", "bernoulli", "normal", "uniform", "rand", "gumbel", "fractional", "poisson")
-_PASSED = {  # the same numbers, in another shape or type
-    "alias", "view", "reshape", "_unsafe_view", "unsafe_view", "squeeze", "unsqueeze", "flatten", "t", "transpose",
-    "permute", "to_copy", "clone", "contiguous", "expand",
-}  # fmt: skip
-_RISING = {
-    "relu", "leaky_relu", "softplus", "sigmoid", "tanh", "log_sigmoid", "log_sigmoid_forward", "logsigmoid", "log",
-    "log1p", "exp", "elu", "hardtanh", "clamp", "clamp_min", "clamp_max",
-}  # fmt: skip
-_LAYERS = ("Conv", "Norm", "Pool", "Pad", "Upsample", "LU", "Sigmoid", "Tanh", "Mish", "Hard")
-_SUMS = {"add", "sub", "rsub", "mul", "div", "neg"}
-
-
-@dataclass(frozen=True, slots=True)
-class Pull:
-    """How a term changes with a value behind it: by a `weight` whose sign is known, and so many `sums`."""
-
-    weight: float = 1.0
-    sums: int = 0
-
-    def times(self, factor: float, sums: int = 0) -> Pull:
-        return Pull(self.weight * factor, self.sums + sums)
-
-    def against(self, other: Pull) -> bool:
-        """Whether they are opposite and weigh about the same."""
-        mine, others = abs(self.weight), abs(other.weight)
-        alike = mine < UNLIKE * others and others < UNLIKE * mine
-        return self.weight * other.weight < 0 and alike and self.sums == other.sums
-
-
-Term = tuple[Node, Pull | None]
+_LAYERS = ("Conv", "Norm", "Pool", "Pad", "Upsample", "LU", "Sigmoid", "Tanh", "Mish", "Hard", "Drop")
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a backward has differentiated: the numbers that were added up, and the `terms` that reach two networks."""
+    """What a backward at `stack` has differentiated: the numbers that were added up, and the `terms` that reach two
+    networks."""
 
+    stack: Stack
     root: Node
     every: Sequence[Term]
     terms: Sequence[Term]
@@ -67,19 +40,40 @@ class Loss:
 def look(m: Machine, root: Node, nodes: list[Node], filled: list[Tensor]) -> None:
     """A backward has walked `nodes` from `root`, and filled the gradients of these leaves."""
     owners = {t.storage.number: i for i, o in enumerate(m.optimizers) for t in optimizers.owned(o)}
-    if len({owners[t.storage.number] for t in filled if t.storage.number in owners}) < 2:
+    own = {owners[t.storage.number] for t in filled if t.storage.number in owners}
+    if not own:
         return
     masks = _masks(nodes, owners)
-    every = list(_terms(root))
-    terms = [(t, pull) for t, pull in every if _several(masks[t.number])]
-    this = Loss(root, every, terms, masks)
-    before = m.trace.loss_before(this)
-    if isinstance(before, Loss) and len(before.terms) + len(terms) <= MOST:
-        # losses that are differentiated one by one, and no step between
-        pairs = product(before.terms, terms)
-        _apart(m, pairs, [*before.every, *every], {**before.masks, **masks}, (before.root, root))
-    if 2 <= len(terms) <= MOST:
-        _apart(m, combinations(terms, 2), every, masks)
+    every = list(terms(root))
+    both = [(t, pull) for t, pull in every if _several(masks[t.number])] if len(own) > 1 else []
+    this = Loss(m.stack(), root, every, both, masks)
+    # losses that are differentiated one by one, and no step between
+    since = [loss for loss in m.losses if loss.stack != this.stack][-MOST:]
+    m.losses = [*since, this]
+    for before in since:
+        if before.terms and both and len(before.terms) + len(both) <= MOST:
+            pairs = product(before.terms, both)
+            _apart(m, pairs, [*before.every, *every], {**before.masks, **masks}, (before.root, root))
+        elif len(before.terms) + len(both) == 1:
+            _parted(m, since, before, this)
+    if 2 <= len(both) <= MOST:
+        _apart(m, combinations(both, 2), every, masks)
+
+
+def _parted(m: Machine, since: Sequence[Loss], before: Loss, this: Loss) -> None:
+    """The same of two losses, of which one was given the value without its graph: the discriminator's of
+    ``fake.detach()``. It has to have another term, or another loss of the same network alone has, as above."""
+    one, both = (this, before) if before.terms else (before, this)
+    t, other = both.terms[0]
+    own = one.masks[one.root.number]
+    made = {number for number, mask in both.masks.items() if mask and not mask & own}
+    for s, pull in one.every:
+        for a, b in _scores(s, pull, t, other, made):
+            used = _used(_below(a).values())
+            others = (u for loss in (*since, this) if not loss.terms for u, _ in loss.every if u is not s)
+            value = _handed(a, b, made)
+            if value and _many(value) and any(used & _used(_below(u).values()) for u in others):
+                m.trace.opposed(before.root, this.root, value)
 
 
 def _apart(
@@ -121,123 +115,21 @@ def _several(mask: int) -> bool:
     return bool(mask & (mask - 1))
 
 
-def _plain(node: Node) -> str:
-    return node.op.removeprefix("aten.").strip("_")
-
-
-def _terms(root: Node) -> Iterator[tuple[Node, Pull | None]]:
-    """The nodes that `root` adds up, each once, with how it counts."""
-    found, pending = set[int](), [(root, Pull())]
-    while pending:
-        node, pull = pending.pop()
-        factors = _factors(node) if _plain(node) in _SUMS else None
-        if factors is not None and all(isinstance(p, Node) for p in node.parents):
-            for parent, factor in zip(node.parents, factors, strict=True):
-                assert isinstance(parent, Node)
-                pending.append((parent, pull.times(factor)))
-        elif node.number not in found:
-            found.add(node.number)
-            yield node, pull
-
-
-def _factors(node: Node) -> list[float] | None:
-    """What a linear op gives each of its parents; None where that is not known."""
-    op, given, count = _plain(node), node.given, len(node.parents)
-    if node.vague or given is None or "alpha" in given:
-        return None
-    if op == "add":
-        return [1.0] * count
-    if op == "sub":
-        return [1.0, -1.0] if count == 2 else [-1.0 if node.scaled else 1.0]
-    if op in ("rsub", "neg"):
-        return [-1.0] if count == 1 else None
-    number = given.get("other")
-    if op in ("mul", "div") and count == 1 and isinstance(number, int | float) and number and len(given) == 2:
-        return [float(number) if op == "mul" else 1 / float(number)]
-    return None
-
-
-def _down(node: Node) -> tuple[float, int] | None:
-    """The (sign, sums) with which an op passes on what it has one parent for; None where that is not known."""
-    op, given = _plain(node), node.given
-    factors = _factors(node) if op in _SUMS else None
-    if factors is not None:
-        return (factors[0], 0) if len(factors) == 1 else None
-    if node.vague or node.custom is not None or len(node.parents) != 1:
-        return None
-    if op in _PASSED or op == "mean":
-        return 1.0, 0
-    if op == "sum":
-        return 1.0, 1
-    if op in _RISING:
-        numbers = () if given is None else given.values()
-        return (
-            None
-            if any(isinstance(v, int | float) and v < 0 for v in numbers) and "clamp" not in op
-            else (1.0, 0)
-        )
-    if op in ("binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss"):
-        return _to_target(node, op)
-    return None
-
-
-def _to_target(node: Node, op: str) -> tuple[float, int] | None:
-    """A loss falls with its input where every target is at the top of what that may be, and rises at the bottom."""
-    given, target = node.given or {}, (node.given or {}).get("target")
-    options = (*given.values(), *(node.module.extra.get("args", ()) if node.module is not None else ()))
-    named = node.module.extra.get("kwargs", {}) if node.module is not None else {}
-    weighed = {*given, *named} & {"weight", "pos_weight"} or any(
-        v is not target and isinstance(v, Tensor) for v in options[1:]
-    )
-    if weighed or not isinstance(target, Tensor) or len(node.parents) != 1:
-        return None
-    wanted, bounds = _constant(node, target), (0.0, 1.0)
-    if op == "mse_loss":
-        before = node.parents[0]
-        while isinstance(before, Node) and _plain(before) in _PASSED and len(before.parents) == 1:
-            before = before.parents[0]
-        if not isinstance(before, Node) or _plain(before) not in ("sigmoid", "tanh"):
-            return None
-        bounds = (0.0, 1.0) if _plain(before) == "sigmoid" else (-1.0, 1.0)
-    if wanted is None or bounds[0] < wanted < bounds[1]:
-        return None
-    summed = "sum" in (given.get("reduction"), named.get("reduction")) or given.get("reduction") == 2
-    return (1.0 if wanted <= bounds[0] else -1.0), int(summed)
-
-
-def _constant(node: Node, target: Tensor) -> float | None:
-    """The one number that a target was full of when `node` kept it."""
-    storage = target.storage
-    saved = next((s for s in node.saves if s.storage is storage), None)
-    if saved is None or storage.filled is None or storage.filled[0] != saved.version:
-        return None
-    return storage.filled[1]
-
-
-Link = tuple[Node, Pull, Tensor | None]  # the tensor by which the one above has it
-
-
-def _chain(node: Node, pull: Pull) -> Iterator[Link]:
-    """`node` and what is behind it, as far as it is known how the term changes with that."""
-    used: Tensor | None = None
-    for _ in range(FARTHEST):
-        yield node, pull, used
-        passed = _down(node)
-        parent = node.parents[0] if passed is not None else None
-        if passed is None or not isinstance(parent, Node):
-            return
-        used = node.needing[0] if node.needing else None
-        node, pull = parent, pull.times(*passed)
-
-
-def _scores(s: Node, pull: Pull | None, t: Node, other: Pull | None) -> Iterator[tuple[Node, Node]]:
-    """The first score behind both terms that is the same in either, where they want it to go opposite ways."""
+def _scores(
+    s: Node, pull: Pull | None, t: Node, other: Pull | None, parted: set[int] | None = None
+) -> Iterator[tuple[Node, Node]]:
+    """The first score behind both terms that is the same in either, where they want it to go opposite ways. With
+    `parted`, the numbers of nodes that another network made, the same but for the graph of one of these."""
     if pull is None or other is None:
         return
-    mine, others = list(_chain(s, pull)), list(_chain(t, other))
+    mine, others = list(chain(s, pull)), list(chain(t, other))
     for one, at, used in mine:
         for two, there, by in others:
-            if (used is not None and used is by) if one is two else _same(one, two):
+            if parted is not None:
+                same = _handed(one, two, parted) is not None
+            else:
+                same = (used is not None and used is by) if one is two else _same(one, two)
+            if same:
                 if at.against(there):
                     yield one, two
                 return
@@ -251,7 +143,7 @@ def _same(one: Node, other: Node) -> bool:
         if (id(a), id(b)) in seen:
             continue
         seen.add((id(a), id(b)))
-        if not _alike(a, b):
+        if not _alike(a, b) or len(a.parents) != len(b.parents):
             return False
         for i, (p, q) in enumerate(zip(a.parents, b.parents, strict=True)):
             if p is q:
@@ -264,15 +156,49 @@ def _same(one: Node, other: Node) -> bool:
     return True
 
 
-def _alike(a: Node, b: Node) -> bool:
+def _handed(one: Node, other: Node, made: set[int]) -> Node | None:
+    """The node, one of those `made` by a network, whose value another is given, with its graph behind `other` and
+    without behind `one`, which are the same else; None where they are not. (What a dropout leaves of it is as good.)"""
+    pending, seen, found = [(one, other)], set[tuple[int, int]](), set[Node]()
+    while pending:
+        a, b = pending.pop()
+        if (id(a), id(b)) in seen:
+            continue
+        seen.add((id(a), id(b)))
+        if not _alike(a, b, RANDOM[1:]):
+            return None
+        mine = list(zip(a.parents, a.needing, strict=True))
+        for p, tensor in zip(b.parents, b.needing, strict=True):
+            parted = isinstance(p, Node) and p.number in made and _kept(a, b, tensor)
+            if isinstance(p, Node) and parted and len(a.parents) == len(b.parents) - 1:
+                found.add(p)
+                break
+        given = [(p, t) for p, t in zip(b.parents, b.needing, strict=True) if p not in found]
+        if len(given) != len(mine):
+            return None
+        for (p, x), (q, y) in zip(mine, given, strict=True):
+            if isinstance(p, Node) and isinstance(q, Node) and p is not q:
+                pending.append((p, q))
+            elif p is not q or x is not y:
+                return None
+    return found.pop() if len(found) == 1 else None
+
+
+def _kept(one: Node, other: Node, value: Tensor) -> bool:
+    """Whether both nodes keep what is in the memory of `value`, as it was at the same time."""
+    kept = [{(s.version, s.shape) for s in node.saves if s.storage is value.storage} for node in (one, other)]
+    return bool(kept[0] & kept[1])
+
+
+def _alike(a: Node, b: Node, random: Sequence[str] = RANDOM) -> bool:
     """Whether two nodes do the same with their parents."""
     known = not (a.vague or b.vague or a.custom or b.custom or a.checkpoint or b.checkpoint)
-    if not known or a.op != b.op or a.module is not b.module or len(a.parents) != len(b.parents):
+    if not known or a.op != b.op or a.module is not b.module:
         return False
     if len(a.needing) != len(a.parents) or len(b.needing) != len(b.parents):
         return False
     said = (a.op if a.module is None else a.op + a.module.kind).lower()
-    if any(word in said for word in RANDOM):
+    if any(word in said for word in random):
         return False
     if a.given is None or b.given is None:  # a convolution, say, which has one argument when it is called
         layer = a.module.kind if a.module is not None else ""
@@ -286,7 +212,7 @@ def _alike(a: Node, b: Node) -> bool:
 def _equal(x: Value, mine: Sequence[Tensor], y: Value, others: Sequence[Tensor], first: int) -> bool:
     """Whether two arguments are the same; those that need a gradient are compared as parents."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
-        if any(x is t for t in mine) and any(y is t for t in others):
+        if any(y is t for t in others) and (any(x is t for t in mine) or x.storage is y.storage):
             return True
         storage = x.storage
         still = storage.version == storage.counted and storage.touched < first

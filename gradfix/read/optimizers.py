@@ -158,6 +158,7 @@ def own_step(
     if not optimizer.extra["stepped"]:
         rest = [t for t in found if t not in having]
         known = m.blurs <= optimizer.extra.get("blurs", 0) and all(t.grad is None for t in rest)
+        m.losses = []
         m.trace.stepped(number, having, rest if known else [], [] if known else rest)
     m.trace.settle()
     return result

@@ -67,7 +67,6 @@ class Trace:
         self._stack, self._sure, self._most = stack, sure, most
         self.events: list[AnyEvent] = []
         self.likely: set[int] = set()
-        self._loss: tuple[Stack, object] | None = None  # of the last backward, and no step since
         self.guessed = False  # an unknown test was answered on the way here
         self.storages: list[Storage] = []
         self._time = 0
@@ -287,17 +286,10 @@ class Trace:
 
     def stepped(self, number: int, having: list[Tensor], without: list[Tensor], vague: list[Tensor]) -> None:
         refs = tuple(self.ref(t) for t in having + vague)
-        self._loss = None
         self.frozen(without)
         if vague:  # whatever filled them, the text doesn't show it
             self.add(GradWrite(self.tick(), self._stack(), tuple(self.ref(t) for t in vague)))
         self.add(Step(self.tick(), self._stack(), number, refs, tuple(self.ref(t) for t in without)))
-
-    def loss_before(self, this: object) -> object:
-        """What was told here of the loss that another backward has differentiated, with no step since then, or None.
-        `this` is told of the one that was just differentiated."""
-        before, self._loss = self._loss, (self._stack(), this)
-        return before[1] if before is not None and before[0] != self._loss[0] else None
 
     def opposed(self, one: Node, other: Node, value: Node) -> None:
         """Two terms of the loss that was just differentiated, or it and the loss before, pull `value` opposite

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
+from .parted import Parted
+
 _PASSES = 3  # of one backward that are measured
 _MOST = 4  # terms that reach two networks
 _SAMPLES = 4  # in a batch; the gradients of one or two are opposite by chance
@@ -29,6 +31,7 @@ class Opposed:
         self.r = recorder
         self._looked: dict[Any, int] = {}  # how often, by the stack of the backward
         self._shared: set[Any] = set()  # stacks of backwards through one value, and no step between
+        self._parted = Parted(recorder.saves)
         self._last: Any = None  # of the last backward: stack, steps so far, root, leaves, gradients of values
 
     def look(self, walk: Any, stack: Any, engine: Engine, grads: Any) -> None:
@@ -40,10 +43,13 @@ class Opposed:
         ):
             return
         owners, nodes = self.r.optimizers.owners(walk.accumulated), walk.nodes
-        if len(set(owners.values())) < 2:
+        if not owners:
             return
         self._looked[stack] = self._looked.get(stack, 0) + 1
         masks = _masks(walk, owners)
+        self._apart(walk, stack, engine, grads, masks)
+        if len(set(owners.values())) < 2:
+            return
         self._pairs(walk, stack, engine, grads, masks)
         terms = [t for t in _terms(walk.roots[0], nodes, walk.parents) if _several(masks[t])]
         if not 2 <= len(terms) <= _MOST:
@@ -51,7 +57,7 @@ class Opposed:
         below = {t: _below(t, walk.parents) for t in terms}
         edges = {t: GradientEdge(nodes[t], 0) for t in terms}
         weights: dict[int, Any] = {}
-        for value, maker, output in _meetings(nodes, walk.parents, masks):
+        for value, maker, output, _ in _meetings(nodes, walk.parents, masks):
             found = {}
             for t in (t for t in terms if value in below[t]):
                 if not weights:
@@ -59,18 +65,14 @@ class Opposed:
                     weights.update(zip(edges, given))  # noqa: B905 (Python 3.9)
                 found[t] = engine((edges[t],), (weights[t],), (GradientEdge(maker, output),))[0]
             for s, t in combinations(found, 2):
-                same = {n for n in below[s] if n < 0} == {n for n in below[t] if n < 0}
-                if same and _comparable(found[s], found[t]):
-                    a, b = found[s].flatten(), found[t].flatten()
-                    cosine = float(torch.nn.functional.cosine_similarity(a, b, 0))
-                    fields = {"nodes": [s, t], "node": value, "cosine": cosine}
-                    self.r.tape.event("Terms", self.r.clock.tick(), stack, **fields)
+                if {n for n in below[s] if n < 0} == {n for n in below[t] if n < 0}:
+                    self._tell(stack, (s, t), value, found[s], found[t])
 
     def _pairs(self, walk: Any, stack: Any, engine: Engine, grads: Any, masks: dict[int, int]) -> None:
         """The same for losses that are differentiated one by one before any step: the gradients of a value that the
         backward before this one went through as well. (Where they meet is seen in one pass, and measured in the next.)
         """
-        meetings = list(_meetings(walk.nodes, walk.parents, masks))
+        meetings = [found[:3] for found in _meetings(walk.nodes, walk.parents, masks)]
         steps, root = self.r.optimizers.steps(), walk.roots[0]
         leaves = {n for n in _below(root, walk.parents) if n < 0}
         found: dict[tuple[int, int], Any] = {}
@@ -86,11 +88,25 @@ class Opposed:
             return
         for key in found.keys() & before[4].keys():
             self._shared |= {before[0], stack}
-            if _comparable(before[4][key], found[key]):
-                a, b = before[4][key].flatten(), found[key].flatten()
-                cosine = float(torch.nn.functional.cosine_similarity(a, b, 0))
-                fields = {"nodes": [before[2], root], "node": key[0], "cosine": cosine}
-                self.r.tape.event("Terms", self.r.clock.tick(), stack, **fields)
+            self._tell(stack, (before[2], root), key[0], before[4][key], found[key])
+
+    def _apart(self, walk: Any, stack: Any, engine: Engine, grads: Any, masks: dict[int, int]) -> None:
+        """The same for a loss that has the value without its graph."""
+        root = GradientEdge(walk.nodes[walk.roots[0]], 0)
+        enter = [(value, user) for value, _, _, user in _meetings(walk.nodes, walk.parents, masks)]
+        steps = self.r.optimizers.steps()
+        pairs = self._parted.look(
+            walk, stack, masks, enter, steps, lambda edges: engine((root,), grads, edges)
+        )
+        for roots, value, one, other in pairs:
+            self._tell(stack, roots, value, one, other)
+
+    def _tell(self, stack: Any, nodes: tuple[int, int], value: int, one: Any, other: Any) -> None:
+        """These are the gradients of two terms, or losses, for the same."""
+        if _comparable(one, other):
+            cosine = float(torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), 0))
+            fields = {"nodes": list(nodes), "node": value, "cosine": cosine}
+            self.r.tape.event("Terms", self.r.clock.tick(), stack, **fields)
 
 
 def _comparable(a: Any, b: Any) -> bool:
@@ -103,15 +119,13 @@ def _comparable(a: Any, b: Any) -> bool:
 
 
 def _masks(walk: Any, owners: dict[int, int]) -> dict[int, int]:
-    """node -> the optimizers whose parameters it reaches, as a bit mask; `owners` has them by the leaf's storage."""
-    masks: dict[int, int] = {}
+    """node or leaf -> the optimizers whose parameters it reaches, as a bit mask; `owners` has them by the leaf's
+    storage."""
+    masks = {~leaf: 1 << owner for leaf, owner in owners.items()}
     for number in sorted(walk.parents):
         masks[number] = 0
         for parent in walk.parents[number]:
-            if parent >= 0:
-                masks[number] |= masks.get(parent, 0)
-            elif ~parent in owners:
-                masks[number] |= 1 << owners[~parent]
+            masks[number] |= masks.get(parent, 0)
     return masks
 
 
@@ -145,14 +159,15 @@ def _below(root: int, parents: dict[int, tuple[int, ...]]) -> set[int]:
 
 def _meetings(
     nodes: dict[int, Any], parents: dict[int, tuple[int, ...]], masks: dict[int, int]
-) -> Iterator[tuple[int, Any, int]]:
-    """(number, node, which output) of the values of one optimizer's network that enter another's."""
+) -> Iterator[tuple[int, Any, int, int]]:
+    """(number, node, which output) of the values of one optimizer's network that enter another's; and the number of the
+    node that takes it."""
     seen = set()
     for consumer, node in nodes.items():
         for maker, output in node.next_functions if _several(masks[consumer]) else ():
-            number = maker._sequence_nr() if maker is not None else -1
+            number = maker._sequence_nr() if maker is not None else None
             if (
-                number not in masks
+                number not in parents
                 or (number, output) in seen
                 or not masks[number]
                 or _several(masks[number])
@@ -161,4 +176,4 @@ def _meetings(
             seen.add((number, output))
             # else a parameter seen another way
             if any(len(parents.get(n, ())) > 1 for n in _below(number, parents)):
-                yield number, maker, output
+                yield number, maker, output, consumer

@@ -25,7 +25,7 @@ from gradfix.rewrite.statements import (
     units,
     walk,
 )
-from gradfix.tape import Terms
+from gradfix.tape import Terms, Unbounded
 from gradfix.verdict import Effect
 
 OWN = Effect("cut-own-loss", "each of the two losses feeds only the parameters that it is there for")
@@ -87,7 +87,7 @@ for real in torch.randn(4, 8, 3):
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         backward, event = conflict.backward, conflict.event
-        if conflict.pattern != "opposed" or backward is None or not isinstance(event, Terms):
+        if conflict.pattern != "opposed" or backward is None or not isinstance(event, Terms | Unbounded):
             return
         pair, place = sides(project.graph, backward, event), backward_call(project, backward)
         if pair is None or place is None or says(place[1], "inputs"):
@@ -151,7 +151,10 @@ def _apart(
     if not isinstance(unit.node, cst.Expr) or unit.node.value is not call:
         return []
     puts: list[dict[str, cst.BaseExpression]] = []
-    for _, optimizers in pair:
+    for node, optimizers in pair:
+        if project.graph.reached_optimizers(node) <= optimizers:
+            puts.append({})
+            continue
         lists = [parameters_of(project, k, view, call) for k in sorted(optimizers)]
         if len(lists) != 1 or lists[0] is None:
             return []

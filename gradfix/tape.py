@@ -265,12 +265,23 @@ class Custom(Event):
 class Terms(Event):
     """Two terms `nodes` of the one loss of the backward at `stack`, both through the same two optimizers' networks; or
     two losses, that of an earlier backward and that of this one, with no step between. `cosine` is that of their
-    gradients for the value of `node`, where one network enters the other, or for what that makes of it. None: it was not measured, and follows from
-    the text that they are opposite."""
+    gradients for the value of `node`, where one network enters the other, or for what that makes of it. None: it was
+    not measured, and follows from the text that they are opposite."""
 
     nodes: tuple[int, int]
     node: int
     cosine: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unbounded(Event):
+    """The loss of the backward at `stack` is linear in what the last layer of the `optimizer`'s network makes of the
+    value of `node`, which another's made, and wants all of that higher (`sign` 1) or all lower (-1): it has no best
+    value."""
+
+    node: int
+    optimizer: int
+    sign: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,6 +424,7 @@ AnyEvent = (
     | Mode
     | Custom
     | Terms
+    | Unbounded
     | GradRead
     | GradUse
     | ViewUse
@@ -443,6 +455,7 @@ EVENTS: dict[str, type[Event]] = {
         Mode,
         Custom,
         Terms,
+        Unbounded,
         GradRead,
         GradUse,
         ViewUse,

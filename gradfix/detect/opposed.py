@@ -13,8 +13,9 @@ from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make, optimizer_words
 from gradfix.graph import Graph, plain_op
-from gradfix.tape import Backward, Record, Stack, Step, Terms
+from gradfix.tape import Backward, Record, Stack, Step, Terms, Unbounded
 
+_WORDS = {1: "higher", -1: "lower"}
 OPPOSED = -0.9  # of tasks that were meant to share a network, no pass shows that
 
 
@@ -29,6 +30,12 @@ def opposed_terms(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     for (place, _), events in measured.items():
         if len(events) > 1 and all(e.cosine is None or e.cosine < OPPOSED for e in events):
             found.add(("opposed", place), events[0].time, _mixed(graph, events[0]))
+    for event in (e for e in graph.tape.events if isinstance(e, Unbounded) and e.node in graph.records):
+        backward = next((b for b in reversed(graph.backwards) if b.time < event.time), None)
+        if backward is not None and unbounded(graph, backward, event.optimizer):
+            place = graph.stack_number(event.stack)
+            if own_score(graph, backward, event.optimizer):
+                found.add(("opposed", place), event.time, _mixed(graph, event))
     return found.conflicts()
 
 
@@ -41,6 +48,17 @@ def pulled_apart(graph: Graph, first: Backward, second: Backward) -> str:
     if len(cosines) < 2 or any(c is not None and c >= OPPOSED for c in cosines):
         return ""
     return f"pulls the other way{_cosine(max(filter(None, cosines), default=None))}"
+
+
+def unbounded(graph: Graph, backward: Backward, optimizer: int) -> str:
+    """How the loss of `backward` pulls what that optimizer's network gives one way without end, in words: where it does
+    so in every pass that was looked at, two at least."""
+    here = {b.stack for b in graph.passes(backward)}
+    events = (e for e in graph.tape.events if isinstance(e, Unbounded) and e.stack in here)
+    signs = [e.sign for e in events if e.optimizer == optimizer]
+    if len(signs) < 2 or len(set(signs)) > 1:
+        return ""
+    return f"wants ever {_WORDS[signs[0]]} values from that model"
 
 
 def _cosine(cosine: float | None) -> str:
@@ -73,7 +91,7 @@ Side = tuple[int, frozenset[int]]  # a summand, and the optimizers that it is th
 _SCALES = {"mul", "div", "neg"}
 
 
-def sides(graph: Graph, backward: Backward, event: Terms) -> tuple[Side, Side] | None:
+def sides(graph: Graph, backward: Backward, event: Terms | Unbounded) -> tuple[Side, Side] | None:
     """The two summands of a loss, left and right, each with the optimizers that it is there for: that one is a
     discriminator's which has terms of its network alone (its score of real data), that one a generator's which has
     terms of that network alone; the other is the other's. None where both are, or neither."""
@@ -128,7 +146,7 @@ def _ends(graph: Graph, node: int) -> Iterator[int]:
             yield record.node
 
 
-def _mixed(graph: Graph, event: Terms) -> Conflict | None:
+def _mixed(graph: Graph, event: Terms | Unbounded) -> Conflict | None:
     backward = next((b for b in reversed(graph.backwards) if b.time < event.time), None)
     if backward is None:
         return None
@@ -147,12 +165,15 @@ def _mixed(graph: Graph, event: Terms) -> Conflict | None:
         )
     labels.append(("needed", backward.stack, "gives each model the gradient of both losses"))
     number = min(later)
+    if isinstance(event, Terms):
+        those = f" that pull {name} opposite ways{_cosine(event.cosine)}"
+    else:
+        those = f", one of which wants ever {_WORDS[event.sign]} values from the other model"
     return make(
         "mixed-gradient",
         "opposed",
-        f"{wording.at('needed', backward.stack)} differentiates two losses at once that pull {name} opposite ways"
-        f"{_cosine(event.cosine)}: {optimizer_words(graph, min(first))} and {optimizer_words(graph, number)} step "
-        "with the gradient of both",
+        f"{wording.at('needed', backward.stack)} differentiates two losses at once{those}: "
+        f"{optimizer_words(graph, min(first))} and {optimizer_words(graph, number)} step with the gradient of both",
         labels,
         "needed",
         record=made,

@@ -19,7 +19,7 @@ from gradfix.detect.finding import Findings, Found, make, optimizer_words
 from gradfix.detect.flat import zero_derivatives
 from gradfix.detect.leaves import unreset_leaf
 from gradfix.detect.legacy import outdated
-from gradfix.detect.opposed import own_score, pulled_apart
+from gradfix.detect.opposed import own_score, pulled_apart, unbounded
 from gradfix.detect.parameters import (
     bypassed,
     converted,
@@ -376,7 +376,8 @@ def flows_on(graph: Graph) -> Found:
             theirs = graph.filled(foreign) - graph.filled(meant)
             if any(map(graph.steps_of, theirs)) or _of_both(graph, step.optimizer, meant, foreign):
                 early, late = sorted((meant, foreign), key=lambda b: b.time)
-                if how := pulled_apart(graph, early, late):
+                endless = unbounded(graph, foreign, step.optimizer) if theirs else ""
+                if how := pulled_apart(graph, early, late) or endless:
                     yield _mixed(graph, step, foreign, meant, "flows-back", how=how)
 
 

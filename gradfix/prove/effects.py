@@ -18,7 +18,20 @@ from gradfix.detect.targets import target_edges
 from gradfix.graph import Graph
 from gradfix.prove.compare import Terms
 from gradfix.prove.measured import Measured
-from gradfix.tape import Backward, Cut, GradRead, Itself, Mutate, Optimizer, Record, Site, Stack, Step, Tape
+from gradfix.tape import (
+    Backward,
+    Cut,
+    GradRead,
+    Itself,
+    Mutate,
+    Optimizer,
+    Record,
+    Site,
+    Stack,
+    Step,
+    Tape,
+    Unbounded,
+)
 from gradfix.tape import Terms as Summed
 from gradfix.verdict import Effect, EffectKind
 
@@ -311,7 +324,7 @@ def own_summands(conflicts: Sequence[Conflict], tape: Tape) -> dict[str, list[li
     found: dict[str, list[list[Any]]] = {}
     for conflict in conflicts:
         event, backward = conflict.event, conflict.backward
-        if conflict.pattern != "opposed" or not isinstance(event, Summed) or backward is None:
+        if conflict.pattern != "opposed" or not isinstance(event, Summed | Unbounded) or backward is None:
             continue
         for number, b in enumerate(graph.backwards):
             pair = sides(graph, b, event) if b.stack == backward.stack else None

@@ -16,6 +16,7 @@ from gradfix.dataclass import dataclass
 from gradfix.read import optimizers
 from gradfix.read.frames import Machine
 from gradfix.read.pulls import Pull, Term, chain, terms
+from gradfix.read.unbounded import meetings, several, unbounded
 from gradfix.read.values import Node, Tensor, Value
 from gradfix.tape import Stack
 
@@ -45,7 +46,7 @@ def look(m: Machine, root: Node, nodes: list[Node], filled: list[Tensor]) -> Non
         return
     masks = _masks(nodes, owners)
     every = list(terms(root))
-    both = [(t, pull) for t, pull in every if _several(masks[t.number])] if len(own) > 1 else []
+    both = [(t, pull) for t, pull in every if several(masks[t.number])] if len(own) > 1 else []
     this = Loss(m.stack(), root, every, both, masks)
     # losses that are differentiated one by one, and no step between
     since = [loss for loss in m.losses if loss.stack != this.stack][-MOST:]
@@ -58,6 +59,10 @@ def look(m: Machine, root: Node, nodes: list[Node], filled: list[Tensor]) -> Non
             _parted(m, since, before, this)
     if 2 <= len(both) <= MOST:
         _apart(m, combinations(both, 2), every, masks)
+    for term, pull in both:
+        for value, mask, sign in unbounded(term, pull, masks) if pull is not None else ():
+            number = m.optimizers[mask.bit_length() - 1].extra["number"]
+            m.trace.unbounded(value, number, sign)
 
 
 def _parted(m: Machine, since: Sequence[Loss], before: Loss, this: Loss) -> None:
@@ -86,11 +91,11 @@ def _apart(
     """Tell of each pair that pulls a value apart, or of the `losses` that they are terms of."""
     for (s, pull), (t, other) in pairs:
         for one, two in _scores(s, pull, t, other):
-            if not _several(masks[one.number]):
+            if not several(masks[one.number]):
                 break
             below = _below(two)
             used = _used(below.values())
-            for value in _meetings(one, masks):
+            for value in meetings(one, masks):
                 others = (u for u, _ in every if not masks[u.number] & masks[value.number])
                 alone = any(used & _used(_below(u).values()) for u in others)
                 if id(value) in below and alone and _many(value):
@@ -109,10 +114,6 @@ def _masks(nodes: list[Node], owners: dict[int, int]) -> dict[int, int]:
             elif parent.storage.number in owners:
                 masks[node.number] |= 1 << owners[parent.storage.number]
     return masks
-
-
-def _several(mask: int) -> bool:
-    return bool(mask & (mask - 1))
 
 
 def _scores(
@@ -235,32 +236,6 @@ def _below(node: Node) -> dict[int, Node]:
 def _used(nodes: Iterable[Node]) -> set[tuple[str, int]]:
     """What these nodes do with which parameters."""
     return {(n.op, id(p)) for n in nodes for p in n.parents if not isinstance(p, Node)}
-
-
-def _meetings(score: Node, masks: dict[int, int]) -> Iterator[Node]:
-    """The values of one optimizer's network that enter another's behind `score`."""
-    seen, pending = {id(score)}, [score]
-    while pending:
-        node = pending.pop()
-        for parent in node.parents:
-            if not isinstance(parent, Node) or id(parent) in seen:
-                continue
-            seen.add(id(parent))
-            pending.append(parent)
-            mask = masks.get(parent.number, 0)
-            if _several(masks[node.number]) and mask and not _several(mask) and _made(parent):
-                yield parent
-
-
-def _made(node: Node) -> bool:
-    """Whether a value was computed, and is no parameter seen another way."""
-    pending: list[Node] = [node]
-    while pending:
-        each = pending.pop()
-        if len(each.parents) > 1:
-            return True
-        pending += [p for p in each.parents if isinstance(p, Node)]
-    return False
 
 
 def _many(value: Node) -> bool:

@@ -11,7 +11,7 @@ from gradfix.read.values import Node, Tensor
 
 UNLIKE = 5.0  # times as much weight: a regulariser, or a target that is smoothed
 FARTHEST = 24  # nodes between a term and its score
-_PASSED = {  # the same numbers, in another shape or type
+PASSED = {  # the same numbers, in another shape or type
     "alias", "view", "reshape", "_unsafe_view", "unsafe_view", "squeeze", "unsqueeze", "flatten", "t", "transpose",
     "permute", "to_copy", "clone", "contiguous", "expand",
 }  # fmt: skip
@@ -19,7 +19,7 @@ _RISING = {
     "relu", "leaky_relu", "softplus", "sigmoid", "tanh", "log_sigmoid", "log_sigmoid_forward", "logsigmoid", "log",
     "log1p", "exp", "elu", "hardtanh", "clamp", "clamp_min", "clamp_max",
 }  # fmt: skip
-_SUMS = {"add", "sub", "rsub", "mul", "div", "neg"}
+SUMS = {"add", "sub", "rsub", "mul", "div", "neg"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Pull:
 Term = tuple[Node, Pull | None]
 
 
-def _plain(node: Node) -> str:
+def plain(node: Node) -> str:
     return node.op.removeprefix("aten.").strip("_")
 
 
@@ -51,9 +51,9 @@ def terms(root: Node) -> Iterator[tuple[Node, Pull | None]]:
     found, pending = set[int](), [(root, Pull())]
     while pending:
         node, pull = pending.pop()
-        factors = _factors(node) if _plain(node) in _SUMS else None
-        if factors is not None and all(isinstance(p, Node) for p in node.parents):
-            for parent, factor in zip(node.parents, factors, strict=True):
+        each = factors(node) if plain(node) in SUMS else None
+        if each is not None and all(isinstance(p, Node) for p in node.parents):
+            for parent, factor in zip(node.parents, each, strict=True):
                 assert isinstance(parent, Node)
                 pending.append((parent, pull.times(factor)))
         elif node.number not in found:
@@ -61,9 +61,9 @@ def terms(root: Node) -> Iterator[tuple[Node, Pull | None]]:
             yield node, pull
 
 
-def _factors(node: Node) -> list[float] | None:
+def factors(node: Node) -> list[float] | None:
     """What a linear op gives each of its parents; None where that is not known."""
-    op, given, count = _plain(node), node.given, len(node.parents)
+    op, given, count = plain(node), node.given, len(node.parents)
     if node.vague or given is None or "alpha" in given:
         return None
     if op == "add":
@@ -80,13 +80,13 @@ def _factors(node: Node) -> list[float] | None:
 
 def _down(node: Node) -> tuple[float, int] | None:
     """The (sign, sums) with which an op passes on what it has one parent for; None where that is not known."""
-    op, given = _plain(node), node.given
-    factors = _factors(node) if op in _SUMS else None
-    if factors is not None:
-        return (factors[0], 0) if len(factors) == 1 else None
+    op, given = plain(node), node.given
+    each = factors(node) if op in SUMS else None
+    if each is not None:
+        return (each[0], 0) if len(each) == 1 else None
     if node.vague or node.custom is not None or len(node.parents) != 1:
         return None
-    if op in _PASSED or op == "mean":
+    if op in PASSED or op == "mean":
         return 1.0, 0
     if op == "sum":
         return 1.0, 1
@@ -115,11 +115,11 @@ def _to_target(node: Node, op: str) -> tuple[float, int] | None:
     wanted, bounds = _constant(node, target), (0.0, 1.0)
     if op == "mse_loss":
         before = node.parents[0]
-        while isinstance(before, Node) and _plain(before) in _PASSED and len(before.parents) == 1:
+        while isinstance(before, Node) and plain(before) in PASSED and len(before.parents) == 1:
             before = before.parents[0]
-        if not isinstance(before, Node) or _plain(before) not in ("sigmoid", "tanh"):
+        if not isinstance(before, Node) or plain(before) not in ("sigmoid", "tanh"):
             return None
-        bounds = (0.0, 1.0) if _plain(before) == "sigmoid" else (-1.0, 1.0)
+        bounds = (0.0, 1.0) if plain(before) == "sigmoid" else (-1.0, 1.0)
     if wanted is None or bounds[0] < wanted < bounds[1]:
         return None
     summed = "sum" in (given.get("reduction"), named.get("reduction")) or given.get("reduction") == 2

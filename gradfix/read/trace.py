@@ -30,6 +30,7 @@ from gradfix.tape import (
     Stack,
     Step,
     Terms,
+    Unbounded,
     ViewUse,
     Zero,
 )
@@ -295,6 +296,11 @@ class Trace:
         """Two terms of the loss that was just differentiated, or it and the loss before, pull `value` opposite
         ways."""
         self.add(Terms(self.tick(), self._stack(), (one.number, other.number), value.number))
+
+    def unbounded(self, value: Node, optimizer: int, sign: int) -> None:
+        """The loss that was just differentiated wants ever more (1), or less (-1), of what that optimizer's network
+        makes of `value`."""
+        self.add(Unbounded(self.tick(), self._stack(), value.number, optimizer, sign))
 
     def set_requires(self, tensor: Tensor, before: Truth) -> None:
         """The program has set its requires_grad."""

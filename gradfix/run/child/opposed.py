@@ -15,6 +15,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from .parted import Parted
+from .unbounded import unbounded
 
 _PASSES = 3  # of one backward that are measured
 _MOST = 4  # terms that reach two networks
@@ -95,11 +96,15 @@ class Opposed:
         root = GradientEdge(walk.nodes[walk.roots[0]], 0)
         enter = [(value, user) for value, _, _, user in _meetings(walk.nodes, walk.parents, masks)]
         steps = self.r.optimizers.steps()
-        pairs = self._parted.look(
-            walk, stack, masks, enter, steps, lambda edges: engine((root,), grads, edges)
-        )
-        for roots, value, one, other in pairs:
+
+        def gradients(edges: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(engine((root,), grads, edges))
+
+        for roots, value, one, other in self._parted.look(walk, stack, masks, enter, steps, gradients):
             self._tell(stack, roots, value, one, other)
+        for value, optimizer, sign in unbounded(walk, masks, enter, gradients):
+            fields = {"node": value, "optimizer": optimizer, "sign": sign}
+            self.r.tape.event("Unbounded", self.r.clock.tick(), stack, **fields)
 
     def _tell(self, stack: Any, nodes: tuple[int, int], value: int, one: Any, other: Any) -> None:
         """These are the gradients of two terms, or losses, for the same."""

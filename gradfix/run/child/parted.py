@@ -64,7 +64,12 @@ class Parted:
         layers = enter or [(-1, n) for n, node in walk.nodes.items() if type(node) in kinds][:_MOST]
         keys = {node: _key(walk, node, value, masks) for value, node in layers}
         given = [
-            Given(keys[node], value, self._inputs(node), gradients((_top(walk, node, masks, keys[node]),))[0])
+            Given(
+                keys[node],
+                value,
+                self._inputs(node),
+                gradients((last_layer(walk, node, value, masks)[0],))[0],
+            )
             for value, node in layers
             if keys[node] in wanted
         ]
@@ -108,13 +113,16 @@ def _key(walk: Any, node: int, value: int, masks: dict[int, int]) -> Key:
     return type(walk.nodes[node]), leaves
 
 
-def _top(walk: Any, node: int, masks: dict[int, int], key: Key) -> GradientEdge:
-    """The output of the last layer above `node`, of the same optimizer's network."""
-    mine = next((masks[leaf] for leaf in key[1]), 0)
-    above, top = {node}, node
+def last_layer(walk: Any, node: int, value: int, masks: dict[int, int]) -> tuple[GradientEdge, int]:
+    """The output of the last layer of the network that `node` belongs to, which is given what the node `value` made;
+    and that network's mask, 0 where it is no single one's."""
+    _, leaves = _key(walk, node, value, masks)
+    kinds = {masks[leaf] for leaf in leaves}
+    mine = kinds.pop() if len(kinds) == 1 else 0
+    above, last = {node}, node
     for each in sorted(n for n in walk.nodes if n > node):
         parents = walk.parents[each]
         if not above.isdisjoint(parents):
             above.add(each)
-            top = each if any(p < 0 and masks.get(p) == mine for p in parents) else top
-    return GradientEdge(walk.nodes[top], 0)
+            last = each if any(p < 0 and masks.get(p) == mine for p in parents) else last
+    return GradientEdge(walk.nodes[last], 0), mine

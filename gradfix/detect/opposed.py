@@ -32,10 +32,8 @@ def opposed_terms(graph: Graph) -> Iterable[tuple[int, Conflict]]:
             found.add(("opposed", place), events[0].time, _mixed(graph, events[0]))
     for event in (e for e in graph.tape.events if isinstance(e, Unbounded) and e.node in graph.records):
         backward = next((b for b in reversed(graph.backwards) if b.time < event.time), None)
-        if backward is not None and unbounded(graph, backward, event.optimizer):
-            place = graph.stack_number(event.stack)
-            if own_score(graph, backward, event.optimizer):
-                found.add(("opposed", place), event.time, _mixed(graph, event))
+        if backward is not None and unbounded(graph, backward, backward, event.optimizer):
+            found.add(("opposed", graph.stack_number(event.stack)), event.time, _mixed(graph, event))
     return found.conflicts()
 
 
@@ -50,15 +48,29 @@ def pulled_apart(graph: Graph, first: Backward, second: Backward) -> str:
     return f"pulls the other way{_cosine(max(filter(None, cosines), default=None))}"
 
 
-def unbounded(graph: Graph, backward: Backward, optimizer: int) -> str:
-    """How the loss of `backward` pulls what that optimizer's network gives one way without end, in words: where it does
-    so in every pass that was looked at, two at least."""
-    here = {b.stack for b in graph.passes(backward)}
+def unbounded(graph: Graph, foreign: Backward, meant: Backward, optimizer: int) -> str:
+    """How the loss of `foreign` pulls what that optimizer's network gives one way without end, in words: where it does
+    so in every pass that was looked at, two at least, and that of `meant` has a term of this network alone that has a
+    best value."""
+    here = {b.stack for b in graph.passes(foreign)}
     events = (e for e in graph.tape.events if isinstance(e, Unbounded) and e.stack in here)
     signs = [e.sign for e in events if e.optimizer == optimizer]
-    if len(signs) < 2 or len(set(signs)) > 1:
+    alone = (n for root in meant.roots for n in _terms_alone(graph, root, frozenset((optimizer,))))
+    if len(signs) < 2 or len(set(signs)) > 1 or all(_linear(graph, n) for n in alone):
         return ""
     return f"wants ever {_WORDS[signs[0]]} values from that model"
+
+
+def _linear(graph: Graph, node: int) -> bool:
+    """Whether a term is linear in what a layer gives."""
+    while (record := graph.records.get(node)) is not None:
+        inner = [p for p in record.parents if p >= 0 and not graph.is_parameter(p)]
+        if len(inner) < len(record.parents):
+            return True
+        if plain_op(record) not in _LINEAR or len(inner) != 1:
+            return False
+        node = inner[0]
+    return True
 
 
 def _cosine(cosine: float | None) -> str:
@@ -67,7 +79,7 @@ def _cosine(cosine: float | None) -> str:
 
 def own_score(graph: Graph, backward: Backward, optimizer: int) -> bool:
     """Whether the loss has a term of that optimizer's network alone, as a discriminator's score of real data is."""
-    return any(_alone(graph, root, frozenset((optimizer,))) for root in backward.roots)
+    return any(True for root in backward.roots for _ in _terms_alone(graph, root, frozenset((optimizer,))))
 
 
 def meant_for(graph: Graph, conflict: Conflict) -> dict[Stack, frozenset[int]]:
@@ -89,6 +101,19 @@ def _of_one(graph: Graph, event: Terms) -> bool:
 
 Side = tuple[int, frozenset[int]]  # a summand, and the optimizers that it is there for
 _SCALES = {"mul", "div", "neg"}
+_LINEAR = {
+    *_SCALES,
+    "mean",
+    "sum",
+    "view",
+    "reshape",
+    "squeeze",
+    "unsqueeze",
+    "select",
+    "slice",
+    "t",
+    "transpose",
+}
 
 
 def sides(graph: Graph, backward: Backward, event: Terms | Unbounded) -> tuple[Side, Side] | None:
@@ -101,7 +126,9 @@ def sides(graph: Graph, backward: Backward, event: Terms | Unbounded) -> tuple[S
     if total is None or not first or not later:
         return None
     left, right = total.parents
-    ours = [(_alone(graph, side, first), _alone(graph, side, later)) for side in (left, right)]
+    ours = [
+        [any(True for _ in _terms_alone(graph, side, k)) for k in (first, later)] for side in (left, right)
+    ]
     for one, other in ((0, 1), (1, 0)):
         if (ours[one][1] and not ours[one][0] and not ours[other][1]) or (
             ours[one][0] and not ours[one][1] and not ours[other][0]
@@ -124,11 +151,12 @@ def _total(graph: Graph, backward: Backward) -> Record | None:
     return None
 
 
-def _alone(graph: Graph, node: int, optimizers: frozenset[int]) -> bool:
-    """Whether one of the numbers that make up a summand is computed by the networks of `optimizers` alone."""
-    return any(
-        graph.reached_optimizers(n) and graph.reached_optimizers(n) <= optimizers for n in _ends(graph, node)
-    )
+def _terms_alone(graph: Graph, node: int, optimizers: frozenset[int]) -> Iterator[int]:
+    """Those of the numbers that make up a summand which the networks of `optimizers` alone compute."""
+    for n in _ends(graph, node):
+        reached = graph.reached_optimizers(n)
+        if reached and reached <= optimizers:
+            yield n
 
 
 def _ends(graph: Graph, node: int) -> Iterator[int]:

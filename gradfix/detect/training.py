@@ -373,10 +373,10 @@ def flows_on(graph: Graph) -> Found:
                 elif how := pulled_apart(graph, meant, foreign):
                     yield _mixed(graph, step, foreign, meant, "flows-back", how=how)
         for meant, foreign in permutations(since, 2):
-            theirs = graph.filled(foreign) - graph.filled(meant)
-            if any(map(graph.steps_of, theirs)) or _of_both(graph, step.optimizer, meant, foreign):
+            others = graph.filled(foreign) - graph.filled(meant)
+            if any(graph.steps_of(n) for n in others) or _of_both(graph, step.optimizer, meant, foreign):
                 early, late = sorted((meant, foreign), key=lambda b: b.time)
-                endless = unbounded(graph, foreign, step.optimizer) if theirs else ""
+                endless = unbounded(graph, foreign, meant, step.optimizer) if others else ""
                 if how := pulled_apart(graph, early, late) or endless:
                     yield _mixed(graph, step, foreign, meant, "flows-back", how=how)
 

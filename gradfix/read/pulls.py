@@ -43,6 +43,7 @@ Term = tuple[Node, Pull | None]
 
 
 def plain(node: Node) -> str:
+    """The name of its op, without ``aten.`` and the underscore of one in place."""
     return node.op.removeprefix("aten.").strip("_")
 
 

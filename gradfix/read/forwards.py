@@ -259,7 +259,7 @@ def weighted(m: Machine, name: str, module: Instance, args: list[Value]) -> Valu
                     m.trace.save_own(node)
                 elif isinstance(each, Tensor):
                     cast = m.autocast and "Conv" in name
-                    m.trace.save_own(node) if cast else m.trace.save(node, each)
+                    m.trace.save_own(node) if cast else m.trace.save(node, each, True)
     shape = source.shape if isinstance(source, Tensor) and "Norm" in name else None
     if "Conv" in name and isinstance(source, Tensor) and source.shape:
         shape = (source.shape[0], module.attrs.get("out_channels"), *(None,) * (len(source.shape) - 2))

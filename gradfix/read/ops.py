@@ -288,7 +288,7 @@ def keep(
                 if m.autocast:
                     m.trace.save_own(node)
                 else:
-                    m.trace.save(node, tensor)
+                    m.trace.save(node, tensor, _as_it_is(node, bound))
             if isinstance(value, int | float | complex):
                 node.bare = True
             elif isinstance(value, Unknown):
@@ -298,6 +298,15 @@ def keep(
         else:
             m.trace.save_own(node)
     return later
+
+
+def _as_it_is(node: Node, bound: dict[str, Value]) -> bool:
+    """Whether an op keeps its arguments themselves: a linear layer keeps its weight transposed, and a product of
+    batches what it has made two dimensions of."""
+    if node.op == "aten.addmm" and "weight" in bound:
+        return False
+    tensors = tensors_of(list(bound.values()))
+    return node.op != "aten.mm" or all(t.shape is not None and len(t.shape) <= 2 for t in tensors)
 
 
 def _compute(m: Machine, name: str, overload: Overload, bound: dict[str, Value]) -> Value:

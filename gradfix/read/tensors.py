@@ -371,4 +371,4 @@ def set_attribute(m: Machine, tensor: Tensor, name: str, value: Value) -> None:
 
         names.local(m, tensor)
         if tensor.storage.known or tensor.storage.saved:
-            m.trace.wrote("aten.set_", tensor, False, "set_data")
+            m.trace.rebound(tensor)

@@ -121,10 +121,12 @@ class Trace:
         self._nodes += 1
         return node
 
-    def save(self, node: Node, tensor: Tensor) -> None:
+    def save(self, node: Node, tensor: Tensor, itself: bool = False) -> None:
+        """`node` keeps `tensor`: it `itself` for certain, or maybe a view of it."""
         s = tensor.storage
         s.known = True
-        node.saves.append(Saved(s, s.version, s.counted, _sizes(tensor.shape), tensor.dtype))
+        own = tensor if itself else None
+        node.saves.append(Saved(s, s.version, s.counted, _sizes(tensor.shape), tensor.dtype, own))
         s.saved.append(node)
 
     def hold(self, node: Node, tensor: Tensor) -> Saved:
@@ -167,6 +169,28 @@ class Trace:
             if optimizer is None:
                 optimizer = self.stepping
             self.add(Mutate(time, stack or self._stack(), op, ref, counted, how, optimizer, refused, module))
+
+    def rebound(self, tensor: Tensor) -> None:
+        """``tensor.data = y``: the tensor has other memory. What keeps a view of it, or made it, goes on with the old,
+        and only what keeps the tensor itself finds the new."""
+        storage, old = tensor.storage, None
+        for node in dict.fromkeys(storage.saved):
+            for n, saved in enumerate(node.saves):
+                if saved.storage is storage and (saved.tensor is not tensor or tensor.node is node):
+                    if old is None:
+                        old = self.storage()
+                        old.name, old.rank, old.version, old.counted = (
+                            storage.name,
+                            storage.rank,
+                            storage.version,
+                            storage.counted,
+                        )
+                    node.saves[n] = replace(saved, storage=old)
+                    old.saved.append(node)
+        if old is not None:
+            kept = (n for n in storage.saved if any(s.storage is storage for s in (*n.saves, *n.held)))
+            storage.saved = list(dict.fromkeys(kept))
+        self.wrote("aten.set_", tensor, False, "set_data")
 
     def cut(self, how: str, tensor: Tensor, node: Node | None, stack: Stack | None = None) -> int:
         """The time of the Cut."""

@@ -74,13 +74,15 @@ class Array(Unknown):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Saved:
-    """A tensor that a node keeps for its backward: `version` and `counted` as they were then."""
+    """A tensor that a node keeps for its backward: `version` and `counted` as they were then. `tensor` where it is that
+    very tensor, and no view of it."""
 
     storage: Storage
     version: int
     counted: int
     shape: tuple[int, ...]
     dtype: str
+    tensor: Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -108,7 +108,7 @@ class _Aside(Trace):
                 self._before.append((each, (each.node, each.requires, each.rebased)))
         self.writes.append((tensor.storage, Written(self._stack(), self._sure())))
 
-    def save(self, node: Node, tensor: Tensor) -> None:
+    def save(self, node: Node, tensor: Tensor, itself: bool = False) -> None:
         return
 
     def save_own(self, node: Node) -> None:

@@ -120,6 +120,7 @@ class Imposer:
             self.mode = Ops(self)
             if "draws" in self.request:
                 key_draws_of_others(self.mode.seed_of)
+            self.mode.leave_data()
             each_thread.enter(self.mode)
 
     def finish(self, how: str, exc: BaseException | None = None) -> None:

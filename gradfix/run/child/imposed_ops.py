@@ -14,12 +14,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .pretend import about, foreign
+from .pretend import DATA, about, foreign
 
 if TYPE_CHECKING:
     from .impose import Imposer
 
 MADE = "gradfix made in a place"
+SET_DATA = "aten.set_"  # as the tape calls it
 
 
 class Keep(TorchFunctionMode):
@@ -159,8 +160,21 @@ class Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _suppressed(self, func: Any, args: Any) -> bool:
         op, name = self.write["op"], str(func).rpartition(".")[0]
         # the tape knows the call (aten.embedding), this mode what it comes to (aten.embedding_renorm_)
-        if not (name == op or name.startswith(op + "_")):
-            return False
+        return (name == op or name.startswith(op + "_")) and self._meant(func, args)
+
+    def leave_data(self) -> None:
+        """Leave out ``x.data = y`` where that is the write: no op of PyTorch's comes to this mode then."""
+        if self.write is None or self.write["op"] != SET_DATA:
+            return
+
+        def put(tensor: Any, value: Any) -> None:
+            if foreign(sys._getframe(1).f_code.co_filename) or not self._meant(SET_DATA, (tensor, value)):
+                DATA.__set__(tensor, value)
+
+        torch.Tensor.data = property(DATA.__get__, put)  # type: ignore
+
+    def _meant(self, func: Any, args: Any) -> bool:
+        """Whether the write to the first of `args` is the one to be left out; it is counted then."""
         target = args[0]
         wanted = self.write.get("parameters")
         if wanted is not None:

@@ -736,13 +736,14 @@ class _Slow(Runner):
     """The clock stops every candidate behind so many steps."""
 
     steps = 2
+    recorded = 2
 
     def start(self, files, record=False, impose=None):
         outcome = super().start(files, record, impose).result()
         ended: Future[Outcome] = Future()
         if files:
             ends = [n for n, line in enumerate(outcome.measurement) if line["m"] == "u"]
-            measured = outcome.measurement[: ends[self.steps - 1] + 1]
+            measured = outcome.measurement[: ends[(self.recorded if record else self.steps) - 1] + 1]
             outcome = replace(outcome, ended="timeout", measurement=measured)
         ended.set_result(outcome)
         return ended
@@ -764,6 +765,9 @@ def test_a_candidate_that_the_clock_stopped_is_judged_as_far_as_it_came(bench):
         verdict.reason,
     ) == ("proved", "every gradient equal to the exact one over 2 steps")
     assert slow.prove(baseline, wrong, Effect("none"), conflict).status == "rejected"
+    runner.steps = 3  # the plain run comes farther than the recorded one
+    verdict = slow.prove(baseline, after, Effect("none"), conflict)
+    assert (verdict.status, verdict.reason[-12:]) == ("proved", "over 3 steps")
     runner.steps = 1
     verdict = slow.prove(baseline, after, Effect("none"), conflict)
     assert "stopped by the time limit at 1 of the 3 steps" in verdict.reason

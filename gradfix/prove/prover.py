@@ -238,7 +238,7 @@ class Prover:
         if failed and not ended:
             raise _failure(plain)
         came, went = after.measured.passes, baseline.oracle.passes
-        if "timeout" in (plain.ended, recorded.ended) and came < went:
+        if after.clocked and came < went:
             if not _tells(after.measured, baseline.oracle):
                 raise Refusal(
                     "untried",
@@ -248,7 +248,7 @@ class Prover:
         if not plain.failure and not rest.others:
             self._is_deterministic(baseline)
             mine, exact = after.measured, after.oracle
-            if after.stopped:
+            if after.stopped or (after.clocked and _tells(mine, exact)):
                 mine, exact = head(mine, exact), head(exact, mine)
             unlike = difference(mine, exact)
             if unlike is not None and unlike.what != "nothing":
@@ -317,7 +317,7 @@ class Prover:
         now = read(run.result().measurement) if run is not None else after.measured
         if trial.cut_short:
             now = head(now, before)
-        if after.short:
+        if after.short or (trial.cut_short and after.clocked and _tells(now, before)):
             before = head(before, now)
             now = head(now, before)
         if attempt.terms.gains:

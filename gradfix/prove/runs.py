@@ -89,6 +89,11 @@ class After:
         return read(self.recorded.measurement)
 
     @property
+    def clocked(self) -> bool:
+        """Whether the clock ended a run of it, wherever that was: how many steps each has is chance."""
+        return "timeout" in (self.plain.ended, self.recorded.ended)
+
+    @property
     def short(self) -> bool:
         """Whether it is judged as far as it came."""
         return self.stopped or self.broken_off

@@ -6,6 +6,7 @@ that leaves the script worse is never applied.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -238,7 +239,9 @@ def identity(conflict: Conflict, project: Project) -> tuple[str, str]:
 def _parses(text: str) -> bool:
     try:
         cst.parse_module(text)
-        compile(text, "candidate", "exec", dont_inherit=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what the text has said before: `x is "conv"`
+            compile(text, "candidate", "exec", dont_inherit=True)
     except (cst.ParserSyntaxError, SyntaxError, ValueError):
         return False
     return True

@@ -51,6 +51,11 @@ def fix(tmp_path: Path, monkeypatch, capsys):
     return call
 
 
+def test_what_the_compiler_warns_of_in_the_script_is_not_said_for_every_cure(fix, recwarn):
+    fix(text=MISSING.replace("for step", 'if "train" is "test":\n    raise SystemExit\nfor step'))
+    assert [str(w.message) for w in recwarn if w.category is SyntaxWarning] == []
+
+
 def test_a_script_that_cannot_run_is_read_instead(fix, tmp_path):
     code, out, err = fix()
     assert code == 2

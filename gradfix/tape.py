@@ -363,6 +363,7 @@ _AUTOGRAD = (
     "leaf Variable that requires grad",
     "is being modified inplace",
     "is a view and its base",
+    "its base or another view of its base has been modified inplace",
     "refers to a single memory location",
     "does not require grad and does not have a grad_fn",
     "differentiated Tensors does not require grad",

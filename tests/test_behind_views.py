@@ -164,3 +164,14 @@ def test_a_step_that_comes_before_the_views_is_no_fault(run: Callable[..., Outco
     text = STEPS.format("", "sum(v.tanh().sum() for v in w.unbind())")
     assert run(text).failure is None
     assert not [c for c in detect(run(text, record=True).tape) if c.severity == "error"]
+
+
+@pytest.mark.parametrize("split", ["a, b = rows.unbind()", "a, b = rows.split(1)"])
+def test_saved_output_of_what_is_written_to_with_a_graph(run: Callable[..., Outcome], split: str) -> None:
+    """What PyTorch says of it says nothing of what was saved: that view may no longer be asked who made it."""
+    text = HEAD + f"rows = torch.ones(2, 4)\n{split}\nrows[0] = (a @ w).mean()\nloss = rows.mean()" + TAIL
+    plain = run(text).failure
+    assert plain is not None
+    assert REFUSED in plain.message
+    found = [(c.kind, c.at.line) for c in detect(run(text, record=True).tape)]
+    assert found == [("stale-saved-tensor", 7)] == [(kind, line) for kind, _, line, _ in found_in(text)]

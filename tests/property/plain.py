@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,7 +44,16 @@ class Ran:
         said = str(self.error)
         if "a view of a leaf Variable that requires grad" in said:
             return "leaf-write"
+        if said.startswith("A view was created") and _in_backward(self.error):
+            return (
+                "stale-saved-tensor"  # PyTorch gets no further with its sentence on a saved output of unbind
+            )
         return next((kind for words, kind in WORDS if words in said), "other")
+
+
+def _in_backward(error: Exception) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.name == "backward" for frame in frames)
 
 
 def run(text: str, parameters: Sequence[str]) -> Ran:

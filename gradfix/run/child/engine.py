@@ -384,7 +384,12 @@ def _flags(retain: Any, create: Any, inputs: Any) -> dict[str, Any]:
 
 def _modified(entry: Entry) -> str:
     tensor = entry.tensor
-    maker = tensor.grad_fn
+    try:
+        maker = tensor.grad_fn
+    except (
+        RuntimeError
+    ) as error:  # a view that may no longer be read: PyTorch gets no further with its own sentence
+        return str(error)
     name = re.sub(r"Backward\d*$", "", maker.name()) if maker is not None else ""
     made = f", which is output {tensor.output_nr} of {name}," if name else ""
     shape = list(tensor.shape)

@@ -228,8 +228,11 @@ class Saves:
 
 
 def number_of_maker(tensor: Any) -> int:
-    """The number of the node that made `tensor`, NOBODY of a leaf."""
-    maker = tensor.grad_fn
+    """The number of the node that made `tensor`, NOBODY of a leaf, and of a view that may no longer be read."""
+    try:
+        maker = tensor.grad_fn
+    except RuntimeError:
+        return NOBODY
     return NOBODY if maker is None else int(maker._sequence_nr())
 
 

@@ -373,7 +373,11 @@ def flows_on(graph: Graph) -> Found:
                 elif how := pulled_apart(graph, meant, foreign):
                     yield _mixed(graph, step, foreign, meant, "flows-back", how=how)
         for meant, foreign in permutations(since, 2):
-            others = graph.filled(foreign) - graph.filled(meant)
+            # (a critic's loss of fakes is its own: what it leaves in the generator is cleared)
+            used = frozenset[int]().union(*map(graph.uses, graph.passes(foreign)))
+            if not used - {step.optimizer}:
+                continue
+            others = used - graph.filled(meant)
             if any(graph.steps_of(n) for n in others) or _of_both(graph, step.optimizer, meant, foreign):
                 early, late = sorted((meant, foreign), key=lambda b: b.time)
                 endless = unbounded(graph, foreign, meant, step.optimizer) if others else ""

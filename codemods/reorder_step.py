@@ -8,9 +8,10 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Edit, Project, View
+from gradfix.edit import Edit, Insert, Project, View
 from gradfix.rewrite.behind import calls
 from gradfix.rewrite.boundary import frame, meeting
+from gradfix.rewrite.loops import bound
 from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import (
     block_of,
@@ -20,8 +21,10 @@ from gradfix.rewrite.statements import (
     put_after,
     put_before,
     take_away,
+    touches,
     unit_in,
     units,
+    walk,
 )
 from gradfix.tape import Backward, Stack, Zero
 
@@ -34,8 +37,9 @@ class ReorderStep(Codemod):
     Why: a step uses what is in `.grad`. Where `zero_grad()` stands between `backward()` and `step()`, or
     `step()` before `backward()` and behind `zero_grad()`, there is nothing in it, and the training stands
     still without a word. Where several passes are gathered for one step (`if i % n == 0: optimizer.step()`) and each
-    clears what the last has computed, the clearing belongs behind the step; where each of several losses has a model
-    of its own and one optimizer has them all, one clearing before the first is enough.
+    clears what the last has computed, the clearing belongs behind the step, or before the loop of the passes; where
+    each of several losses has a model of its own and one optimizer has them all, one clearing before the first is
+    enough.
 
     When not: never known to be meant.
     """
@@ -111,7 +115,7 @@ for x in torch.randn(3, 4, 3):
 
 def _gathered(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     """Where every pass clears and only each n-th steps (`if i % n == 0:`), gradients are gathered for the step: what
-    clears them goes behind it."""
+    clears them goes behind it. Where the step stands behind the loop, it goes before that."""
     step, zero, backward = (conflict.label(role) for role in ("step", "zero", "needed"))
     stacks = [x.stack for x in (zero, backward, step) if x is not None]
     depth = meeting(*stacks) if len(stacks) == 3 else -1
@@ -125,15 +129,57 @@ def _gathered(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     last = unit_in(view, own, stepping) if own is not None else None
     if block is None or own is None or last is None or None in at:
         return
-    cleared, _, branch = (units(block)[i] for i in at if i is not None)
+    words = Effect("adds-gradient", "each step uses the gradients of all the passes since the last")
+    cleared, needed, branch = (units(block)[i] for i in at if i is not None)
+    if cleared.node is needed.node is not branch.node:
+        edits = _before_the_loop(view, needed.node, clearing, needing)
+        if edits is not None:
+            yield Proposal("gather the gradients: clear them before the loop", words, {view.path: edits})
+        return
     test = branch.node.test if isinstance(branch.node, cst.If) else None
     if test is None or own is not branch.node.body or not _counts(view, test, block):  # type: ignore[union-attr]
         return
     while last + 1 < len(units(own)) and calls(units(own)[last + 1].node, ("update", "step")):
         last += 1  # (the scaler's, the scheduler's)
-    words = Effect("adds-gradient", "each step uses the gradients of all the passes since the last")
     edits = (*take_away(cleared, view), put_after(units(own)[last], lifted(cleared)))
     yield Proposal("gather the gradients: clear them after the step", words, {view.path: edits})
+
+
+def _before_the_loop(
+    view: View, loop: cst.CSTNode, clearing: cst.CSTNode, needing: cst.CSTNode
+) -> tuple[Edit, ...] | None:
+    """What clears in every pass, before the loop. Each loss is a part of the whole (`loss / n`): otherwise it may be
+    the step that belongs into the loop."""
+    own = block_of(view, clearing)
+    if not isinstance(loop, cst.For | cst.While) or own is not loop.body or view.loop(needing) is not loop:
+        return None
+    at = unit_in(view, own, clearing)
+    if at is None or not calls(units(own)[at].node, ("zero_grad",)) or not _divided(view, loop, needing):
+        return None
+    cleared = units(own)[at]
+    if touches(cleared.reads, {w for u in walk(loop.body) for w in u.writes} | _bound_by(loop)):
+        return None
+    return (*take_away(cleared, view), Insert(loop, before=(lifted(cleared),)))
+
+
+def _bound_by(loop: cst.For | cst.While) -> set[str]:
+    """The names that the head of a loop binds."""
+    return bound(loop.target) if isinstance(loop, cst.For) else set()
+
+
+def _divided(view: View, loop: cst.For | cst.While, needing: cst.CSTNode) -> bool:
+    """Whether the loss that a pass differentiates was divided by what is the same in all passes."""
+    body = [u for u in walk(loop.body) if not isinstance(u.node, cst.BaseCompoundStatement)]
+    small = view.small_statement(needing)
+    read, made = names(small or needing).reads, {w for u in body for w in u.names.binds} | _bound_by(loop)
+    divisors: list[cst.BaseExpression] = []
+    for node in (needing, *(u.node for u in body if touches(u.names.binds, read))):
+        for inner in (node, *descendants(node)):
+            if isinstance(inner, cst.BinaryOperation) and isinstance(inner.operator, cst.Divide):
+                divisors.append(inner.right)
+            elif isinstance(inner, cst.AugAssign) and isinstance(inner.operator, cst.DivideAssign):
+                divisors.append(inner.value)
+    return any(not touches(names(d).reads, made) for d in divisors)
 
 
 def _once(conflict: Conflict, project: Project) -> Iterator[Proposal]:

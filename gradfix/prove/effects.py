@@ -170,6 +170,7 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
             if c.pattern == "cleared-between" and c.event and c.event.stack
         ):
             yield Attempt(before={"gather": late})
+            yield Attempt(before={"once": late})
         gradients = [c for c in conflicts if c.kind in ("freed-graph", "cut-graph")]
         around = [c.earlier for c in gradients]
         around += [c.backward for c in gradients if c.pattern != "plain-gradient"]

@@ -26,6 +26,8 @@ The request is a JSON object; every key is optional, and they combine:
 ``clear``    an optimizer's gradients are cleared after each of its steps; ``leaves``: those of leaves that no
              optimizer holds, before the next backward, where the script has written into them since the last.
 ``gather``   what clears gradients in the [file, line]s listed does so behind the next step that uses them.
+``once``     what clears gradients in the [file, line]s listed does so once for each step that uses them: the first
+             time.
 ``retain``   non-leaf tensors given to an optimizer keep their gradient, as leaves do.
 ``keep``     tensors made in the [file, line, how]s listed keep their gradient as ``retain_grad()`` has them do
              (``keep``), or are leaves (``leaf``).

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,22 +52,35 @@ class Steps:
             int, tuple[Any, Any]
         ] = {}  # id of a parameter -> (it, its value from the round's end on)
         self.late: dict[int, Any] = {}  # id of a parameter that is cleared behind its step -> it
+        self.begun: dict[int, Any] = {}  # id of a parameter whose gradients were cleared since its step -> it
 
     def install(self) -> None:
         from torch.optim import optimizer as hooks
 
         hooks.register_optimizer_step_pre_hook(self._pre)
         hooks.register_optimizer_step_post_hook(self._post)
-        if "gather" in self.imposer.request:
-            self._gather({(os.path.realpath(f), line) for f, line in self.imposer.request["gather"]})
+        for when, clears in (("gather", self._behind), ("once", self._once)):
+            if when in self.imposer.request:
+                self._gather({(os.path.realpath(f), line) for f, line in self.imposer.request[when]}, clears)
 
-    def _gather(self, sites: set[tuple[str, int]]) -> None:
-        """What clears gradients at `sites` does so behind the next step that uses them."""
+    def _behind(self, held: Iterable[Any]) -> None:
+        """Gradients are cleared behind the next step that uses them."""
+        self.late.update((id(p), p) for p in held)
+
+    def _once(self, held: Iterable[Any]) -> None:
+        """Gradients are cleared by the first call of those before a step."""
+        for p in held:
+            if id(p) not in self.begun:
+                self.begun[id(p)] = p
+                p.grad = None
+
+    def _gather(self, sites: set[tuple[str, int]], clears: Callable[[Iterable[Any]], None]) -> None:
+        """What clears gradients at `sites` does so as `clears` does."""
 
         def put_off(clear: Any, held: Callable[[Any], Any]) -> Any:
             def zero_grad(this: Any, *args: Any, **kwargs: Any) -> None:
                 if _user_line() in sites:
-                    self.late.update((id(p), p) for p in held(this))
+                    clears(held(this))
                 else:
                     clear(this, *args, **kwargs)
 
@@ -116,6 +129,7 @@ class Steps:
                     optimizer.state.clear()
                     optimizer.state.update(state)
             for p in parameters(optimizer):
+                self.begun.pop(id(p), None)
                 if self.imposer.request.get("clear") is True or id(p) in self.late:
                     p.grad = None
             if self.imposer.rounds.stepped():

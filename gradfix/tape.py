@@ -192,12 +192,14 @@ class Cut(Event):
     """The graph was left: `how` is ``detach``, ``data``, ``item``, ``numpy``, ``tensor`` (torch.tensor(t)),
     ``no_grad``, ``checkpoint`` (a reentrant one of whose inputs none requires grad).
 
-    `ref` is the tensor it was done to, `node` its grad_fn (None for a leaf).
+    `ref` is the tensor it was done to, `node` its grad_fn (None for a leaf). `leaf` is the storage of the leaf that
+    ``torch.tensor(t, requires_grad=True)`` made of it.
     """
 
     how: str
     ref: Ref
     node: int | None = None
+    leaf: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ from .shortcut import shorten_the_way
 from .sites import Key, Sites
 from .storages import Storage, Storages, addresses_of
 from .tapewriter import Clock, TapeWriter
+from .tensor_hooks import TensorHooks
 from .told import Records
 from .walk import Walk
 from .watch import Watch
@@ -103,6 +104,7 @@ class Recorder:
         self.regions.install()
         self.grad_mode.install()
         self.custom.install()
+        TensorHooks(self).install()
         self.checkpoints.install()
         self.aliases.install()
         self.optimizers.install()

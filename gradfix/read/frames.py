@@ -125,6 +125,7 @@ class Machine:
         self.overheard = False  # a hook may keep what a module gives
         self.customized = False  # a custom Function makes gradients of its own
         self.gone: tuple[Any, Any] = (None, None)  # where a gradient was last read that is None, and whose
+        self.clearing = False  # it is asked whether there is a gradient to clear
         self.assigned = False  # the backward of a custom Function gives tensors gradients by hand
         self.called: dict[Any, Any] = {}
         self.interned: dict[Stack, Stack] = {}

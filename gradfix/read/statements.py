@@ -19,6 +19,7 @@ _LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Dict, type(None))
 _EXITS = {"exit", "quit", "_exit"}
 # a block under one of them is there to be refused: of pytest's and unittest's
 _REFUSED = {"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"}
+_CLEARING = (".zero_()", ".data.zero_()", ".detach_()", ".requires_grad_(False)", " = None")
 _ASKING = {
     "is_available",
     "device_count",
@@ -138,8 +139,23 @@ def _gives_up(node: ast.If) -> bool:
     return any(body and isinstance(body[-1], ast.Raise | ast.Break) for body in (node.body, node.orelse))
 
 
+def _clears(node: ast.If) -> bool:
+    """Whether it asks for a gradient only to clear it: nothing is lost where there is none."""
+    test = node.test.left if isinstance(node.test, ast.Compare) else None
+    if not isinstance(test, ast.Attribute) or test.attr != "grad" or node.orelse:
+        return False
+    name = ast.unparse(test)
+    ways = {name + way for way in _CLEARING}
+    asks = ast.unparse(node.test) == f"{name} is not None"
+    return asks and all(ast.unparse(statement) in ways for statement in node.body)
+
+
 def _if(m: Machine, node: ast.If) -> Left:
-    value = evaluate(m, node.test)
+    m.clearing = _clears(node)
+    try:
+        value = evaluate(m, node.test)
+    finally:
+        m.clearing = False
     known = truth(m, value)
     if known and _refuses(node):
         known = False

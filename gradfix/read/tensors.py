@@ -138,9 +138,10 @@ def _grad(m: Machine, tensor: Tensor) -> Value:
             return m.unknown("grad")
         from gradfix.read import names
 
-        names.local(m, tensor)
-        m.trace.grad_read(tensor, node)
-        m.gone = m.frame.node, None
+        if not m.clearing:
+            names.local(m, tensor)
+            m.trace.grad_read(tensor, node)
+            m.gone = m.frame.node, None
         return None
     if tensor.grad is None and (tensor.requires is None or m.blurs):
         return m.unknown("grad")

@@ -106,7 +106,7 @@ class Gradients:
         """``.grad`` of a non-leaf that keeps none."""
         r = self.r
         stack = r.sites.stack(frame)
-        if r.seen(("grad", stack)) > FULL:
+        if r.seen(("grad", stack)) > FULL or frame.f_lineno in r.sites.clearing(frame.f_code.co_filename):
             return
         storage = r.storages.of(tensor)
         if not storage.name:

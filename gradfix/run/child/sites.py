@@ -35,6 +35,11 @@ _STORES = frozenset(
 _ITEM_STORES = frozenset(dis.opmap[name] for name in ("STORE_SUBSCR", "STORE_SLICE") if name in dis.opmap)
 
 
+_ASKED = ".grad is not None"
+_CLEARING = tuple(
+    f".grad{way}" for way in (".zero_()", ".data.zero_()", ".detach_()", ".requires_grad_(False)", " = None")
+)
+_NOTHING = ast.Module([], [])
 _NEAR = 3  # frames from the inside that are seldom met again
 _RESUMED = (
     inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -73,6 +78,7 @@ class Sites:
         self._lines: dict[str, list[str]] = {}
         self._statements: dict[str, list[Span]] = {}
         self._calls: dict[str, dict[tuple[int, int], Span]] = {}
+        self._clearing: dict[str, set[int]] = {}
 
     def stack(self, frame: FrameType | None) -> Key:
         """The user's frames from `frame` outwards, innermost first."""
@@ -215,6 +221,13 @@ class Sites:
                 self._lines[file] = linecache.getlines(file)
         return self._lines[file]
 
+    def clearing(self, file: str) -> set[int]:
+        """The lines that ask for a gradient only to clear it: nothing is lost where there is none."""
+        if file not in self._clearing:
+            tests = (n for n in ast.walk(parsed(self.text(file)) or _NOTHING) if isinstance(n, ast.If))
+            self._clearing[file] = {n.lineno for n in tests if _clears(n)}
+        return self._clearing[file]
+
     def files(self) -> list[str]:
         """The user's files that were executed."""
         return list(self._lines)
@@ -236,6 +249,13 @@ class Sites:
             if each[:2] <= start and span[2:] <= each[2:] and (best is span or each[:2] >= best[:2]):
                 best = each
         return best
+
+
+def _clears(node: ast.If) -> bool:
+    """``if p.grad is not None: p.grad.zero_()``"""
+    test = ast.unparse(node.test) if not node.orelse else ""
+    name = test[: -len(_ASKED)] if test.endswith(_ASKED) else ""
+    return bool(name) and {ast.unparse(each) for each in node.body} <= {name + way for way in _CLEARING}
 
 
 def code_points(lines: list[str], line: int, column: int) -> int:

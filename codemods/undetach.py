@@ -39,7 +39,9 @@ MAKERS = frozenset(
     )
 )
 CONTEXTS = frozenset(("no_grad", "inference_mode"))
-PATTERNS = frozenset(("no-graph", "dead-parameter", "rewrapped", "partly", "bypassed", "constant-term"))
+PATTERNS = frozenset(
+    ("no-graph", "dead-parameter", "rewrapped", "partly", "bypassed", "constant-term", "idle-term")
+)
 PLACES = 4  # cuts of one pass that are tried
 
 Part = tuple[View, list[Edit]]
@@ -98,7 +100,7 @@ for x in torch.randn(3, 4, 3):
             yield inner
             return
         every: list[Part] = []
-        effect = TERM if conflict.pattern == "constant-term" else GAINS
+        effect = TERM if conflict.pattern in ("constant-term", "idle-term") else GAINS
         for rank, cut in enumerate(_cuts(conflict, project)):
             found = _found(cut, project)
             if found is not None and conflict.pattern == "partly" and _decided(cut, project, found[1]):
@@ -179,7 +181,7 @@ def _taken_whole(conflict: Conflict, project: Project) -> Iterator[Proposal]:
 
 def _found(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
     if cut.how == "no_grad":
-        return _context(cut, project)
+        return _drawn(cut, project) or _context(cut, project)
     return _kept_apart(cut, project) if cut.how == "checkpoint" else _value(cut, project)
 
 
@@ -222,6 +224,18 @@ def _kept_apart(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
 
 
 # no_grad: a with-block, or a decorator
+
+
+def _drawn(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
+    """``dist.sample()``, which draws under no_grad."""
+    found = project.node(cut.stack[-1])
+    call = found[1] if found is not None else None
+    if found is None or not isinstance(call, cst.Call) or not isinstance(call.func, cst.Attribute):
+        return None
+    if call.func.attr.value != "sample":
+        return None
+    edit = Replace(call.func.attr, lambda _: cst.Name("rsample"))
+    return "draw with `rsample()`, which keeps the graph", [(found[0], [edit])]
 
 
 def _context(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:

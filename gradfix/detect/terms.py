@@ -1,15 +1,18 @@
-"""cut-graph in a sum: a term of the loss has no graph, and is a constant in it."""
+"""cut-graph in a sum: a term of the loss has no graph, and is a constant in it; or it has that of a network alone which
+the loss isn't there for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gradfix import wording
-from gradfix.detect.finding import Found, make
-from gradfix.detect.freed import summed
+from gradfix.detect.finding import Found, make, optimizer_words
+from gradfix.detect.freed import SUMMING, summed
+from gradfix.detect.parameters import cuts_of
 from gradfix.detect.refused import CUT_WORDS
-from gradfix.graph import Graph
-from gradfix.tape import Added, Backward, Cut
+from gradfix.graph import Graph, plain_op
+from gradfix.tape import Added, Backward, Cut, Fed
 
 
 def _added(graph: Graph, cut: bool) -> Iterator[Added]:
@@ -120,6 +123,77 @@ def constant_terms(graph: Graph) -> Found:
                 event=cut,
             ),
         )
+
+
+def idle_terms(graph: Graph) -> Found:
+    """A term of the loss is given what the loss trains without its graph, and goes through a network that nobody steps
+    for it: ``D(fake.detach())`` in the generator's loss. (Where the loss has another term of that network, it may be
+    the network's own; and where its gradients are used in another pass, they are meant.)"""
+    cuts = {c.time: c for c in cuts_of(graph) if c.stack}
+    for fed in (e for e in graph.tape.events if isinstance(e, Fed)):
+        loss = next((b for b in graph.backwards if b.time > fed.time and fed.node in graph.walk(b)), None)
+        if loss is None or not loss.accumulates or loss.inputs:
+            continue
+        since = max((b.time for b in graph.passes(loss) if b.time < loss.time), default=-1)
+        trained = graph.owned_mask(graph.serves(loss) | graph.uses(loss))
+        mine = [c for t in fed.cuts if t > since and (c := cuts.get(t)) and _behind(graph, c) & trained]
+        terms = list(_summands(graph, loss.roots)) if mine else []
+        idle = graph.leading(graph.walk(loss), [fed.node]).intersection(terms)
+        reached = [(n, graph.reached_optimizers(n)) for n in terms]
+        theirs = frozenset[int]().union(*(numbers for n, numbers in reached if n in idle))
+        if (
+            len(idle) != 1
+            or not any(graph.reach_mask(n) & trained for n in terms)
+            or any(graph.reach_mask(n) & trained or not theirs for n in idle)
+            or any(numbers & theirs for n, numbers in reached if n not in idle)
+            or not all(theirs <= graph.discards(b) for b in graph.passes(loss)[:-1] or [loss])
+        ):
+            continue
+        (term,) = idle
+        cut = mine[-1]
+        made = graph.records[term]
+        name = wording.name(made.output, "one term")
+        yield (
+            ("idle-term", graph.stack_number(cut.stack)),
+            fed,
+            make(
+                "cut-graph",
+                "idle-term",
+                f"{name} trains nothing: {wording.at('cut', cut.stack)} cuts off what this loss is there for, and its "
+                f"gradients in {optimizer_words(graph, min(theirs))} are cleared unused",
+                [
+                    ("cut", cut.stack, CUT_WORDS.get(cut.how, "the graph is left here")),
+                    ("used", fed.stack, "enters a model that is not stepped for this loss"),
+                    ("needed", loss.stack, "no gradient flows through that term"),
+                ],
+                "cut",
+                severity="warning",
+                ref=cut.ref,
+                record=graph.records.get(cut.node) if cut.node is not None else None,
+                backward=loss,
+                event=cut,
+            ),
+        )
+
+
+def _behind(graph: Graph, cut: Cut) -> int:
+    """The leaves behind a cut, as a bit mask; under no_grad the tensor may be a leaf itself."""
+    return graph.reach_mask(cut.node) if cut.node is not None else graph.mask([cut.ref.storage])
+
+
+def _summands(graph: Graph, roots: Iterable[int]) -> Iterator[int]:
+    """The nodes that a loss adds up, scaled and averaged maybe."""
+    pending, seen = list(roots), set(roots)
+    while pending:
+        node = pending.pop()
+        record = graph.records.get(node)
+        inner = [p for p in record.parents if p >= 0] if record is not None else []
+        op = plain_op(record) if record is not None else ""
+        if op in SUMMING and inner and (len(inner) == 1 or op in ("add", "sub", "stack")):
+            pending += [p for p in inner if p not in seen]
+            seen.update(inner)
+        elif node >= 0:
+            yield node
 
 
 def _stepped(graph: Graph, cut: Cut, event: Added) -> bool:

@@ -269,6 +269,12 @@ def _sizes(value: Instance, args: list[Value], kwargs: dict[str, Value]) -> Shap
 
 
 def _sample(m: Machine, value: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if _name(value) not in _WHOLE | _DRAWN_ONLY:
+        recording, m.grad = m.grad, False
+        try:
+            return _rsample(m, value, args, kwargs)
+        finally:
+            m.grad = recording
     return tensors.fresh(m, _sizes(value, args, kwargs), "int64" if _name(value) in _WHOLE else "float32")
 
 

@@ -99,9 +99,9 @@ class Constants:
         if not terms:
             return
         cut = _NOTHING.union(*(self.living[id(t)][1] for t in terms))
-        left = frozenset[int]().union(*(self.living[id(t)][2] for t in terms if not t.requires_grad))
+        left = frozenset[int]().union(*(self.living[id(t)][2] for t in terms if _off(t)))
         for made in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
-            if not made.requires_grad:
+            if _off(made):
                 self.follow(made, cut, left | self._cuts_of(made))
             elif made.grad_fn is not None:
                 for term in terms:
@@ -125,9 +125,21 @@ class Constants:
 
     def follow(self, tensor: Any, cut: frozenset[int | None], left: frozenset[int] = frozenset()) -> None:
         """`tensor` is the value of these nodes, or of what these Cuts took, or made of it."""
-        if isinstance(tensor, torch.Tensor) and not tensor.requires_grad and tensor.is_floating_point():
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and _off(tensor):
             key, living = id(tensor), self.living
             living[key] = weakref.ref(tensor, lambda _: living.pop(key, None)), cut, left
+
+
+def _off(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no graph, nor is a leaf that was made one. (A view that is made under no_grad of what has a
+    graph requires grad as that does.)"""
+    if not tensor.requires_grad:
+        return True
+    with torch._C.DisableTorchFunction():
+        try:
+            return tensor._is_view() and tensor.grad_fn is None and tensor._base.grad_fn is not None  # type: ignore[union-attr]
+        except RuntimeError:  # written to since
+            return False
 
 
 def within(data: Any) -> list[torch.Tensor]:

@@ -124,8 +124,8 @@ def joined(value: Any) -> torch.Tensor | None:
 
 def see_through(sites: Any) -> None:
     """`.data`, `.detach()`, `torch.tensor(t)` give the tensor itself (a list's, stacked) in user lines: all, or [file,
-    line]s. In those that are listed so do `.item()`, `.numpy()` and `float(t)`: a number that is a term of a loss; and
-    what has a derivative of zero there passes the gradient on as it is."""
+    line]s. In those that are listed so do `.item()`, `.numpy()` and `float(t)`: a number that is a term of a loss; a
+    distribution's `sample()` is its `rsample()`; and what has a derivative of zero passes the gradient on as it is."""
     wanted = None if sites is True else {(os.path.realpath(f), line) for f, line in sites}
 
     def here(depth: int = 2) -> bool:
@@ -165,6 +165,14 @@ def see_through(sites: Any) -> None:
 
         return call
 
+    def drawn(plain: Any) -> Any:
+        def sample(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return (self.rsample if self.has_rsample and here() else functools.partial(plain, self))(
+                *args, **kwargs
+            )
+
+        return sample
+
     torch.Tensor.data = property(data, DATA.__set__)  # type: ignore
     torch.Tensor.detach = detach
     torch.tensor = tensor  # type: ignore
@@ -175,6 +183,10 @@ def see_through(sites: Any) -> None:
         for name in ("sign", "round", "floor", "ceil", "trunc", "fix"):
             for place in (torch.Tensor, torch):
                 setattr(place, name, straight(getattr(place, name)))
+        for kind in (
+            k for k in vars(torch.distributions).values() if isinstance(k, type) and "sample" in vars(k)
+        ):
+            kind.sample = drawn(kind.sample)  # type: ignore[attr-defined]
 
 
 def take_apart(sites: Any) -> None:

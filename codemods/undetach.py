@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import cast
+from collections.abc import Iterator
 
 import libcst as cst
 
@@ -14,6 +13,7 @@ from gradfix.rewrite.blocks import of_torch
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.calls import with_arguments
 from gradfix.rewrite.liveness import dotted, statement_before
+from gradfix.rewrite.recording import Part, drawn_anew, recorded
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import block_of, body_of, reads_of, take_away, unit_in, units, walk
 from gradfix.tape import Cut
@@ -38,13 +38,10 @@ MAKERS = frozenset(
         "float",
     )
 )
-CONTEXTS = frozenset(("no_grad", "inference_mode"))
 PATTERNS = frozenset(
     ("no-graph", "dead-parameter", "rewrapped", "partly", "bypassed", "constant-term", "idle-term")
 )
 PLACES = 4  # cuts of one pass that are tried
-
-Part = tuple[View, list[Edit]]
 
 
 class Undetach(Codemod):
@@ -181,7 +178,7 @@ def _taken_whole(conflict: Conflict, project: Project) -> Iterator[Proposal]:
 
 def _found(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
     if cut.how == "no_grad":
-        return _drawn(cut, project) or _context(cut, project)
+        return drawn_anew(cut, project) or recorded(cut, project)
     return _kept_apart(cut, project) if cut.how == "checkpoint" else _value(cut, project)
 
 
@@ -221,69 +218,6 @@ def _kept_apart(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
         return None
     edit = with_arguments(calls[0], {"use_reentrant": cst.Name("False")})
     return "checkpoint with `use_reentrant=False`, which records a graph all the same", [(view, [edit])]
-
-
-# no_grad: a with-block, or a decorator
-
-
-def _drawn(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
-    """``dist.sample()``, which draws under no_grad."""
-    found = project.node(cut.stack[-1])
-    call = found[1] if found is not None else None
-    if found is None or not isinstance(call, cst.Call) or not isinstance(call.func, cst.Attribute):
-        return None
-    if call.func.attr.value != "sample":
-        return None
-    edit = Replace(call.func.attr, lambda _: cst.Name("rsample"))
-    return "draw with `rsample()`, which keeps the graph", [(found[0], [edit])]
-
-
-def _context(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
-    for site in reversed(cut.stack):
-        found = project.node(site)
-        if found is None:
-            continue
-        view, node = found
-        for above in (node, *view.ancestors(node)):
-            if isinstance(above, cst.With) and any(_stops(i.item) for i in above.items):
-                return "record the graph: no `no_grad` around it", [(view, [_without_context(above)])]
-            if isinstance(above, cst.FunctionDef):
-                for decorator in above.decorators:
-                    if _stops(decorator.decorator):
-                        gone: Edit = Replace(decorator, lambda _: cst.RemoveFromParent())
-                        return f"let `{above.name.value}` record its graph", [(view, [gone])]
-                break
-    return None
-
-
-def _stops(node: cst.BaseExpression) -> bool:
-    called = dotted(node.func) if isinstance(node, cst.Call) else dotted(node)
-    return called.rpartition(".")[2] in CONTEXTS
-
-
-def _without_context(block: cst.With) -> Edit:
-    def build(node: cst.CSTNode) -> cst.CSTNode | cst.FlattenSentinel[cst.BaseStatement]:
-        assert isinstance(node, cst.With)
-        items = [i for i in node.items if not _stops(i.item)]
-        if items:
-            items[-1] = items[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
-            return node.with_changes(items=items)
-        if isinstance(node.body, cst.SimpleStatementSuite):
-            body: list[cst.BaseStatement] = [
-                cst.SimpleStatementLine(node.body.body, trailing_whitespace=node.body.trailing_whitespace)
-            ]
-        else:
-            body = list(cast(Iterable[cst.BaseStatement], node.body.body))
-            said = cast(cst.IndentedBlock, node.body).header.comment
-            above = [cst.EmptyLine(comment=said)] if said else []
-            body[0] = body[0].with_changes(
-                leading_lines=[*above, *cast(cst.SimpleStatementLine, body[0]).leading_lines]
-            )
-        first = cast(cst.SimpleStatementLine, body[0])
-        body[0] = first.with_changes(leading_lines=[*node.leading_lines, *first.leading_lines])
-        return cst.FlattenSentinel(body)
-
-    return Replace(block, build)
 
 
 # a value taken out of its graph

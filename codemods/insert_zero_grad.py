@@ -28,6 +28,7 @@ from gradfix.tape import Backward, Step
 from gradfix.wording import briefly
 
 OWN = Effect("cut-own-loss", "each step uses the gradient of its own loss only")
+ALONE = Effect("adds-gradient", "every step uses the gradient of its own loss and its own pass only")
 CLEARED = Effect("adds-gradient", "every step uses the gradient of its own pass only")
 
 
@@ -94,6 +95,9 @@ for x in torch.randn(3, 4, 3):
         summary = f"clear the gradients of `{code}`"
         clear = cst.parse_statement(f"{code}.zero_grad()")
         first = _first(conflict, project, step)
+        own = (
+            conflict.backward if conflict.label("other") is not None else None
+        )  # what was before it is another's
         at = None
         if first is not None and meeting(first.stack, step.stack) == len(step.stack) - 1:
             made = frame(project, first.stack, len(step.stack) - 1)
@@ -103,9 +107,18 @@ for x in torch.randn(3, 4, 3):
             and at < index
             and not isinstance(units(block)[index].node, cst.BaseCompoundStatement)
         ):
-            yield Proposal(
-                f"{summary} before the backward", CLEARED, {view.path: (put_before(units(block)[at], clear),)}
-            )
+            edits = {view.path: (put_before(units(block)[at], clear),)}
+            yield Proposal(f"{summary} before the backward", CLEARED, edits, 0 if own is None else 1)
+        if own is not None:
+            made = frame(project, own.stack, len(step.stack) - 1)
+            at = unit_in(view, block, made[1]) if made and made[0] is view else None
+            if (
+                at is not None
+                and at < index
+                and not isinstance(units(block)[at].node, cst.BaseCompoundStatement)
+            ):
+                said = f"{summary} before `{briefly(view.code(units(block)[at].node))}`"
+                yield Proposal(said, ALONE, {view.path: (put_before(units(block)[at], clear),)})
         yield Proposal(
             f"{summary} after the step", CLEARED, {view.path: (put_after(units(block)[index], clear),)}, 1
         )

@@ -157,10 +157,12 @@ def _idea(candidate: Candidate) -> tuple[str, str] | None:
     return (candidate.proposal.codemod, candidate.proposal.idea) if candidate.proposal.idea else None
 
 
-def cured_first(conflict: Conflict) -> tuple[bool, int]:
+def cured_first(conflict: Conflict) -> tuple[int, int]:
     """The order of cures: what takes parameters for constants that are no optimizer's would hide that they should be
-    one's."""
-    return conflict.kind != "stray-optimizer", gravity(conflict)
+    one's; and a loss that would be detached from a model which is stepped with its gradient by mistake seems to be
+    meant for it."""
+    mixed = conflict.pattern == "never-cleared" and conflict.label("other") is not None
+    return 0 if conflict.kind == "stray-optimizer" else 1 if mixed else 2, gravity(conflict)
 
 
 def rounds(

@@ -117,7 +117,7 @@ def _never_cleared(graph: Graph, number: int, optimizer: Optimizer, steps: list[
     before = [b for b in graph.before_step(first) if isinstance(b, Backward)]
     if not again or not before:
         return
-    name = optimizer_words(graph, number)
+    name, other = optimizer_words(graph, number), _for_another(graph, second, again)
     yield (
         ("never-cleared", number),
         again[-1],
@@ -127,6 +127,11 @@ def _never_cleared(graph: Graph, number: int, optimizer: Optimizer, steps: list[
             f"nothing clears the gradients of {name} between its steps: every step uses the sum of all "
             "passes so far",
             [
+                *(
+                    [("other", other.stack, "adds to them on its way to what another steps with")]
+                    if other
+                    else ()
+                ),
                 ("needed", again[-1].stack, "adds to the gradients of all earlier passes"),
                 ("step", second.stack, "steps with their sum"),
             ],
@@ -136,6 +141,17 @@ def _never_cleared(graph: Graph, number: int, optimizer: Optimizer, steps: list[
             event=second,
         ),
     )
+
+
+def _for_another(graph: Graph, step: Step, backwards: list[Backward]) -> Backward | None:
+    """The last but one of the backwards that fill what is stepped, where each before the last was for the step of
+    another optimizer, which comes between them, and only comes by this one's model: all of it."""
+    *others, meant = backwards
+    between = {s.optimizer for s in graph.steps if others and others[-1].time < s.time < meant.time}
+    mine = graph.owned_mask([step.optimizer])
+    theirs = graph.owned_mask(between - {step.optimizer}) & ~mine
+    passing = [theirs and graph.boundary(b, mine, theirs) and _covers(b, meant, graph, step) for b in others]
+    return others[-1] if passing and all(passing) else None
 
 
 def _cleared_last(graph: Graph, step: Step, events: tuple[Leaf, ...]) -> bool:
@@ -359,7 +375,6 @@ def flows_on(graph: Graph) -> Found:
     loss isn't meant to train it; but the second loss flows on into the first model, whose step then uses
     both. (Where it flows through the first model on its way back to the second, that may be meant: of a discriminator
     it is not, from which the two want the opposite.)"""
-    told: dict[frozenset[Stack], int] = {}  # two losses in each other's steps are one fault
     for step in graph.steps:
         since = _since_cleared(graph.before_step(step))
         mine = graph.owned_mask([step.optimizer])
@@ -383,9 +398,7 @@ def flows_on(graph: Graph) -> Found:
             if any(graph.steps_of(n) for n in others) or _of_both(graph, step.optimizer, meant, foreign):
                 early, late = sorted((meant, foreign), key=lambda b: b.time)
                 endless = unbounded(graph, foreign, meant, step.optimizer) if others else ""
-                how = pulled_apart(graph, early, late) or endless
-                losses = frozenset((meant.stack, foreign.stack))
-                if how and told.setdefault(losses, step.optimizer) == step.optimizer:
+                if how := pulled_apart(graph, early, late) or endless:
                     yield _mixed(graph, step, foreign, meant, "flows-back", how=how)
 
 
@@ -397,7 +410,7 @@ def _of_both(graph: Graph, optimizer: int, meant: Backward, foreign: Backward) -
         len(both) == 2
         and both == graph.filled(foreign)
         and own_score(graph, meant, optimizer)
-        and not own_score(graph, foreign, optimizer)
+        and not any(own_score(graph, foreign, n) for n in both)
         and not any(own_score(graph, meant, n) for n in both - {optimizer})
     )
 

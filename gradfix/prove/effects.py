@@ -152,25 +152,20 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
         elif themselves:
             yield Attempt(before={"selves": themselves})
     elif kind == "adds-gradient":
+        still = {"null": "steps", **counted}
         if before.steps:
-            still = {"null": "steps", **counted}
             yield Attempt(before=still, after=still, terms=Terms(gains=True, still=True), frozen=True)
         else:  # a leaf that is updated by hand
             yield Attempt(terms=Terms(gains=True))
         yield Attempt(before={"through": through_sites(conflicts) or True})
-        if any(
-            c.pattern == "never-cleared-leaf" for c in conflicts
-        ):  # (what is left at the end may be cleared, or not)
-            yield Attempt(before={"clear": "leaves"}, terms=Terms(ends=False))
-        else:
-            yield Attempt(before={"clear": True})
-        if late := _lines_of(
-            c.event.stack[-1]
-            for c in conflicts
-            if c.pattern == "cleared-between" and c.event and c.event.stack
-        ):
-            yield Attempt(before={"gather": late})
-            yield Attempt(before={"once": late})
+        clearings = list(_clearings(conflicts, tape, before))
+        yield from clearings
+        if (
+            before.steps and len(conflicts) > 1
+        ):  # one cure gives a gradient, another clears those of earlier passes
+            gains = Terms(gains=True, still=True)
+            for way in clearings[:2]:
+                yield Attempt(before={**still, **(way.before or {})}, after=still, terms=gains, frozen=True)
         gradients = [c for c in conflicts if c.kind in ("freed-graph", "cut-graph")]
         around = [c.earlier for c in gradients]
         around += [c.backward for c in gradients if c.pattern != "plain-gradient"]
@@ -179,6 +174,22 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
             yield Attempt(before={"create": [[s.file, s.line] for s in calls]})
     elif kind == "restored":
         yield Attempt()  # the run before is the restored one
+
+
+def _clearings(conflicts: Sequence[Conflict], tape: Tape, before: Measured) -> Iterator[Attempt]:
+    """Gradients cleared as the cures of `conflicts` do."""
+    if any(c.pattern == "never-cleared-leaf" for c in conflicts):
+        # (what is left at the end may be cleared, or not)
+        yield Attempt(before={"clear": "leaves"}, terms=Terms(ends=False))
+    else:
+        yield Attempt(before={"clear": True})
+    between = [c.event for c in conflicts if c.pattern == "cleared-between" and c.event and c.event.stack]
+    if late := _lines_of(event.stack[-1] for event in between):
+        yield Attempt(before={"gather": late})
+        yield Attempt(before={"once": late})
+    if any(c.pattern == "never-cleared" for c in conflicts):  # what another loss left there since goes, too
+        for schedule in own_loss(before, tape):
+            yield Attempt(before={"clear": True, "own": schedule}, terms=Terms(cut=True))
 
 
 def _clips(tape: Tape) -> bool:

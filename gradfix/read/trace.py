@@ -192,21 +192,13 @@ class Trace:
             storage.saved = list(dict.fromkeys(kept))
         self.wrote("aten.set_", tensor, False, "set_data")
 
-    def cut(
-        self,
-        how: str,
-        tensor: Tensor,
-        node: Node | None,
-        stack: Stack | None = None,
-        leaf: Tensor | None = None,
-    ) -> int:
-        """The time of the Cut, by which the `leaf` was made."""
+    def cut(self, how: str, tensor: Tensor, node: Node | None, stack: Stack | None = None) -> int:
+        """The time of the Cut."""
         if node is not None:
             self._record(self.reached([node], None)[0])
         number = None if node is None else node.number
         time = self.tick()
-        made = None if leaf is None else leaf.storage.number
-        self.add(Cut(time, stack or self._stack(), how, self.ref(tensor), number, made))
+        self.add(Cut(time, stack or self._stack(), how, self.ref(tensor), number))
         return time
 
     def fed(self, node: Node, cuts: frozenset[int]) -> None:

@@ -1,0 +1,111 @@
+"""Two faults of one script, of which one has to be cured first."""
+
+from pathlib import Path
+
+from gradfix import testing
+from gradfix.result import Settings
+from gradfix.run.zygote import Zygote
+
+NEVER_CLEARED = """\
+import torch
+from torch import nn
+
+
+class GAN:
+    def __init__(self):
+        self.netG = nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 8))
+        self.netD = nn.Sequential(nn.Linear(8, 12), nn.LeakyReLU(0.2), nn.Linear(12, 1))
+        self.optG = torch.optim.Adam(self.netG.parameters(), 2e-4, betas=(0.5, 0.999))
+        self.optD = torch.optim.Adam(self.netD.parameters(), 2e-4, betas=(0.5, 0.999))
+        self.criterion = nn.BCEWithLogitsLoss()
+
+    def step_D(self, real, fake):
+        self.optD.zero_grad()
+        loss = self.criterion(self.netD(real), torch.ones(len(real), 1))
+        loss = loss + self.criterion(self.netD(fake), torch.zeros(len(fake), 1))
+        loss.backward()
+        self.optD.step()
+
+    def step_G(self, fake):
+        loss = self.criterion(self.netD(fake), torch.ones(len(fake), 1))
+        loss.backward()
+        self.optG.step()
+
+    def train(self, real):
+        fake = self.netG(torch.randn(len(real), 5))
+        self.step_D(real, fake)
+        self.step_G(fake)
+
+
+torch.manual_seed(4)
+gan = GAN()
+for _ in range(5):
+    gan.train(torch.randn(6, 8))
+"""
+
+OF_THE_TARGET = """\
+import copy
+
+import torch
+from torch import nn
+
+
+class Agent:
+    def __init__(self):
+        self.actor = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1), nn.Tanh())
+        self.critic = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.target = copy.deepcopy(self.critic)
+        self.opt_actor = torch.optim.Adam(self.actor.parameters(), lr=1e-3)
+        self.opt_critic = torch.optim.Adam(self.target.parameters(), lr=1e-3)
+
+    def update(self, seen, done, reward, then):
+        with torch.no_grad():
+            aim = reward + 0.9 * self.target(torch.cat([then, self.actor(then)], 1))
+        loss_critic = (self.critic(torch.cat([seen, done], 1)) - aim).pow(2).mean()
+        self.opt_critic.zero_grad()
+        loss_critic.backward()
+        self.opt_critic.step()
+        loss_actor = -self.critic(torch.cat([seen, self.actor(seen)], 1)).mean()
+        loss_actor.backward()
+        self.opt_actor.step()
+        for kept, new in zip(self.target.parameters(), self.critic.parameters()):
+            kept.data.copy_(0.95 * kept.data + 0.05 * new.data)
+
+
+torch.manual_seed(13)
+agent = Agent()
+for _ in range(5):
+    agent.update(torch.randn(6, 3), torch.rand(6, 1), torch.randn(6, 1), torch.randn(6, 3))
+"""
+
+
+def cured(text: str, folder: Path, zygote: Zygote) -> str:
+    """`text` with all its faults cured; a second call must have nothing to do."""
+    script = folder / "train.py"
+    script.write_text(text, encoding="utf-8")
+    result = testing.one(script, zygote, Settings())
+    assert {d.status for d in result.diagnoses if d.conflict.severity != "note"} == {"cured"}
+    ((_, new),) = result.files.values()
+    script.write_text(new, encoding="utf-8")
+    again = testing.one(script, zygote, Settings())
+    assert not [d for d in again.diagnoses if d.conflict.severity != "note"]
+    return new
+
+
+def test_what_another_loss_leaves_in_a_generator_is_not_kept_for_it(tmp_path: Path, zygote: Zygote) -> None:
+    """Its gradients are never cleared, so all that arrives there is stepped with: that is cured first, and the
+    discriminator's loss is detached from it as anywhere else."""
+    new = cured(NEVER_CLEARED, tmp_path, zygote)
+    assert new == NEVER_CLEARED.replace(
+        "        loss.backward()\n        self.optG",
+        "        self.optG.zero_grad()\n        loss.backward()\n        self.optG",
+    ).replace("step_D(real, fake)\n        self.step_G", "step_D(real, fake.detach())\n        self.step_G")
+
+
+def test_a_stray_optimizer_and_gradients_never_cleared_are_cured_together(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    new = cured(OF_THE_TARGET, tmp_path, zygote)
+    assert new == OF_THE_TARGET.replace("Adam(self.target.", "Adam(self.critic.").replace(
+        "        loss_actor.backward", "        self.opt_actor.zero_grad()\n        loss_actor.backward"
+    )

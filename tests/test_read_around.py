@@ -119,6 +119,42 @@ def test_modules_that_add_folders_may_import_each_other(tmp_path):
 
 # ---- options
 
+COMMAND = """
+import click
+import torch
+{options}
+def main(data, inner, keep):
+    net = torch.nn.Linear(2, 2)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    if data is None:
+        raise SystemExit("no data")
+    for x in torch.load(data):
+        for _ in range(inner):
+            opt.zero_grad()
+            loss = net(x).pow(2).mean()
+            loss.backward(retain_graph=keep)
+        opt.step()
+    for _ in range(3):
+        s = net(torch.ones(1, 2)).exp()
+        s += 1
+        s.sum().backward()
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("inner", "kinds"), [(1, {"stale-saved-tensor"}), (4, {"stale-saved-tensor", "unreset-grad"})]
+)
+def test_a_commands_options_have_their_defaults(tmp_path, inner, kinds):
+    options = f"""
+@click.command()
+@click.argument("data")
+@click.option("--inner", "-i", default={inner}, help="backwards a step")
+@click.option("--keep/--no-keep", default=False)"""
+    told = found(tmp_path, "train.py", {"train.py": COMMAND.format(options=options)})
+    assert {kind for _, kind, _ in told} == kinds
+
 
 def test_options_that_may_stand_in_a_file_as_well_have_their_defaults(tmp_path):
     text = """

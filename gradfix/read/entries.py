@@ -417,7 +417,12 @@ def _finish(m: Machine, value: Value) -> None:
 def _unknowns(m: Machine, function: Function, given: int) -> list[Value]:
     """Values that are not known for the arguments without a default."""
     declared = function.node.args
-    count = len(declared.posonlyargs) + len(declared.args) - len(function.defaults) - given
+    named = [a.arg for a in (*declared.posonlyargs, *declared.args)]
+    # (a command's have them by name)
+    count = next(
+        (n for n, a in enumerate(named) if a in function.kw_defaults), len(named) - len(function.defaults)
+    )
+    count -= given
     return [m.unknown("argument of " + function.qualname) for _ in range(max(count, 0))]
 
 

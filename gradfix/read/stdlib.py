@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, containers, drawn, files, flags, iteration, stacks
+from gradfix.read import calls, commands, containers, drawn, files, flags, iteration, stacks
 from gradfix.read.frames import Machine
 from gradfix.read.values import (
     Array,
@@ -356,6 +356,7 @@ def _referred(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 FUNCTIONS: dict[str, Callable[..., Value]] = {
+    **commands.FUNCTIONS,
     **drawn.FUNCTIONS,
     **files.FUNCTIONS,
     "itertools.chain": _chain,

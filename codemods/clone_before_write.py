@@ -12,6 +12,7 @@ from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View, exchange
 from gradfix.rewrite.blocks import assignment, copy, line, method
+from gradfix.rewrite.boundary import returns
 from gradfix.rewrite.liveness import dotted, parameters, reads, scope_of, shared_with, sharing
 from gradfix.rewrite.passed import Passed, passed
 from gradfix.rewrite.shown import only_shown
@@ -44,7 +45,8 @@ class CloneBeforeWrite(Codemod):
     = out.detach()`) shares its memory: `c = out.detach().clone()`. Where the alias is only shown or measured, this is
     meant even if the loss takes the tensor behind the write: it takes the values as they were computed then. So do
     an array (`out.detach().numpy()`) and the tensor that torch.from_numpy makes of one share it. The
-    gradient that a custom Function's backward is given belongs to other branches, too: `grad_output.clone()`.
+    gradient that a custom Function's backward, or a tensor's hook, is given belongs to other branches, too:
+    `grad_output.clone()`.
 
     When not: where a whole tensor is overwritten (out of place says it shorter), where a name that is read
     later is meant to see the write, and for a parameter: its clone is not what the optimizer steps.
@@ -90,6 +92,8 @@ h.sum().backward()
         cls, conflict: Conflict, project: Project, write: Write | None, alone: Effect
     ) -> Iterator[Proposal]:
         """Every way; `alone` is the effect of those that leave the write to an alias."""
+        if conflict.pattern == "hook-gradient" and write is not None:
+            yield from _hooked(write)
         if conflict.pattern in OWN and write is not None:
             yield from _own(conflict, project, write)
         if conflict.write is None or conflict.write.optimizer is not None:
@@ -177,6 +181,23 @@ def _own(conflict: Conflict, project: Project, write: Write) -> Iterator[Proposa
         edits = (*_insert(write.view, small, clone), *_undone(write))
         said = f"{words} of its own: `{write.name}.clone()`"
         yield Proposal(said, effect, {write.view.path: edits}, 0 if not write.whole else 1)
+
+
+def _hooked(write: Write) -> Iterator[Proposal]:
+    """A copy for the hook of a tensor that writes into the gradient it is given, and hands back none, or another."""
+    function, small = scope_of(write.view, write.node), write.small
+    if small is None or not isinstance(function, cst.FunctionDef) or write.name not in parameters(function):
+        return
+    if write.view.enclosing(write.node, cst.Lambda) is not None:
+        return
+    clone = assignment(cst.Name(write.name), method(cst.Name(write.name), "clone"))
+    edits = _insert(write.view, small, clone)
+    if not returns(function):
+        if not isinstance(function.body, cst.IndentedBlock):
+            return
+        edits += (Insert(function.body.body[-1], after=(line(cst.Return(cst.Name(write.name))),)),)
+    said = f"a gradient of its own for the hook: `{write.name}.clone()`"
+    yield Proposal(said, NONE, {write.view.path: edits}, 0 if not write.whole else 1)
 
 
 def _at_caller(one: Passed, project: Project) -> Iterator[Proposal]:

@@ -192,12 +192,13 @@ class Cut(Event):
     """The graph was left: `how` is ``detach``, ``data``, ``item``, ``numpy``, ``tensor`` (torch.tensor(t)),
     ``no_grad``, ``checkpoint`` (a reentrant one of whose inputs none requires grad).
 
-    `ref` is the tensor it was done to, `node` its grad_fn (None for a leaf).
-    """
+    `ref` is the tensor it was done to, `node` its grad_fn (None for a leaf), `leaf` the storage of the leaf that
+    ``torch.tensor`` made of it."""
 
     how: str
     ref: Ref
     node: int | None = None
+    leaf: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +250,10 @@ class Custom(Event):
 
     `what`: ``unmarked``, its forward wrote into the input `ref` and returned it (`alias` is the node of that output)
     without ctx.mark_dirty, and the input is read again; ``grad_output``, its backward wrote into the gradient `ref`
-    that it was given, which belongs to others, too; ``spoilt``, its forward wrote into what it had kept on ctx, `ref`,
-    and its backward is the derivative with the value as it was kept. How wrong is in the `blame` of Backward, by this
-    event's time. Where its forward wrote into the input `ref` and returned something else, it is ``changed``, `alias`
-    the node that made the input, and nobody can say how wrong.
+    that it was given, which belongs to others, too; ``hook``, a hook of what `node` made did that; ``spoilt``, its
+    forward wrote into what it had kept on ctx, `ref`, and its backward is the derivative with the value as it was kept.
+    How wrong is in the `blame` of Backward, by this event's time. Where its forward wrote into the input `ref` and
+    returned something else, it is ``changed``, `alias` the node that made the input, and nobody can say how wrong.
     """
 
     node: int
@@ -348,9 +349,8 @@ class Alike(Event):
 
 @dataclass(frozen=True, slots=True)
 class Itself(Event):
-    """A call compared a value with itself (took one off the other, or gave their distance): both operands are all of
-    one piece of memory, `ref`. `node` is the result's. With `wrote`, `stack` is where the program had written into that
-    memory through an array, which no other event tells."""
+    """A call gave the difference or the distance of a value and itself: both are all of one piece of memory, `ref`.
+    `node` is the result's. With `wrote`, `stack` is where that memory was written through an array before."""
 
     node: int
     ref: Ref

@@ -108,6 +108,7 @@ PATTERNS = {
         "unmarked-input": "a custom Function's forward wrote into its input and did not mark it dirty",
         "input-changed": "a custom Function's forward wrote into its input, which it does not return",
         "spoilt-save": "a custom Function's forward overwrote what it had kept for its backward",
+        "hook-gradient": "a tensor's hook wrote into the gradient it was given",
         "grad-output": "a custom Function's backward wrote into the gradient it was given",
     },
     "leaf-write": {"leaf": "an in-place op on a leaf that requires grad", "view": "... on a view of one"},

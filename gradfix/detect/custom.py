@@ -26,7 +26,7 @@ def custom_functions(graph: Graph) -> Iterable[tuple[int, Conflict]]:
             event = events.get(time)
             record = graph.records.get(event.node) if event is not None else None
             if event is not None and record is not None and wrong > WRONG and not _refused(graph, event):
-                tell = {"unmarked": _unmarked, "spoilt": _spoilt}.get(event.what, _grad_output)
+                tell = {"unmarked": _unmarked, "spoilt": _spoilt, "hook": _hook}.get(event.what, _grad_output)
                 found.add(
                     (event.what, event.stack[-1]), backward.time, tell(graph, event, record, backward, wrong)
                 )
@@ -128,6 +128,25 @@ def _grad_output(
         [
             ("made", record.stack, "the Function is part of the graph here"),
             ("needed", backward.stack, "its backward runs here"),
+            ("overwritten", event.stack, "writes into the gradient of others"),
+        ],
+        "overwritten",
+        ref=event.ref,
+        record=record,
+        backward=backward,
+        event=event,
+    )
+
+
+def _hook(graph: Graph, event: Custom, record: Record, backward: Backward, wrong: float) -> Conflict | None:
+    return make(
+        "silent-overwrite",
+        "hook-gradient",
+        "a hook writes into the gradient that it is given, which other parts of the graph are given, too: no error, "
+        f"and the gradient is {wording.off(wrong)}",
+        [
+            ("made", record.stack, "the hook is on what is made here"),
+            ("needed", backward.stack, "runs the hook"),
             ("overwritten", event.stack, "writes into the gradient of others"),
         ],
         "overwritten",

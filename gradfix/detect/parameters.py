@@ -33,6 +33,7 @@ CONSTRAINTS = {
     "softmax",
     "log_softmax",
 }
+REMADE = ("data", "detach", "tensor")  # ways to leave the graph with a value that may be made a leaf
 
 
 def filled_ever(graph: Graph) -> set[int]:
@@ -144,20 +145,18 @@ def rewrapped(graph: Graph) -> Found:
     filled = filled_ever(graph)
     walked = frozenset().union(*(graph.walk(b) for b in graph.backwards)) if graph.backwards else frozenset()
     for cut in cuts_of(graph):
-        if (
-            cut.node is None
-            or cut.node in walked
-            or cut.how not in ("data", "detach", "tensor")
-            or not cut.stack
-        ):
+        if cut.node is None or cut.node in walked or cut.how not in REMADE or not cut.stack:
             continue
         behind = graph.reaches(cut.node)
         dead = [s for s in behind if s in graph.owners and s not in filled]
+        if any(r.storage in dead for s in graph.steps for r in s.refs):
+            continue  # the program gave it a gradient by hand: that of the leaf, say
+        leaves = _leaves_of(graph, cut) if dead else set()
         leaf = next(
             (
                 b
                 for b in graph.backwards
-                if b.time > cut.time and any(r.storage == cut.ref.storage for r in b.accumulates)
+                if b.time > cut.time and any(r.storage in leaves for r in b.accumulates)
             ),
             None,
         )
@@ -187,6 +186,17 @@ def rewrapped(graph: Graph) -> Found:
                 event=cut,
             ),
         )
+
+
+def _leaves_of(graph: Graph, cut: Cut) -> set[int | None]:
+    """The leaf that is made of a cut value, and those of what is made of it and cut again: the fast weights of an inner
+    loop, after each of its steps."""
+    found = {cut.ref.storage, cut.leaf}
+    for other in cuts_of(graph):
+        again = other.time > cut.time and other.how in REMADE
+        if again and other.node is not None and graph.reaches(other.node) & found:
+            found |= {other.ref.storage, other.leaf}
+    return found
 
 
 def names_of(graph: Graph, storages: Iterable[int]) -> str:

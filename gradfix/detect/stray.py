@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
-from gradfix.detect.parameters import by_hand, filled_ever, given_values
+from gradfix.detect.parameters import by_hand, filled_ever, given_values, rewrapped
 from gradfix.graph import Graph
 from gradfix.tape import Backward, GradUse, GradWrite, Mutate, Record, Ref, Site
 
@@ -84,10 +84,13 @@ def replaced_later(graph: Graph) -> Found:
     homeless = {storage: found for storage, found in nobodys(graph).items() if storage not in written}
     if not homeless:
         return
+    remade = {s for _, _, c in rewrapped(graph) if c and c.record for s in graph.reaches(c.record.node)}
     read = _Reads(graph)
     by_name = {ref.name: (ref, backward) for ref, backward in homeless.values() if ref.name}
     by_place = {place: found for storage, found in homeless.items() for place in read.first(storage)}
     for number, optimizer in graph.optimizers.items():
+        if any(r.storage in remade for r in optimizer.refs):
+            continue  # leaves are made of its parameters again and again, and none takes the place of one
         new: list[tuple[Ref, Backward]] = []
         # where it is made a model may have another name than its steps know it by
         called = {r.storage: r.name for s in graph.steps_of(number) for r in (*s.refs, *s.without) if r.name}

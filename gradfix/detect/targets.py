@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gradfix import wording
+from gradfix.detect.advantages import Advantages
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
 from gradfix.detect.returns import SHAPES, WRITTEN, is_return, through
@@ -77,6 +78,7 @@ def mixes(graph: Graph, target: Conflict, mixed: Conflict) -> bool:
 def _attached(graph: Graph) -> Iterator[tuple[str, Record, Record, Backward]]:
     """(pattern, the attached value, the op of the loss that it enters, the backward) in every pass."""
     weights = Weights(graph)
+    advantages = Advantages(graph, weights)
     for backward in graph.backwards:
         if backward.create or not graph.filled(backward):
             continue
@@ -93,7 +95,7 @@ def _attached(graph: Graph) -> Iterator[tuple[str, Record, Record, Backward]]:
                 if target is not None:
                     yield "return", target, record, backward
                 else:
-                    for target in _bootstraps(graph, record, owned):
+                    for target in _bootstraps(graph, record, owned, advantages):
                         yield "bootstrap", target, record, backward
             elif op in PRODUCTS:
                 weight = weights.weight(record, backward, owned)
@@ -118,7 +120,7 @@ def _sides(graph: Graph, record: Record) -> Iterator[tuple[int, int]]:
     yield parents[1], parents[0]
 
 
-def _bootstraps(graph: Graph, record: Record, owned: int) -> Iterator[Record]:
+def _bootstraps(graph: Graph, record: Record, owned: int, advantages: Advantages) -> Iterator[Record]:
     """The value of every ``r + gamma * value`` that an output of the same parameters is regressed on."""
     for prediction, target in _sides(graph, record):
         for total in _totals(graph, target):
@@ -130,12 +132,17 @@ def _bootstraps(graph: Graph, record: Record, owned: int) -> Iterator[Record]:
             ):  # gamma * (1 - done) * v
                 value = graph.records.get(through(graph, scaled.parents[0], SHAPES))
                 node, scaled = scaled.parents[0], value
-            # both sides are outputs of the same model, by two passes of their own
+            # both sides are outputs of the same model, by two passes of their own; or parts of one pass's, whose
+            # difference is known to be an advantage
             if node not in graph.records or not _values(
                 graph, node, graph.reach_mask(prediction) & owned, owned
             ):
                 continue
-            if not _shares(graph, node, prediction) and not _made_alike(graph, total, prediction):
+            if _made_alike(graph, total, prediction):
+                continue
+            if not _shares(graph, node, prediction) or (
+                advantages.parts_of_one(prediction, node) and advantages.known(prediction, target)
+            ):
                 yield graph.records[node]
 
 

@@ -375,6 +375,7 @@ def flows_on(graph: Graph) -> Found:
     loss isn't meant to train it; but the second loss flows on into the first model, whose step then uses
     both. (Where it flows through the first model on its way back to the second, that may be meant: of a discriminator
     it is not, from which the two want the opposite.)"""
+    told: dict[frozenset[Stack], int] = {}  # two losses in each other's steps are one fault
     for step in graph.steps:
         since = _since_cleared(graph.before_step(step))
         mine = graph.owned_mask([step.optimizer])
@@ -398,7 +399,9 @@ def flows_on(graph: Graph) -> Found:
             if any(graph.steps_of(n) for n in others) or _of_both(graph, step.optimizer, meant, foreign):
                 early, late = sorted((meant, foreign), key=lambda b: b.time)
                 endless = unbounded(graph, foreign, meant, step.optimizer) if others else ""
-                if how := pulled_apart(graph, early, late) or endless:
+                how = pulled_apart(graph, early, late) or endless
+                losses = frozenset((meant.stack, foreign.stack))
+                if how and told.setdefault(losses, step.optimizer) == step.optimizer:
                     yield _mixed(graph, step, foreign, meant, "flows-back", how=how)
 
 
@@ -410,7 +413,7 @@ def _of_both(graph: Graph, optimizer: int, meant: Backward, foreign: Backward) -
         len(both) == 2
         and both == graph.filled(foreign)
         and own_score(graph, meant, optimizer)
-        and not any(own_score(graph, foreign, n) for n in both)
+        and not own_score(graph, foreign, optimizer)
         and not any(own_score(graph, meant, n) for n in both - {optimizer})
     )
 

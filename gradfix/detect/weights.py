@@ -37,10 +37,10 @@ class Weights:
             reach = graph.reach_mask(policy)
             if weight not in graph.records or not reach & owned or not graph.reach_mask(weight) & owned:
                 continue
-            made_of = self._made_of(policy)
+            made_of = self.made_of(policy)
             if not made_of or made_of & graph.below(weight):
                 continue
-            near = self._near(weight)
+            near = self.near(weight)
             here = graph.stack_number(product.stack)
             # (a gate's product with what it lets through is regressed on itself, in every pass)
             taken = (nodes for nodes, products in self._regressed(backward) if here not in products)
@@ -51,7 +51,7 @@ class Weights:
                 return graph.records[weight]
         return None
 
-    def _made_of(self, policy: int) -> set[int]:
+    def made_of(self, policy: int) -> set[int]:
         """The nodes that make the log-probabilities of which `policy` is one, a sum or a ratio; none where it is not
         known to be one."""
         found = set[int]()
@@ -123,13 +123,13 @@ class Weights:
             nodes = {n for b in near for n in graph.walk(b) if self._op(n) in REGRESSIONS}
             known = []
             for node in nodes:
-                taken = set[int]().union(*map(self._near, graph.records[node].parents))
+                taken = set[int]().union(*map(self.near, graph.records[node].parents))
                 products = [n for n in taken if self._op(n) in PRODUCTS]
                 known.append((taken, {graph.stack_number(graph.records[n].stack) for n in products}))
             self._regressions[backward.time] = known
         return known
 
-    def _near(self, node: int) -> set[int]:
+    def near(self, node: int) -> set[int]:
         """`node` and what it is a difference, a shape, a part or a scaling of."""
         return self._of((node,), NEAR)
 

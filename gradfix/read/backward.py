@@ -150,8 +150,8 @@ def walk(
     m: Machine, roots: list[Node | Tensor], inputs: list[Node | Tensor] | None, retain: bool, create: bool,
     accumulate: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """Walk the graph from `roots`, custom Functions on the way among it; the leaves whose gradient was filled."""
-    if not m.functions:
+    """Walk the graph from `roots`, custom Functions and hooks on the way; the leaves whose gradient was filled."""
+    if not (m.functions or m.hooked):
         return m.trace.backward(roots, inputs, retain, create, accumulate)
     from gradfix.read import walked
 

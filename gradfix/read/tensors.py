@@ -7,7 +7,7 @@ from copy import copy
 
 from gradfix.read import backward, constants, effects, ops, shapes, strides, taken
 from gradfix.read.frames import Machine
-from gradfix.read.values import Lib, Native, Number, Shape, Tensor, Unknown, Value
+from gradfix.read.values import Lib, Native, Node, Number, Shape, Tensor, Unknown, Value
 
 CASTS = {
     "float",
@@ -307,6 +307,9 @@ def _filled(number: int | None) -> Callable[..., Value]:
 
 def _hook(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     m.hooked = True
+    node = ops.edge(m, tensor)
+    if isinstance(node, Node):
+        node.hooks.append(args[0] if args and m.sure() else None)
     return m.unknown("hook")
 
 

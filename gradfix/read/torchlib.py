@@ -228,7 +228,7 @@ def _leave(m: Machine, made: Tensor, data: Value) -> None:
     within = list(_within(data))
     for each in within:
         if each.requires:
-            made.left |= {m.trace.cut("tensor", each, each.node)}
+            made.left |= {m.trace.cut("tensor", each, each.node, leaf=made if made.requires else None)}
             m.constants = True
     if made.requires is not False:
         made.left = frozenset()

@@ -192,13 +192,21 @@ class Trace:
             storage.saved = list(dict.fromkeys(kept))
         self.wrote("aten.set_", tensor, False, "set_data")
 
-    def cut(self, how: str, tensor: Tensor, node: Node | None, stack: Stack | None = None) -> int:
-        """The time of the Cut."""
+    def cut(
+        self,
+        how: str,
+        tensor: Tensor,
+        node: Node | None,
+        stack: Stack | None = None,
+        leaf: Tensor | None = None,
+    ) -> int:
+        """The time of the Cut, by which the `leaf` was made."""
         if node is not None:
             self._record(self.reached([node], None)[0])
         number = None if node is None else node.number
         time = self.tick()
-        self.add(Cut(time, stack or self._stack(), how, self.ref(tensor), number))
+        made = None if leaf is None else leaf.storage.number
+        self.add(Cut(time, stack or self._stack(), how, self.ref(tensor), number, made))
         return time
 
     def fed(self, node: Node, cuts: frozenset[int]) -> None:

@@ -108,6 +108,7 @@ class Node:
     needing: list[Tensor] = field(default_factory=list)  # the arguments that `parents` are the edges of
     given: dict[str, Value] | None = None  # the arguments, of an op of the table that gives one tensor
     module: Instance | None = None  # of torch.nn, that it was made by
+    hooks: list[Value] = field(default_factory=list)  # called with the gradient of what it made
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,7 @@ from gradfix.read.custom import Applied, Spoilt
 from gradfix.read.frames import Deep, Machine, Raised
 from gradfix.read.objects import CTX
 from gradfix.read.trace import UNMEASURED, Trace
-from gradfix.read.values import Function, Instance, Node, Storage, Tensor, Value
+from gradfix.read.values import Bound, Function, Instance, Node, Storage, Tensor, Value
 from gradfix.tape import AnyEvent, Backward, Custom, Stack
 
 _PLAIN = (int, float, complex, bool, str, type(None))
@@ -49,7 +49,7 @@ def met(
     """A backward from `roots` is about to walk. Settles what the custom Functions on its way have saved, tells what
     they do to gradients, and gives the times of that with how wrong it makes them."""
     nodes, leaves = m.trace.reached(roots, inputs)
-    blame: dict[int, float] = {}
+    blame: dict[int, float] = {} if create else _hooked(m, nodes, leaves, roots)
     users: shared.Users | None = None
     for node in sorted((n for n in nodes if n.custom is not None), key=lambda n: -n.number):
         applied: Applied = node.custom
@@ -84,6 +84,47 @@ def _same(m: Machine) -> shared.Same:
         return [node.custom.edges[n] for n in walked.same] if walked is not None else []
 
     return same
+
+
+# ---- hooks of tensors
+
+
+def _hooked(
+    m: Machine, nodes: Sequence[Node], leaves: Sequence[Tensor], roots: Sequence[Node | Tensor]
+) -> dict[int, float]:
+    """What hooks of tensors write into that others are given, too, where all hooks of this walk are known to hand on
+    the gradient that they are given."""
+    hooked = [n for n in nodes if n.hooks]
+    writes = {id(n): _heard(m, n) for n in hooked}
+    if not hooked or None in writes.values():
+        return {}
+    users = shared.users(nodes, leaves, roots)
+    for node in sorted(hooked, key=lambda n: -n.number):
+        for write in writes[id(node)] or ():
+            sure = shared.with_others(users, node, _same(m))
+            if sure is not None:
+                gradient = _gradient(m, node.output)
+                stack, certain = (*m.stack(), *write.stack), sure and write.sure
+                return {_tell(m, node, "hook", stack, gradient, None, certain): UNMEASURED}
+    return {}
+
+
+def _heard(m: Machine, node: Node) -> list[Written] | None:
+    """The writes of a node's one hook into the gradient that it is given, and hands on; None where that is not known
+    of it."""
+    if len(node.hooks) != 1 or not isinstance(node.hooks[0], Function | Bound) or node.output is None:
+        return None
+    outside = len(m.stack())
+    with _aside(m) as aside:
+        gradient = _gradient(m, node.output)
+        try:
+            result = calls.call(m, node.hooks[0], [gradient], {})
+        except (Raised, Deep):
+            return None
+    same = result is None or (isinstance(result, Tensor) and result.storage is gradient.storage)
+    if not same or aside.differentiates:
+        return None
+    return [Written(w.stack[outside:], w.sure) for s, w in aside.writes if s is gradient.storage]
 
 
 # ---- reading a backward
@@ -200,7 +241,7 @@ def _stand_in(m: Machine, tensor: Tensor) -> Tensor:
     return ops.new(m, tensor.shape, tensor.dtype, tensor.dtype not in ops.INTEGERS)
 
 
-def _gradient(m: Machine, output: Value) -> Value:
+def _gradient(m: Machine, output: Value) -> Any:
     return ops.new(m, output.shape, output.dtype) if isinstance(output, Tensor) else None
 
 

@@ -57,7 +57,7 @@ class Constants:
             self.cut(how, tensors, result)
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
-                time = self.r.cut(how, tensor, frame)
+                time = self.r.cut(how, tensor, frame, result if how == "tensor" else None)
                 if remade:
                     self.left(result, time)
 

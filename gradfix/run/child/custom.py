@@ -28,7 +28,7 @@ from .storages import address_of
 _sequence = torch._C._autograd._get_sequence_nr
 _KEPT = "gradfix kept"
 _MARKED = "_gradfix_marked"
-UNMARKED, GRADIENT, CHANGED, SPOILT = "unmarked", "grad_output", "changed", "spoilt"
+UNMARKED, GRADIENT, CHANGED, SPOILT, HOOK = "unmarked", "grad_output", "changed", "spoilt", "hook"
 _LOOKS = 3  # at a Function of which the derivative doesn't tell
 
 
@@ -41,14 +41,14 @@ class Held(Entry):
         return False
 
 
-class _Node:
+class Known:
     """What is known of the node of a custom Function; it lives as long as the node. `unmarked`: (number of the input,
     number of the output that it is, node of the output)."""
 
     __slots__ = ("__weakref__", "held", "own", "place", "ref", "stack", "time", "unmarked", "what")
 
     def __init__(self) -> None:
-        self.what = ""  # UNMARKED, GRADIENT or SPOILT
+        self.what = ""  # UNMARKED, GRADIENT, SPOILT or HOOK
         self.held: list[Held] = []
         self.unmarked: tuple[int, int, int] | None = None
         self.own: tuple[int, ...] = ()  # gradients that its backward wrote into, by number
@@ -79,7 +79,7 @@ class _Forward:
         self.unmarked: list[tuple[int, Any]] = []
 
 
-class _Backward:
+class Given:
     """A running backward: the gradients it was given; of those that it has written into, an alias and what was in
     their memory (which may be that of one number, expanded)."""
 
@@ -97,7 +97,7 @@ class Custom:
     def __init__(self, recorder: Any) -> None:
         self.r = recorder
         self.running: list[Any] = []  # the forwards and backwards at work, innermost last
-        self.nodes: weakref.WeakValueDictionary[int, _Node] = weakref.WeakValueDictionary()
+        self.nodes: weakref.WeakValueDictionary[int, Known] = weakref.WeakValueDictionary()
         self._alone: dict[int, Any] = {}  # node -> the gradient of its unmarked output alone
         self.begun: set[int] = set()  # nodes whose backward has begun, in the one that runs
         self._right: dict[
@@ -157,20 +157,21 @@ class Custom:
         node = next((o.grad_fn for o in outputs if isinstance(o, torch.Tensor) and _made_by(o, cls)), None)
         if node is not None:
             with torch._C.DisableTorchFunction():
-                made = _Node()
+                made = Known()
                 made.held = self._hold(node)
                 if forward.unmarked:
                     result = self._apart(made, node, forward, outputs, result, stack)
                 if forward.spoilt:
                     self._spoilt(made, node, forward, cls)
                 if made.held or made.place:
-                    self._known(node, made)
+                    self.keep(node, made)
                 self._changed(node, forward)
         if (after := _sequence()) != before:
             r.calls.add(before, after, stack)
         return result
 
-    def _known(self, node: Any, known: _Node) -> _Node:
+    def keep(self, node: Any, known: Known) -> Known:
+        """`known` from now on, for as long as `node` lives."""
         node.metadata[_KEPT] = self.nodes[node._sequence_nr()] = known
         return known
 
@@ -227,7 +228,7 @@ class Custom:
         self.r.saves.add(held)
         return held
 
-    def _apart(self, made: _Node, node: Any, forward: _Forward, outputs: Any, result: Any, stack: Key) -> Any:
+    def _apart(self, made: Known, node: Any, forward: _Forward, outputs: Any, result: Any, stack: Key) -> Any:
         """The output that is an unmarked input, as the view that plain PyTorch makes of it: what reads the input from
         now on is told from what reads the output."""
         number, tensor = forward.unmarked[0]
@@ -244,7 +245,7 @@ class Custom:
             return alias
         return tuple(alias if n == at else o for n, o in enumerate(result))
 
-    def _spoilt(self, made: _Node, node: Any, forward: _Forward, cls: Any) -> None:
+    def _spoilt(self, made: Known, node: Any, forward: _Forward, cls: Any) -> None:
         """Have what the backward needs as it was kept, and the forward has overwritten since, handed out as it was."""
         now = forward.now
         slots = [
@@ -355,7 +356,7 @@ class Custom:
                 passed, grads = _bypassing(known.unmarked, alone, grads)
             if known.own and not watched and place not in (EVERYWHERE, known.place):
                 grads = tuple(g.clone() if n in known.own else g for n, g in enumerate(grads))
-        running = _Backward(grads)
+        running = Given(grads)
         self.running.append(running)
         lent, self.r.saves.lends = self.r.saves.lends, True
         try:
@@ -372,7 +373,7 @@ class Custom:
             result = _added(result, passed)
         return result
 
-    def _hand_out(self, node: Any, known: _Node) -> dict[str, tuple[Any, Any]]:
+    def _hand_out(self, node: Any, known: Known) -> dict[str, tuple[Any, Any]]:
         """Put what was kept on ctx as it was kept; attribute -> (its own value, the one it has now)."""
         values = {}
         saves = self.r.saves
@@ -391,7 +392,7 @@ class Custom:
                 handed[name] = (own, value)
         return handed
 
-    def _given_back(self, node: Any, known: _Node | None, running: _Backward, result: Any) -> Any:
+    def _given_back(self, node: Any, known: Known | None, running: Given, result: Any) -> Any:
         """What the backward made, and what it was given as it was."""
         with torch._C.DisableTorchFunction(), torch.no_grad():
             addresses = {address_of(running.grads[n]) for n in running.before}
@@ -405,7 +406,7 @@ class Custom:
                 if address_of(running.grads[n]) != address_of(alias):
                     running.grads[n].data = alias  # the write was let through into memory of its own
             if known is None:
-                known = self._known(node, _Node())
+                known = self.keep(node, Known())
             if not known.place:
                 grad = running.grads[min(running.before)]
                 known.own, known.stack = tuple(running.before), running.stack

@@ -50,6 +50,7 @@ class Engine:
         self._inner: Walk | None = None
         self.second_order = False  # a backward has made graphs of gradients
         self.watched = False  # the backward at work is the program's own, not one that measures
+        self.count = 0  # of backwards that were begun
         self._freed: set[int] = set()  # nodes whose saved tensors were freed, used or not
         self._freed_numbers: set[int] = set()  # those of them that saved numbers only: these pass no hook
         self._passes: dict[Any, list[Any]] = {}
@@ -78,6 +79,7 @@ class Engine:
         self, outputs: Any, grads: Any, retain: Any, create: Any, inputs: Any = (), *more: Any, **kwargs: Any
     ) -> Any:
         r = self.r
+        self.count += 1
         r.optimizers.abandon()
         r.gradients.settle()
         self.second_order = self.second_order or bool(create)

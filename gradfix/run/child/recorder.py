@@ -46,6 +46,7 @@ from .shortcut import shorten_the_way
 from .sites import Key, Sites
 from .storages import Storage, Storages, addresses_of
 from .tapewriter import Clock, TapeWriter
+from .tensor_hooks import TensorHooks
 from .told import Records
 from .walk import Walk
 from .watch import Watch
@@ -103,6 +104,7 @@ class Recorder:
         self.regions.install()
         self.grad_mode.install()
         self.custom.install()
+        TensorHooks(self).install()
         self.checkpoints.install()
         self.aliases.install()
         self.optimizers.install()
@@ -303,8 +305,9 @@ class Recorder:
         else:
             self.tape.common("Mutate", time, stack, seen > _MANY, **fields)
 
-    def cut(self, how: str, tensor: Any, frame: Any) -> int | None:
-        """The graph of `tensor` is left; the time of the Cut where one is told, as for the first of a place."""
+    def cut(self, how: str, tensor: Any, frame: Any, made: Any = None) -> int | None:
+        """The graph of `tensor` is left, for `made` perhaps, which may be a leaf; the time of the Cut where one is
+        told, as for the first of a place."""
         stack = self.sites.stack(frame)
         if not self._new(("cut", how, stack)):
             return None
@@ -312,12 +315,19 @@ class Recorder:
         if not storage.name:
             storage.name = self.names.local(frame, tensor)
         node = tensor.grad_fn
-        if node is not None and self._new(("tell", stack), 4):
+        if node is not None and (self._new(("tell", stack), 4) or self._new_pass(stack)):
             self.engine.tell(tensor)
         fields = {} if node is None else {"node": node._sequence_nr()}
+        if isinstance(made, torch.Tensor) and made.requires_grad:
+            fields["leaf"] = self.storages.of(made).number
         time: int = self.clock.tick()
         self.tape.event("Cut", time, stack, how=how, ref=self.tape.ref(storage, tensor), **fields)
         return time
+
+    def _new_pass(self, stack: Key) -> bool:
+        """Whether a backward has run since the last Cut at `stack`: an inner loop cuts what it has made of what it had
+        cut before."""
+        return self._new(("tell", stack, self.engine.count), 1) and self._new(("passes", stack), 8)
 
     def fed(self, made: Any, cuts: frozenset[int], frame: Any) -> None:
         """What these Cuts left went into the op that made `made`. See Constants."""

@@ -43,6 +43,8 @@ PATTERNS = frozenset(
 )
 PLACES = 4  # cuts of one pass that are tried
 
+COMPREHENSIONS = cst.ListComp | cst.SetComp | cst.GeneratorExp | cst.DictComp
+
 
 class Undetach(Codemod):
     """Take away what cuts a loss from the parameters it is to train.
@@ -349,7 +351,9 @@ def _core(node: cst.BaseExpression) -> cst.BaseExpression:
 
 def _put(view: View, old: cst.BaseExpression, new: cst.BaseExpression) -> Edit:
     above = view.parents.get(old)
-    plain = isinstance(above, cst.Assign | cst.Arg | cst.Return | cst.Element | cst.AugAssign | cst.Expr)
+    plain = isinstance(
+        above, cst.Assign | cst.Arg | cst.Return | cst.Element | cst.AugAssign | cst.Expr | COMPREHENSIONS
+    )
     return Replace(old, lambda _: new if plain else parenthesized(new))
 
 

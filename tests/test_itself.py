@@ -41,6 +41,7 @@ ALIASES = {
 LOSSES = {
     "mse": "nn.functional.mse_loss(target, q)",
     "module": "nn.HuberLoss()(q, target)",
+    "named": "nn.functional.smooth_l1_loss(q, target=target, beta=0.5)",
     "squared": "(q - target).pow(2).mean()",
     "summed": "nn.functional.l1_loss(q, target) + q.pow(2).sum()",
 }

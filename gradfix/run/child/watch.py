@@ -99,7 +99,8 @@ class Watch(TorchFunctionMode):
                 if self.views.stale:
                     self._read_stale((args, *(kwargs or {}).values()), stack, _getframe(1))
                 if found[1] and kind == "op":
-                    self._arithmetic(found[1], args, result, stack, _getframe(1))
+                    given = args if len(args) > 1 or not kwargs else (*args, *kwargs.values())
+                    self._arithmetic(found[1], given, result, stack, _getframe(1))
             elif not _grad_enabled():
                 if self._no_grad_left:
                     self._no_grad(args, result)

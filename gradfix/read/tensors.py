@@ -375,4 +375,7 @@ def set_attribute(m: Machine, tensor: Tensor, name: str, value: Value) -> None:
 
         names.local(m, tensor)
         if tensor.storage.known or tensor.storage.saved:
-            m.trace.rebound(tensor)
+            if isinstance(value, Tensor) and value.storage is tensor.storage:
+                m.trace.wrote("aten.set_", tensor, False, "set_data")  # (`x.data *= 2`: the memory it has)
+            else:
+                m.trace.rebound(tensor)

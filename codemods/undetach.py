@@ -12,6 +12,7 @@ from gradfix.edit import Edit, Project, Replace, View, parenthesized, targets
 from gradfix.rewrite.blocks import of_torch
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.calls import with_arguments
+from gradfix.rewrite.carried import outlives
 from gradfix.rewrite.liveness import dotted, statement_before
 from gradfix.rewrite.recording import Part, drawn_anew, recorded
 from gradfix.rewrite.spelling import descendants, function_of
@@ -240,7 +241,7 @@ def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
         return None
     top = _top(view, layer)
     core = _core(top)
-    if core is top:
+    if core is top or outlives(project, view, top):
         return None
     code = " ".join(view.code(core).split())
     said = f"keep `{code}` in its graph" if len(code) < 40 else "keep the value in its graph"

@@ -11,6 +11,7 @@ import libcst as cst
 from gradfix.edit import Project, View
 from gradfix.graph import Crossing
 from gradfix.rewrite.boundary import frame, meeting, same_place, shape_of
+from gradfix.rewrite.drawn import views
 from gradfix.rewrite.liveness import first_use
 from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import Unit, body_of, dotted, names, reads_of, stored, touches, units, walk
@@ -405,8 +406,25 @@ def cleared_names(view: View, name: str) -> bool:
             if text.endswith(f"{last}.clear()") or (isinstance(node, cst.Del) and f"{last}[" in text):
                 return True
             bound = isinstance(node, cst.Assign) and any(w.rpartition(".")[2] == last for w in unit.writes)
+            if isinstance(node, cst.Assign) and any(
+                isinstance(t.target, cst.Subscript) for t in node.targets
+            ):
+                bound = bound and f"{last}[:]" in text  # else one element takes another's place
             if bound and (function is not None or view.loop(node) is not None):
                 return True
+    return False
+
+
+def outlives(project: Project, view: View, node: cst.CSTNode) -> bool:
+    """Whether what the statement of `node` makes is put into a list of an object's that nothing empties, a buffer of
+    fakes say: later passes have it as well."""
+    small = view.small_statement(node)
+    made = names(small).writes if small is not None else frozenset()
+    for call, element in _appended(body_of(view, node)):
+        holder = (dotted(call.func.value) if isinstance(call.func, cst.Attribute) else None) or ""
+        kept = element in list(view.ancestors(node)) or touches(names(element).reads, made)
+        if kept and "." in holder and not any(cleared_names(v, holder) for v in views(project)):
+            return True
     return False
 
 

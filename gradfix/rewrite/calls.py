@@ -171,12 +171,29 @@ def _unexplained(node: cst.CSTNode) -> cst.CSTNode:
 
 
 def drop_carried_retain(project: Project, backward: Backward) -> list[tuple[View, tuple[Edit, ...]]]:
-    """The edit, as gather() takes it, that drops a ``retain_graph=True`` which only what an earlier pass made had
+    """The edits, as gather() takes them, that drop each ``retain_graph=True`` which only what an earlier pass made had
     asked for; none where a second loss of the pass needs it."""
-    call = backward_call(project, backward)
-    if call is None or project.graph.shared_later(backward):
-        return []
-    return [(call[0], drop_retain(*call))]
+    graph = project.graph
+    found = [] if graph.shared_later(backward) else [backward]
+    previous = graph.previous(backward)
+    begun = previous.time if previous is not None else -1
+    end = next((b.time for b in graph.passes(backward) if b.time > backward.time), None)
+    behind = [b for b in graph.backwards if b.time > backward.time and (end is None or b.time < end)]
+    old = _walked(project, backward, -1, begun)
+    for n, other in enumerate(behind):
+        carried, own = _walked(project, other, -1, begun), _walked(project, other, begun, other.time)
+        again = any(own & graph.walk(b) for b in behind[n + 1 :])
+        if other.retain and not other.create and carried and carried <= old and not again:
+            found.append(other)
+    calls = {id(c[1]): c for b in found if (c := backward_call(project, b)) is not None}
+    return [(view, drop_retain(view, call)) for view, call in calls.values()]
+
+
+def _walked(project: Project, backward: Backward, after: int, before: int) -> set[int]:
+    """The nodes that a backward walks and that were made in between, those that saved something."""
+    records = project.graph.records
+    made = {n: records[n] for n in project.graph.walk(backward) if n in records}
+    return {n for n, r in made.items() if after < r.time < before and r.saves}
 
 
 def retain(call: cst.Call) -> Edit | None:

@@ -11,6 +11,7 @@ from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.detect.attacks import leaf_of
 from gradfix.detect.opposed import meant_for
+from gradfix.detect.terms import has_idle_term
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.behind import DRIVES, Guarded, along, calls, guarded, harmless
 from gradfix.rewrite.boundary import frame, gather, meeting, pass_end, same_place
@@ -95,6 +96,8 @@ for _ in range(2):
         if conflict.kind == "mixed-gradient":
             yield from _restricted(conflict, project)
             return
+        if has_idle_term(project.graph, conflict.backward):
+            return  # (it would be kept from training anything)
         if conflict.record is not None and not _wants(project, conflict.backward, conflict.record):
             yield from _spared(conflict, project)
         found = _together(project, conflict.backward, conflict.event)

@@ -9,6 +9,7 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
+from gradfix.detect.terms import has_idle_term
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.graph import Crossing
 from gradfix.rewrite.boundary import (
@@ -95,6 +96,8 @@ for _ in range(2):
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         if conflict.kind == "wasted-backward" and conflict.pattern != "discarded":
             return
+        if conflict.backward is not None and has_idle_term(project.graph, conflict.backward):
+            return  # (its graph would be cut once more)
         seen: set[tuple[tuple[str, int, int, int], ...]] = set()
         for backward in filter(None, (conflict.earlier, conflict.backward)):
             edges = crossings(project.graph, backward)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from gradfix import testing
 from gradfix.result import Settings
 from gradfix.run.zygote import Zygote
@@ -78,6 +80,29 @@ for _ in range(5):
     agent.update(torch.randn(6, 3), torch.rand(6, 1), torch.randn(6, 1), torch.randn(6, 3))
 """
 
+ONE_SCORE = """\
+import torch
+from torch import nn
+
+torch.manual_seed(8)
+G = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+D = nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+step_g, step_d = torch.optim.Adam(G.parameters(), lr=1e-3), torch.optim.Adam(D.parameters(), lr=1e-3)
+bce, far = nn.BCEWithLogitsLoss(), nn.L1Loss()
+yes, no = torch.ones(9, 1), torch.zeros(9, 1)
+for real in torch.randn(3, 9, 2):
+    fake = G(torch.randn(9, 3))
+    score = D(fake.detach())
+    loss_d = bce(D(real), yes) + bce(score, no)
+    step_d.zero_grad()
+    loss_d.backward({retain})
+    step_d.step()
+    loss_g = bce(score, yes){more}
+    step_g.zero_grad()
+    loss_g.backward()
+    step_g.step()
+"""
+
 
 def cured(text: str, folder: Path, zygote: Zygote) -> str:
     """`text` with all its faults cured; a second call must have nothing to do."""
@@ -109,3 +134,14 @@ def test_a_stray_optimizer_and_gradients_never_cleared_are_cured_together(
     assert new == OF_THE_TARGET.replace("Adam(self.target.", "Adam(self.critic.").replace(
         "        loss_actor.backward", "        self.opt_actor.zero_grad()\n        loss_actor.backward"
     )
+
+
+@pytest.mark.parametrize("retain", ["", "retain_graph=True"])
+@pytest.mark.parametrize("more", ["", " + 10 * far(fake, real)"])
+def test_the_score_of_a_detached_fake_is_no_score_for_the_generator(
+    tmp_path: Path, zygote: Zygote, retain: str, more: str
+) -> None:
+    """Detaching the score as well would raise no more, and train nothing: it is computed anew, then with the graph."""
+    text = ONE_SCORE.format(retain=retain, more=more)
+    new = cured(text, tmp_path, zygote)
+    assert new == text.replace("retain_graph=True", "").replace("bce(score, yes)", "bce(D(fake), yes)")

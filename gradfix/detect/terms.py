@@ -129,28 +129,12 @@ def idle_terms(graph: Graph) -> Found:
     """A term of the loss is given what the loss trains without its graph, and goes through a network that nobody steps
     for it: ``D(fake.detach())`` in the generator's loss. (Where the loss has another term of that network, it may be
     the network's own; and where its gradients are used in another pass, they are meant.)"""
-    cuts = {c.time: c for c in cuts_of(graph) if c.stack}
     for fed in (e for e in graph.tape.events if isinstance(e, Fed)):
         loss = next((b for b in graph.backwards if b.time > fed.time and fed.node in graph.walk(b)), None)
-        if loss is None or not loss.accumulates or loss.inputs:
+        found = _idle(graph, fed, loss) if loss is not None else None
+        if loss is None or found is None:
             continue
-        since = max((b.time for b in graph.passes(loss) if b.time < loss.time), default=-1)
-        trained = graph.owned_mask(graph.serves(loss) | graph.uses(loss))
-        mine = [c for t in fed.cuts if t > since and (c := cuts.get(t)) and _behind(graph, c) & trained]
-        terms = list(_summands(graph, loss.roots)) if mine else []
-        idle = graph.leading(graph.walk(loss), [fed.node]).intersection(terms)
-        reached = [(n, graph.reached_optimizers(n)) for n in terms]
-        theirs = frozenset[int]().union(*(numbers for n, numbers in reached if n in idle))
-        if (
-            len(idle) != 1
-            or not any(graph.reach_mask(n) & trained for n in terms)
-            or any(graph.reach_mask(n) & trained or not theirs for n in idle)
-            or any(numbers & theirs for n, numbers in reached if n not in idle)
-            or not all(theirs <= graph.discards(b) for b in graph.passes(loss)[:-1] or [loss])
-        ):
-            continue
-        (term,) = idle
-        cut = mine[-1]
+        term, theirs, cut = found
         made = graph.records[term]
         name = wording.name(made.output, "one term")
         yield (
@@ -174,6 +158,39 @@ def idle_terms(graph: Graph) -> Found:
                 event=cut,
             ),
         )
+
+
+def has_idle_term(graph: Graph, loss: Backward) -> bool:
+    """Whether a term of this loss is given without its graph what the loss trains, and goes through a network that is
+    not stepped for it, whatever else was computed with that term."""
+    fed = (e for e in graph.tape.events if isinstance(e, Fed) and e.time < loss.time)
+    return any(e.node in graph.walk(loss) and _idle(graph, e, loss) for e in fed)
+
+
+def _idle(graph: Graph, fed: Fed, loss: Backward) -> tuple[int, frozenset[int], Cut] | None:
+    """The term that is given what was `fed`, the optimizers whose networks it goes through, and where the value was cut
+    off; if it trains nothing."""
+    if not loss.accumulates or loss.inputs:
+        return None
+    since = max((b.time for b in graph.passes(loss) if b.time < loss.time), default=-1)
+    trained = graph.owned_mask(graph.serves(loss) | graph.uses(loss))
+    cuts = (c for c in cuts_of(graph) if c.time in fed.cuts and c.stack and c.time > since)
+    cut = next((c for c in reversed([*cuts]) if _behind(graph, c) & trained), None)
+    if cut is None:
+        return None
+    terms = [(n, graph.reached_optimizers(n), graph.reach_mask(n)) for n in _summands(graph, loss.roots)]
+    above = graph.leading(graph.walk(loss), [fed.node])
+    idle = [(n, theirs) for n, theirs, mask in terms if n in above and theirs and not mask & trained]
+    others = [(theirs, mask) for n, theirs, mask in terms if n not in above]
+    if (
+        len(idle) != 1
+        or len(idle) + len(others) != len(terms)
+        or not any(mask & trained for _, mask in others)
+        or any(theirs & idle[0][1] for theirs, _ in others)
+        or not all(idle[0][1] <= graph.discards(b) for b in graph.passes(loss)[:-1] or [loss])
+    ):
+        return None
+    return *idle[0], cut
 
 
 def _behind(graph: Graph, cut: Cut) -> int:

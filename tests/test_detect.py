@@ -719,6 +719,21 @@ def test_optimizer_of_a_replaced_layer() -> None:
     assert (conflict.kind, conflict.at.line) == ("stray-optimizer", 3)
 
 
+def test_layer_that_is_given_its_values_and_read_is_not_replaced() -> None:
+    """Another of its name gets gradients: a copy that somebody else trains."""
+    s = Script()
+    body, mean = s.leaf("net.body"), s.leaf("net.head")
+    opt = s.optimizer("opt", [body, mean], 3)
+    other = s.leaf("net.head")
+    for _ in range(3):
+        s.zero(opt, 5)
+        s.linear(6, mean, s.data())
+        s.backward(s.linear(7, other, s.linear(7, body, s.data())), 8)
+        s.step(opt, 9)
+        s.write(mean, 10, op="aten.copy_")
+    assert not [c for c in detect(s.end()) if c.kind == "stray-optimizer"]
+
+
 def test_layer_of_nobodys_beside_inputs_whose_gradients_are_looked_at_is_silent() -> None:
     """What the program does with them, nobody can say."""
     s = Script()

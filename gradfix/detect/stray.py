@@ -39,7 +39,8 @@ def stray_optimizers(graph: Graph) -> Found:
         if not steps or not dead:
             continue
         by_name = {_called(r): r for r in homeless.values() if r.name}
-        replaced = [(old, by_name[_called(old)]) for old in dead if _called(old) in by_name]
+        unused = [r for r in dead if not _used(graph, r.storage)]
+        replaced = [(old, by_name[_called(old)]) for old in unused if _called(old) in by_name]
         whole = (
             all(r.shape for r in dead)
             and len(dead) == len(optimizer.refs)

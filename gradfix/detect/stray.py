@@ -12,7 +12,7 @@ from itertools import pairwise
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.parameters import by_hand, filled_ever, given_values, rewrapped
-from gradfix.graph import Graph
+from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, GradUse, GradWrite, Mutate, Record, Ref, Site
 
 
@@ -183,9 +183,12 @@ def _last_use(graph: Graph, storage: int) -> int | None:
 
 
 def _by_the_program(graph: Graph, storage: int) -> bool:
-    """Whether the program itself trains a leaf: it writes to it from step to step."""
+    """Whether the program itself trains a leaf: it writes to it from step to step, and not only what another model has
+    come to."""
     first = next((s.time for s in graph.steps), 0)
-    return any(by_hand(w) and w.time > first for w in graph.writes.get(storage, ()))
+    written = [w for w in graph.writes.get(storage, ()) if by_hand(w) and w.time > first]
+    copied = all(isinstance(w, Mutate) and plain_op(w) == "copy" for w in written)
+    return bool(written) and (not copied or _looked_at(graph, (storage,)))
 
 
 def _looked_at(graph: Graph, storages: Collection[int]) -> bool:

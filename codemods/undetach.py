@@ -14,7 +14,7 @@ from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.calls import with_arguments
 from gradfix.rewrite.carried import outlives
 from gradfix.rewrite.liveness import dotted, statement_before
-from gradfix.rewrite.recording import Part, drawn_anew, recorded
+from gradfix.rewrite.recording import Part, cut_for_others, drawn_anew, recorded
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import block_of, body_of, reads_of, take_away, unit_in, units, walk
 from gradfix.tape import Cut
@@ -109,6 +109,9 @@ for x in torch.randn(3, 4, 3):
                 said, parts = found
                 every += parts
                 yield Proposal(said, effect, gather(*parts), rank + (conflict.pattern == "dead-parameter"))
+                if others := cut_for_others(cut, conflict.backward, project):
+                    said = f"{said}, and detach it where another loss takes it"
+                    yield Proposal(said, effect, gather(*parts, *others), rank + 1)
         if len(every) > 1:
             seen: set[int] = set()
             together: list[Part] = []

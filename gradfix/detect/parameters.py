@@ -15,7 +15,7 @@ from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.frozen import frozen_in_every_pass, frozen_since
 from gradfix.detect.refused import CUT_WORDS, NO_GRAPH
 from gradfix.graph import Graph, plain_op
-from gradfix.tape import Backward, Cut, GradUse, Mutate, Record, Ref, Stack, Step
+from gradfix.tape import Backward, Cut, Fed, GradUse, Mutate, Record, Ref, Stack, Step
 
 # what makes a non-leaf of a parameter by accident
 CONVERSIONS = {"to_copy", "mul", "div", "clone", "add", "to"}
@@ -108,8 +108,10 @@ def _leads_to(graph: Graph, cut: Cut, backwards: list[Backward]) -> bool:
     it was cut for, unless this one's graph holds it, too."""
     if not any(cut.time < b.time < backwards[-1].time for b in backwards):
         return True
-    nodes = (graph.records.get(n) for n in graph.walk(backwards[-1]))
-    return any(
+    walk = graph.walk(backwards[-1])
+    fed = (e for e in graph.tape.events if isinstance(e, Fed) and cut.time in e.cuts)
+    nodes = (graph.records.get(n) for n in walk)
+    return any(e.node in walk for e in fed) or any(
         ref.storage == cut.ref.storage for record in nodes if record is not None for ref in record.saves
     )
 

@@ -8,8 +8,9 @@ from typing import cast
 import libcst as cst
 
 from gradfix.edit import Edit, Project, Replace, View
-from gradfix.rewrite.liveness import dotted
-from gradfix.tape import Cut
+from gradfix.rewrite.liveness import dotted, scope_of
+from gradfix.rewrite.spelling import descendants
+from gradfix.tape import Backward, Cut, Fed
 
 CONTEXTS = frozenset(("no_grad", "inference_mode"))
 
@@ -26,6 +27,38 @@ def drawn_anew(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
         return None
     edit = Replace(call.func.attr, lambda _: cst.Name("rsample"))
     return "draw with `rsample()`, which keeps the graph", [(found[0], [edit])]
+
+
+def cut_for_others(cut: Cut, loss: Backward | None, project: Project) -> list[Part]:
+    """``.detach()`` on what the cut's statement has made, where another loss than `loss` takes it."""
+    graph, parts, seen = project.graph, list[Part](), set[int]()
+    made = _named(cut, project)
+    walk = graph.walk(loss) if loss is not None else frozenset()
+    fed = (e for e in graph.tape.events if isinstance(e, Fed) and cut.time in e.cuts and e.node not in walk)
+    for event in fed if made is not None else ():
+        name, scope = made  # type: ignore[misc]
+        for view, node in filter(None, map(project.node, event.stack)):
+            reads = (n for n in (node, *descendants(node)) if isinstance(n, cst.Name | cst.Attribute))
+            reads = (n for n in reads if dotted(n) == name and (scope is None or scope_of(view, n) is scope))
+            new = [n for n in reads if id(n) not in seen]
+            seen.update(map(id, new))
+            parts += [(view, [Replace(n, _detached)]) for n in new]
+    return parts
+
+
+def _named(cut: Cut, project: Project) -> tuple[str, object] | None:
+    """The name that the statement of the cut gives its value, and the scope it is in, None of an attribute."""
+    for view, node in filter(None, map(project.node, cut.stack)):
+        made = view.small_statement(node)
+        target = made.targets[0].target if isinstance(made, cst.Assign) and len(made.targets) == 1 else None
+        if isinstance(target, cst.Name | cst.Attribute) and (name := dotted(target)):
+            return name, scope_of(view, target) if isinstance(target, cst.Name) else None
+    return None
+
+
+def _detached(node: cst.CSTNode) -> cst.CSTNode:
+    assert isinstance(node, cst.BaseExpression)
+    return cst.Call(cst.Attribute(node, cst.Name("detach")))
 
 
 def recorded(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:

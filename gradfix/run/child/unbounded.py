@@ -34,7 +34,13 @@ def unbounded(
     told = set()
     for value, user in enter:
         layer, mine = last_layer(walk, user, value, masks)
-        if value in told or not mine or not _linear(walk, layer.node._sequence_nr()):
+        number = layer.node._sequence_nr()
+        if (
+            value in told
+            or not mine
+            or not _own_layer(walk, number, mine, masks)
+            or not _linear(walk, number)
+        ):
             continue
         (gradient,) = gradients((layer,))
         if gradient is None or not gradient.numel():
@@ -43,6 +49,17 @@ def unbounded(
         if low < 0 >= high or low >= 0 < high:
             told.add(value)
             yield value, mine.bit_length() - 1, 1 if low < 0 else -1
+
+
+def _own_layer(walk: Any, node: int, mine: int, masks: dict[int, int]) -> bool:
+    """Whether `node` joins what it is given with a parameter of that network. (An error that a network's output weighs
+    goes through no layer of it: a gate, a variance, a soft target.)"""
+    for parent in walk.parents[node]:
+        while parent >= 0 and walk.nodes[parent].name() in _SHAPES and len(walk.parents[parent]) == 1:
+            (parent,) = walk.parents[parent]
+        if parent < 0 and masks.get(parent) == mine:
+            return True
+    return False
 
 
 def _linear(walk: Any, node: int) -> bool:

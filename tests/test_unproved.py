@@ -76,6 +76,39 @@ def test_only_untried_accepted_is_applied(fix, tmp_path):
     assert "No module named 'no_such_package'" in " ".join(out.split())
 
 
+def test_a_module_of_functions_is_no_state_that_passes_hand_on(tmp_path, capsys):
+    text = """\
+import torch
+from torch import nn
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4)
+    def forward(self, x, state):
+        y, state = self.lstm(x, state)
+        return y, state
+
+reader = Reader()
+optimizer = torch.optim.SGD(reader.parameters(), lr=0.1)
+for epoch in range(2):
+    state = torch.zeros(1, 2, 4), torch.zeros(1, 2, 4)
+    for chunk in torch.randn(3, 6, 2, 4):
+        predicted, state = reader(chunk, state)
+        loss = predicted.pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(reader.parameters(), 5)
+        optimizer.step()
+"""
+    (tmp_path / "train.py").write_text(text)
+    with pytest.raises(SystemExit):
+        cli.main(["check", "-v", "--isolated", "--no-cache", str(tmp_path / "train.py")])
+    out = capsys.readouterr().out
+    assert "detach `state` between passes" in out
+    assert "detach `nn.utils`" not in out
+
+
 def test_a_script_that_fails_and_shows_nothing_is_left_alone(fix):
     code, out, err = fix(text=MISSING.replace("h += 1", "").replace("other *= 2", ""))
     assert (code, "error[" in out) == (2, False)

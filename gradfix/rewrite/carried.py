@@ -13,7 +13,7 @@ from gradfix.graph import Crossing
 from gradfix.rewrite.boundary import frame, meeting, same_place, shape_of
 from gradfix.rewrite.drawn import views
 from gradfix.rewrite.liveness import first_use
-from gradfix.rewrite.spelling import descendants
+from gradfix.rewrite.spelling import descendants, torch_names
 from gradfix.rewrite.statements import Unit, body_of, dotted, names, reads_of, stored, touches, units, walk
 from gradfix.tape import Backward, Record, Stack
 
@@ -270,6 +270,8 @@ def _names_of(
             wanted |= unit.reads
     shared = _outliving(view, body) if not is_loop else frozenset()
     bound = {w for u in walk(body) for w in u.writes} | _attributes_bound(project, producer)
+    modules = torch_names(view)  # (nn.utils.clip_grad_norm_() changes no `nn.utils`)
+    bound = {name for name in bound if name.partition(".")[0] not in modules}
     loop = view.parents.get(body)
     if isinstance(loop, cst.For):
         bound -= stored(loop.target)  # new in every pass

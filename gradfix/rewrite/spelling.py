@@ -81,6 +81,20 @@ def imported(view: View) -> frozenset[str]:
     return frozenset(found)
 
 
+def torch_names(view: View) -> frozenset[str]:
+    """The names that imports of torch, or from it, bind anywhere in the file: ``torch``, ``nn``, ``F``."""
+    found: set[str] = set()
+    for node in view.parents:
+        if not isinstance(node, cst.ImportAlias):
+            continue
+        above = view.parents[node]
+        source = above.module if isinstance(above, cst.ImportFrom) else node.name
+        said = "" if source is None else cst.Module([]).code_for_node(source)
+        if said.partition(".")[0] == "torch":
+            found.add(node.evaluated_alias or node.evaluated_name.partition(".")[0])
+    return frozenset(found)
+
+
 def layers(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
     """`node` and what it is a view or an alias of, down to the root, which is left out."""
     while True:

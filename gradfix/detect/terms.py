@@ -168,8 +168,8 @@ def has_idle_term(graph: Graph, loss: Backward) -> bool:
 
 
 def _idle(graph: Graph, fed: Fed, loss: Backward) -> tuple[int, frozenset[int], Cut] | None:
-    """The term that is given what was `fed`, the optimizers whose networks it goes through, and where the value was cut
-    off; if it trains nothing."""
+    """A term that is given what was `fed` (a score and a distance of features may both be), the optimizers whose
+    networks it goes through, and where the value was cut off; if it trains nothing."""
     if not loss.accumulates or loss.inputs:
         return None
     since = max((b.time for b in graph.passes(loss) if b.time < loss.time), default=-1)
@@ -182,15 +182,16 @@ def _idle(graph: Graph, fed: Fed, loss: Backward) -> tuple[int, frozenset[int], 
     above = graph.leading(graph.walk(loss), [fed.node])
     idle = [(n, theirs) for n, theirs, mask in terms if n in above and theirs and not mask & trained]
     others = [(theirs, mask) for n, theirs, mask in terms if n not in above]
+    models = frozenset[int]().union(*(theirs for _, theirs in idle))
     if (
-        len(idle) != 1
+        not idle
         or len(idle) + len(others) != len(terms)
         or not any(mask & trained for _, mask in others)
-        or any(theirs & idle[0][1] for theirs, _ in others)
-        or not all(idle[0][1] <= graph.discards(b) for b in graph.passes(loss)[:-1] or [loss])
+        or any(theirs & models for theirs, _ in others)
+        or not all(models <= graph.discards(b) for b in graph.passes(loss)[:-1] or [loss])
     ):
         return None
-    return *idle[0], cut
+    return idle[0][0], models, cut
 
 
 def _behind(graph: Graph, cut: Cut) -> int:

@@ -22,6 +22,8 @@ REMOVED = (
 )
 
 INT_BETAS = "betas must be either both floats"  # what Adam says of (0, 0.9)
+INT_STEPS = "argument must contain a list of singleton tensors"  # and of a count of steps that is none
+STEPS = "an optimizer's count of steps is a tensor today"
 # what a loss raises for a target of whole numbers
 WHOLE = re.compile(
     r"Found dtype (Long|Bool) but expected \w+|can't be cast to the desired output type (Long|Bool)"
@@ -44,11 +46,12 @@ def removed(graph: Graph, event: Failure) -> Conflict | None:
     what = _gone(graph, event)
     if not what:
         return None
+    refused = any(words in event.message for words in (INT_BETAS, INT_STEPS))
     return make(
         "legacy-api",
         "removed",
         what,
-        [("read", event.stack, "refused today" if INT_BETAS in event.message else "as PyTorch 0.x had it")],
+        [("read", event.stack, "refused today" if refused else "as PyTorch 0.x had it")],
         "read",
         severity="error",
         event=event,
@@ -189,6 +192,8 @@ def _gone(graph: Graph, event: Failure) -> str:
         )
     if kind == "ValueError" and INT_BETAS in said:
         return "Adam takes no int among its betas today: `0.0` is what `0` was"
+    if kind == "RuntimeError" and INT_STEPS in said:
+        return f"{STEPS}: `torch.tensor(0.0)` is what `0` was"
     if any(kind == k and re.search(words, event.message) for k, words in REMOVED):
         return f"this API is gone from current PyTorch: {said}"
     return ""

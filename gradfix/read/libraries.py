@@ -213,7 +213,7 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
         if name == "param_groups":
             return optimizers.groups(m, value)
         if name == "state":
-            return {}
+            return optimizers.state(value)
         if name == "toggle_model":
             return Native(name, lambda machine, args, kwargs: lightning.toggled(machine, value, args, kwargs))
     elif kind == "torch.amp.GradScaler":

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from gradfix.read import calls, iteration, names, ops, unstepped
 from gradfix.read.frames import Machine
 from gradfix.read.values import Instance, Tensor, Unknown, Value
 
 TYPED = ("torch.optim.Adam", "torch.optim.AdamW")  # those whose betas are floats or tensors
+
+
+class State(dict[Any, Any]):
+    """``optimizer.state``: by parameter, a dictionary, made where there is none."""
+
+    def __missing__(self, key: Any) -> Value:
+        self[key] = made = dict[Any, Any]()
+        return made
 
 
 def make(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -44,6 +53,12 @@ def _typed(m: Machine, betas: Value) -> None:
     numbers = [b for b in betas if isinstance(b, int | float)]
     if any(isinstance(b, int) for b in numbers) and all(0 <= b < 1 for b in numbers):
         m.outdated("ValueError", "betas must be either both floats or both Tensors")
+
+
+def state(optimizer: Instance) -> Value:
+    """``optimizer.state``."""
+    made: Value = optimizer.extra.setdefault("state", State())
+    return made
 
 
 def _told(m: Machine, optimizer: Instance) -> None:
@@ -112,6 +127,9 @@ def _step(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, 
         m.grad = grad
     if optimizer.extra.get("escaped") or "number" not in optimizer.extra:
         return result
+    own = optimizer.extra.get("state", {}).values() if optimizer.kind in TYPED else ()
+    if any(isinstance(each, dict) and type(each.get("step")) is int for each in own):
+        m.outdated("RuntimeError", "`state_steps` argument must contain a list of singleton tensors")
     names.look(m)
     m.trace.optimizer_names[optimizer.extra["number"]] = names.owner(m, optimizer)
     found = list(owned(optimizer))

@@ -284,7 +284,8 @@ def _to_zero(plain: Any) -> Any:
 
 def restore_old_calls() -> None:
     """PyTorch 0.x took: loss.data[0], loss.data.numpy()[0], backward(retain_variables=), clip_grad_norm,
-    Variable(volatile=), and Variable was the type of what has a graph; later ones whole numbers as betas."""
+    Variable(volatile=), and Variable was the type of what has a graph; later ones whole numbers as betas, and as counts
+    of steps in the state that a program makes."""
     getitem, backward = torch.Tensor.__getitem__, torch.Tensor.backward
     numpy, tolist = torch.Tensor.numpy, torch.Tensor.tolist
 
@@ -315,6 +316,23 @@ def restore_old_calls() -> None:
     torch.autograd.Variable = _Variable  # type: ignore
     for optimizer in (torch.optim.Adam, torch.optim.AdamW):
         optimizer.__init__ = _with_floats(optimizer.__init__)  # type: ignore
+    for kind in vars(torch.optim).values():
+        if isinstance(kind, type) and "_init_group" in vars(kind):
+            kind._init_group = _with_counts(kind._init_group)  # type: ignore[attr-defined]
+
+
+def _with_counts(begin: Any) -> Any:
+    """What an optimizer reads its state with, where that may have whole numbers of steps."""
+
+    @functools.wraps(begin)
+    def init_group(self: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
+        for p in group["params"]:
+            count = self.state[p].get("step") if p in self.state else None
+            if type(count) is int:
+                self.state[p]["step"] = torch.tensor(float(count))
+        return begin(self, group, *args, **kwargs)
+
+    return init_group
 
 
 def _with_floats(make: Any) -> Any:

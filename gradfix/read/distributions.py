@@ -272,9 +272,11 @@ def _sample(m: Machine, value: Instance, args: list[Value], kwargs: dict[str, Va
     if _name(value) not in _WHOLE | _DRAWN_ONLY:
         recording, m.grad = m.grad, False
         try:
-            return _rsample(m, value, args, kwargs)
+            made = _rsample(m, value, args, kwargs)
         finally:
             m.grad = recording
+        if isinstance(made, Tensor) and made.requires is False:
+            return made
     return tensors.fresh(m, _sizes(value, args, kwargs), "int64" if _name(value) in _WHOLE else "float32")
 
 

@@ -30,9 +30,10 @@ class Constants:
 
     def __init__(self, recorder: Any) -> None:
         self.r = recorder
-        # by id: a weak reference, the nodes that were cut off (None for gradients), and the times of the Cuts that it
-        # is made of; empty in most passes
-        self.living: dict[int, tuple[weakref.ref[Any], frozenset[int | None], frozenset[int]]] = {}
+        # by id: a weak reference, the nodes that were cut off (None for gradients), the times of the Cuts that it is
+        # made of, and whether it is a view that was made under no_grad, which requires grad as its base does and has no
+        # graph (it is not asked for one: that would make it one, once it was written to); empty in most passes
+        self.living: dict[int, tuple[weakref.ref[Any], frozenset[int | None], frozenset[int], bool]] = {}
         self._numbers: set[int | None] = set()  # nodes whose value is used as a number on purpose
 
     def install(self) -> None:
@@ -74,12 +75,20 @@ class Constants:
             if node is not None:
                 self.follow(result, frozenset((node._sequence_nr(),)))
 
-    def left(self, result: Any, time: int | None) -> None:
-        """The Cut of this `time` (None where it was not told) left `result`."""
+    def left(self, result: Any, time: int | None, view: bool = False) -> None:
+        """The Cut of this `time` (None where it was not told) left `result`, which may be a `view` made without a
+        graph."""
         if time is not None and isinstance(result, torch.Tensor):
             cuts = self._cuts_of(result)
-            if len(cuts) < _MOST_CUTS:
+            if len(cuts) >= _MOST_CUTS:
+                return
+            if view and result.requires_grad and result.is_floating_point():
+                self._keep(result, self.nodes_of(result), cuts | {time}, True)
+            else:
                 self.follow(result, self.nodes_of(result), cuts | {time})
+
+    def _off(self, tensor: Any) -> bool:
+        return not tensor.requires_grad or self.living[id(tensor)][3]
 
     def nodes_of(self, tensor: Any) -> frozenset[int | None]:
         """The nodes that were cut off, for the value of `tensor`."""
@@ -99,11 +108,11 @@ class Constants:
         if not terms:
             return
         cut = _NOTHING.union(*(self.living[id(t)][1] for t in terms))
-        left = frozenset[int]().union(*(self.living[id(t)][2] for t in terms if _off(t)))
+        left = frozenset[int]().union(*(self.living[id(t)][2] for t in terms if self._off(t)))
         for made in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
-            if _off(made):
+            if not made.requires_grad:
                 self.follow(made, cut, left | self._cuts_of(made))
-            elif made.grad_fn is not None:
+            elif not (self._knows(made) and self.living[id(made)][3]) and made.grad_fn is not None:
                 for term in terms:
                     self._used(func.__name__, term, made, frame)
                 if left:
@@ -125,21 +134,14 @@ class Constants:
 
     def follow(self, tensor: Any, cut: frozenset[int | None], left: frozenset[int] = frozenset()) -> None:
         """`tensor` is the value of these nodes, or of what these Cuts took, or made of it."""
-        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and _off(tensor):
-            key, living = id(tensor), self.living
-            living[key] = weakref.ref(tensor, lambda _: living.pop(key, None)), cut, left
+        if isinstance(tensor, torch.Tensor) and not tensor.requires_grad and tensor.is_floating_point():
+            self._keep(tensor, cut, left)
 
-
-def _off(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no graph, nor is a leaf that was made one. (A view that is made under no_grad of what has a
-    graph requires grad as that does.)"""
-    if not tensor.requires_grad:
-        return True
-    with torch._C.DisableTorchFunction():
-        try:
-            return tensor._is_view() and tensor.grad_fn is None and tensor._base.grad_fn is not None  # type: ignore[union-attr]
-        except RuntimeError:  # written to since
-            return False
+    def _keep(
+        self, tensor: Any, cut: frozenset[int | None], left: frozenset[int], view: bool = False
+    ) -> None:
+        key, living = id(tensor), self.living
+        living[key] = weakref.ref(tensor, lambda _: living.pop(key, None)), cut, left, view
 
 
 def within(data: Any) -> list[torch.Tensor]:

@@ -425,7 +425,8 @@ class Watch(TorchFunctionMode):
                 self._no_grad_left -= 1
                 how, frame = _within_checkpoint(_getframe(2))
                 if how:
-                    self.r.constants.left(result, self.r.cut(how, a, frame))
+                    viewed = all(result is not x for x in args)  # (`x.contiguous()` may be x)
+                    self.r.constants.left(result, self.r.cut(how, a, frame), viewed)
                 return
 
     def _discrete(self, args: Any, frame: Any) -> None:

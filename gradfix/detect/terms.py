@@ -4,7 +4,7 @@ the loss isn't there for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
@@ -129,9 +129,10 @@ def idle_terms(graph: Graph) -> Found:
     """A term of the loss is given what the loss trains without its graph, and goes through a network that nobody steps
     for it: ``D(fake.detach())`` in the generator's loss. (Where the loss has another term of that network, it may be
     the network's own; and where its gradients are used in another pass, they are meant.)"""
+    cuts = {c.time: c for c in cuts_of(graph) if c.stack}
     for fed in (e for e in graph.tape.events if isinstance(e, Fed)):
         loss = next((b for b in graph.backwards if b.time > fed.time and fed.node in graph.walk(b)), None)
-        found = _idle(graph, fed, loss) if loss is not None else None
+        found = _idle(graph, fed, loss, cuts) if loss is not None else None
         if loss is None or found is None:
             continue
         term, theirs, cut = found
@@ -163,19 +164,22 @@ def idle_terms(graph: Graph) -> Found:
 def has_idle_term(graph: Graph, loss: Backward) -> bool:
     """Whether a term of this loss is given without its graph what the loss trains, and goes through a network that is
     not stepped for it, whatever else was computed with that term."""
+    cuts = {c.time: c for c in cuts_of(graph) if c.stack}
     fed = (e for e in graph.tape.events if isinstance(e, Fed) and e.time < loss.time)
-    return any(e.node in graph.walk(loss) and _idle(graph, e, loss) for e in fed)
+    return any(e.node in graph.walk(loss) and _idle(graph, e, loss, cuts) for e in fed)
 
 
-def _idle(graph: Graph, fed: Fed, loss: Backward) -> tuple[int, frozenset[int], Cut] | None:
+def _idle(
+    graph: Graph, fed: Fed, loss: Backward, cuts: Mapping[int, Cut]
+) -> tuple[int, frozenset[int], Cut] | None:
     """A term that is given what was `fed` (a score and a distance of features may both be), the optimizers whose
-    networks it goes through, and where the value was cut off; if it trains nothing."""
+    networks it goes through, and where the value was cut off, one of `cuts` by their times; if it trains nothing."""
     if not loss.accumulates or loss.inputs:
         return None
     since = max((b.time for b in graph.passes(loss) if b.time < loss.time), default=-1)
     trained = graph.owned_mask(graph.serves(loss) | graph.uses(loss))
-    cuts = (c for c in cuts_of(graph) if c.time in fed.cuts and c.stack and c.time > since)
-    cut = next((c for c in reversed([*cuts]) if _behind(graph, c) & trained), None)
+    mine = (cuts[t] for t in sorted(fed.cuts, reverse=True) if t > since and t in cuts)
+    cut = next((c for c in mine if _behind(graph, c) & trained), None)
     if cut is None:
         return None
     terms = [(n, graph.reached_optimizers(n), graph.reach_mask(n)) for n in _summands(graph, loss.roots)]

@@ -267,7 +267,7 @@ class Terms(Event):
     """Two terms `nodes` of the one loss of the backward at `stack`, both through the same two optimizers' networks; or
     two losses, that of an earlier backward and that of this one, with no step between. `cosine` is that of their
     gradients for the value of `node`, where one network enters the other, or for what that makes of it. None: it was
-    not measured, and follows from the text that they are opposite."""
+    not measured, and follows from the text, or from two numbers that one output is regressed on."""
 
     nodes: tuple[int, int]
     node: int

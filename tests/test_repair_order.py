@@ -1,4 +1,4 @@
-"""Two faults of one script, of which one has to be cured first."""
+"""Whole scripts: faults of which one has to be cured first, and trainers whose networks stand under keys."""
 
 from pathlib import Path
 
@@ -103,6 +103,43 @@ for real in torch.randn(3, 9, 2):
     step_g.step()
 """
 
+LEAST_SQUARES = """\
+import torch
+from torch import nn
+
+
+class Trainer:
+    def __init__(self):
+        self.nets = {
+            "G": nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)),
+            "D": nn.Sequential(nn.Linear(5, 8), nn.LeakyReLU(0.2), nn.utils.spectral_norm(nn.Linear(8, 1))),
+        }
+        self.steps = {k: torch.optim.Adam(net.parameters(), lr=1e-3) for k, net in self.nets.items()}
+        self.loss = nn.MSELoss()
+
+    def forward(self, given):
+        self.fake = self.nets["G"](given)
+
+    def judged(self, given, made, good):
+        score = self.nets["D"](torch.cat((made, given), 1))
+        return self.loss(score, torch.tensor(float(good)).expand_as(score))
+
+    def fit(self, given, real):
+        self.forward(given)
+        for optimizer in self.steps.values():
+            optimizer.zero_grad()
+        (self.judged(given, self.fake.detach(), False) + self.judged(given, real, True)).backward()
+        (self.judged(given, self.fake, True) + (self.fake - real).abs().mean()).backward()
+        for optimizer in self.steps.values():
+            optimizer.step()
+
+
+torch.manual_seed(6)
+trainer = Trainer()
+for _ in range(4):
+    trainer.fit(torch.randn(6, 3), torch.randn(6, 2))
+"""
+
 
 def cured(text: str, folder: Path, zygote: Zygote) -> str:
     """`text` with all its faults cured; a second call must have nothing to do."""
@@ -145,3 +182,11 @@ def test_the_score_of_a_detached_fake_is_no_score_for_the_generator(
     text = ONE_SCORE.format(retain=retain, more=more)
     new = cured(text, tmp_path, zygote)
     assert new == text.replace("retain_graph=True", "").replace("bce(score, yes)", "bce(D(fake), yes)")
+
+
+def test_least_squares_want_one_score_at_two_numbers(tmp_path: Path, zygote: Zygote) -> None:
+    """At first no score is near either, and the gradients of the two say little; the targets do."""
+    new = cured(LEAST_SQUARES, tmp_path, zygote)
+    assert new == LEAST_SQUARES.replace(
+        ".abs().mean()).backward()", '.abs().mean()).backward(inputs=list(self.nets["G"].parameters()))'
+    )

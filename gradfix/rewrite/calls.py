@@ -4,7 +4,7 @@ parameters."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import libcst as cst
@@ -277,12 +277,14 @@ class _Owner(cst.CSTTransformer):
 
 
 def _as_called(project: Project, optimizer: int, view: View, at: cst.CSTNode) -> cst.BaseExpression | None:
-    """``list(net.parameters())`` of a module that the same function calls by a name it has there, and whose forward
-    reads just what the optimizer steps."""
+    """``list(net.parameters())`` of a module that the same function calls by a name it has there, or another method of
+    the class as ``self.nets["G"]``, and whose forward reads just what the optimizer steps."""
     body, line = body_of(view, at), view.span(at).start.line
-    wanted = {r.storage for r in project.graph.optimizers[optimizer].refs}
+    wanted, methods = {r.storage for r in project.graph.optimizers[optimizer].refs}, _methods(view, at)
     for call in _calls(body):
         func = call.func
+        if dotted(func) in methods:
+            continue  # (a trainer's own forward() is no module)
         root = names(func).reads
         own = view.span(call).start.line <= line and body_of(view, call) is body
         if not own or len(root) != 1 or not isinstance(func, (cst.Name, cst.Attribute, cst.Subscript)):
@@ -291,7 +293,48 @@ def _as_called(project: Project, optimizer: int, view: View, at: cst.CSTNode) ->
         bound = sum(first in u.names.binds for u in walk(body))
         if bound < 2 and first not in _imported(view) and wanted == _read_in(project, view, call):
             return cst.parse_expression(f"list({view.code(func)}.parameters())")
+    for call in _calls_of_class(view, at):
+        if dotted(call.func) not in methods and wanted == _read_in(project, view, call):
+            return cst.parse_expression(f"list({view.code(call.func)}.parameters())")
     return None
+
+
+def _methods(view: View, at: cst.CSTNode) -> set[str]:
+    """What the methods of the class around `at` are called in it."""
+    around = view.enclosing(at, cst.ClassDef)
+    methods = around.body.body if isinstance(around, cst.ClassDef) else ()
+    return {f"{_self(m)}.{m.name.value}" for m in methods if isinstance(m, cst.FunctionDef)}
+
+
+def _calls_of_class(view: View, at: cst.CSTNode) -> Iterator[cst.Call]:
+    """Calls in the methods around `at` of what means the same in each of them: attributes of self, and what these hold
+    under a constant."""
+    around, method = view.enclosing(at, cst.ClassDef), view.function(at)
+    if not isinstance(around, cst.ClassDef) or not isinstance(method, cst.FunctionDef):
+        return
+    for call in _calls(around):
+        inner, func = call.func, view.function(call)
+        while isinstance(inner, (cst.Attribute, cst.Subscript)):
+            if isinstance(inner, cst.Subscript) and not _constant_key(inner):
+                break
+            inner = inner.value
+        if not isinstance(func, cst.FunctionDef) or view.enclosing(func, cst.ClassDef) is not around:
+            continue
+        if (
+            isinstance(inner, cst.Name)
+            and inner is not call.func
+            and inner.value == _self(method) == _self(func)
+        ):
+            yield call
+
+
+def _constant_key(node: cst.Subscript) -> bool:
+    key = node.slice[0].slice if len(node.slice) == 1 else None
+    return isinstance(key, cst.Index) and isinstance(key.value, (cst.SimpleString, cst.Integer))
+
+
+def _self(method: cst.FunctionDef) -> str:
+    return method.params.params[0].name.value if method.params.params else ""
 
 
 def _read_in(project: Project, view: View, call: cst.Call) -> set[int] | None:

@@ -100,11 +100,17 @@ class Opposed:
         def gradients(edges: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(engine((root,), grads, edges))
 
-        for roots, value, one, other in self._parted.look(walk, stack, masks, enter, steps, gradients):
-            self._tell(stack, roots, value, one, other)
+        for roots, value, one, other, unlike in self._parted.look(
+            walk, stack, masks, enter, steps, gradients
+        ):
+            if unlike:
+                fields = {"nodes": list(roots), "node": value}
+                self.r.tape.event("Terms", self.r.clock.tick(), stack, **fields)
+            else:
+                self._tell(stack, roots, value, one, other)
         for value, optimizer, sign in unbounded(walk, masks, enter, gradients):
-            fields = {"node": value, "optimizer": optimizer, "sign": sign}
-            self.r.tape.event("Unbounded", self.r.clock.tick(), stack, **fields)
+            told = {"node": value, "optimizer": optimizer, "sign": sign}
+            self.r.tape.event("Unbounded", self.r.clock.tick(), stack, **told)
 
     def _tell(self, stack: Any, nodes: tuple[int, int], value: int, one: Any, other: Any) -> None:
         """These are the gradients of two terms, or losses, for the same."""

@@ -8,16 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .parted import Enter, Gradients, last_layer
+from .parted import SHAPES, Enter, Gradients, last_layer
 
-_SHAPES = frozenset(
-    f"{name}Backward{i}"
-    for name in (
-        "View", "ReshapeAlias", "UnsafeView", "Squeeze", "Unsqueeze", "Expand", "T", "Transpose", "Permute", "Select",
-        "Slice", "Index", "Cat", "Stack", "Clone", "ToCopy", "Alias", "Unbind", "Split",
-    )
-    for i in range(5)
-)  # fmt: skip
 _SUMS = frozenset(
     f"{name}Backward{i}" for name in ("Mean", "Sum", "Add", "Sub", "Rsub", "Neg") for i in range(3)
 )
@@ -55,7 +47,7 @@ def _own_layer(walk: Any, node: int, mine: int, masks: dict[int, int]) -> bool:
     """Whether `node` joins what it is given with a parameter of that network. (An error that a network's output weighs
     goes through no layer of it: a gate, a variance, a soft target.)"""
     for parent in walk.parents[node]:
-        while parent >= 0 and walk.nodes[parent].name() in _SHAPES and len(walk.parents[parent]) == 1:
+        while parent >= 0 and walk.nodes[parent].name() in SHAPES and len(walk.parents[parent]) == 1:
             (parent,) = walk.parents[parent]
         if parent < 0 and masks.get(parent) == mine:
             return True
@@ -71,7 +63,7 @@ def _linear(walk: Any, node: int) -> bool:
             continue
         name, first = walk.nodes[each].name(), walk.nodes[each].next_functions[0][0]
         scaled = name == "MulBackward0" or (name == "DivBackward0" and first is walk.nodes[parents[0]])
-        if not ((scaled and len(parents) == 1) or name in _SHAPES or name in _SUMS or name in _LEAST):
+        if not ((scaled and len(parents) == 1) or name in SHAPES or name in _SUMS or name in _LEAST):
             return False
         above.add(each)
     return walk.roots[0] in above and walk.roots[0] != node

@@ -130,10 +130,14 @@ def given(write: Mutate | Step, first: int) -> bool:
 
 
 def given_values(graph: Graph, number: int) -> set[int]:
-    """Those of an optimizer's parameters that are given values otherwise: a target network's, say."""
+    """Those of an optimizer's parameters that are given values otherwise, a target network's. What was loaded before
+    the first step is that of a training that goes on, unless a loss trains a model of just these shapes: its copy."""
     first = next((s.time for s in graph.steps_of(number)), 0)
-    own = {r.storage for r in graph.optimizers[number].refs}
-    return {s for s in own if any(given(w, first) for w in graph.writes.get(s, ()))}
+    own = {r.storage: r.shape for r in graph.optimizers[number].refs}
+    trained = {r.shape for b in graph.backwards for r in b.accumulates if r.storage not in own}
+    copied = trained.issuperset(own.values())
+    writes = {s: [w for w in graph.writes.get(s, ()) if copied or w.time > first] for s in own}
+    return {s for s, some in writes.items() if any(given(w, first) for w in some)}
 
 
 def _reached(graph: Graph, cut: Cut) -> int:

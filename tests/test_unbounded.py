@@ -66,6 +66,8 @@ def test_a_loss_that_wants_ever_more(
     ("own", "made"),
     [
         (OWN, "(q(tried) - 9).abs().mean()"),
+        (OWN, "F.l1_loss(q(tried), y)"),
+        (OWN, "nn.L1Loss()(q(tried), y)"),
         (OWN, "-torch.sigmoid(q(tried)).mean()"),
         (OWN, "-(q(tried) * (y - w)).mean()"),
         (OWN, "F.relu(1 - q(tried)).mean()"),

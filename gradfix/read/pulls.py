@@ -20,6 +20,7 @@ _RISING = {
     "log1p", "exp", "elu", "hardtanh", "clamp", "clamp_min", "clamp_max",
 }  # fmt: skip
 SUMS = {"add", "sub", "rsub", "mul", "div", "neg"}
+_LAST = {"mean", "sum", "view", "squeeze"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,11 @@ Term = tuple[Node, Pull | None]
 
 
 def plain(node: Node) -> str:
-    """The name of its op, without ``aten.`` and the underscore of one in place."""
-    return node.op.removeprefix("aten.").strip("_")
+    """The name of its op, without ``aten.`` and the underscore of one in place. An op that is known by the last of
+    those that it is made of is not that: ``l1_loss`` is no mean."""
+    name, given = node.op.removeprefix("aten.").strip("_"), node.given
+    made_of = given is not None and ("self" not in given or "target" in given)
+    return "composite" if made_of and name in _LAST else name
 
 
 def terms(root: Node) -> Iterator[tuple[Node, Pull | None]]:

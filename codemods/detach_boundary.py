@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 
 import libcst as cst
 
@@ -106,7 +106,11 @@ for _ in range(2):
                 key = tuple(sorted(f.key for f in found))
                 if key not in seen:
                     seen.add(key)
-                    yield from _proposals(project, backward, own, found, conflict.pattern == "before-loop")
+                    stored = _stored(project, backward, found)
+                    if stored:
+                        yield from _proposals(project, backward, own, stored)
+                    later = conflict.pattern == "before-loop" or bool(stored)
+                    yield from _proposals(project, backward, own, found, later)
             if inner := _in_the_helper(project, own, backward):
                 yield from _proposals(project, backward, own, inner, conflict.pattern == "before-loop")
             yield from _separated(project, backward, [c for c in edges if c not in own])
@@ -223,8 +227,24 @@ def _handed_on(project: Project, stack: Stack, feed: Feed) -> Feed | None:
     return Feed(within[0], read[0], within[1]) if name and len(callers) > 1 and len(read) == 1 else None
 
 
+def _stored(project: Project, backward: Backward, found: tuple[Feed, ...]) -> tuple[Feed, ...]:
+    """What the calls that give the values are given themselves, where in some pass they give values of earlier passes,
+    too: what a pool keeps is kept without its graph."""
+    records = project.graph.records
+    passes = pairwise(same_place(project.graph, backward))
+    if not any(n in records and records[n].time < before.time for before, b in passes for n in b.nodes):
+        return ()
+    given = [(f.view, c, list(operands(c))) for f in found if isinstance(c := f.value, cst.Call)]
+    whole = len(given) == len(found) and all(len(taken) == 1 for _, _, taken in given)
+    return tuple(Feed(view, taken[0], call) for view, call, taken in given) if whole else ()
+
+
 def _proposals(
-    project: Project, backward: Backward, edges: Sequence[Crossing], found: tuple[Feed, ...], once: bool
+    project: Project,
+    backward: Backward,
+    edges: Sequence[Crossing],
+    found: tuple[Feed, ...],
+    later: bool = False,
 ) -> Iterator[Proposal]:
     graph = project.graph
     storages = set().union(*(graph.reaches(c.producer.node) for c in edges))
@@ -236,8 +256,8 @@ def _proposals(
     drops = _idle(project, backward, edges)
     if drops:
         dropped = f"{summary}; drop the idle retain_graph"
-        yield Proposal(dropped, effect, gather(*cuts, *drops), int(once), idea=summary)
-    yield Proposal(summary, effect, gather(*cuts), int(once) + bool(drops), idea=summary)
+        yield Proposal(dropped, effect, gather(*cuts, *drops), int(later), idea=summary)
+    yield Proposal(summary, effect, gather(*cuts), int(later) + bool(drops), idea=summary)
 
 
 def _idle(

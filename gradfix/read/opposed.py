@@ -17,7 +17,7 @@ from gradfix.read import optimizers
 from gradfix.read.frames import Machine
 from gradfix.read.pulls import Pull, Term, chain, terms
 from gradfix.read.unbounded import meetings, several, unbounded
-from gradfix.read.values import Node, Tensor, Value
+from gradfix.read.values import Node, Storage, Tensor, Value
 from gradfix.tape import Stack
 
 MOST = 4  # terms that reach two networks
@@ -186,9 +186,15 @@ def _handed(one: Node, other: Node, made: set[int]) -> Node | None:
 
 
 def _kept(one: Node, other: Node, value: Tensor) -> bool:
-    """Whether both nodes keep what is in the memory of `value`, as it was at the same time."""
-    kept = [{(s.version, s.shape) for s in node.saves if s.storage is value.storage} for node in (one, other)]
+    """Whether both nodes keep what is in the memory of `value`, as it was at the same time, or the same joined anew."""
+    both = (one, other)
+    kept = [{(s.version, s.shape) for s in n.saves if _alike_in(s.storage, value.storage)} for n in both]
     return bool(kept[0] & kept[1])
+
+
+def _alike_in(one: Storage, other: Storage) -> bool:
+    """Whether it is the same memory, or such as holds the same, joined anew."""
+    return one is other or (one.joined != () and one.joined == other.joined)
 
 
 def _alike(a: Node, b: Node, random: Sequence[str] = RANDOM) -> bool:
@@ -213,7 +219,7 @@ def _alike(a: Node, b: Node, random: Sequence[str] = RANDOM) -> bool:
 def _equal(x: Value, mine: Sequence[Tensor], y: Value, others: Sequence[Tensor], first: int) -> bool:
     """Whether two arguments are the same; those that need a gradient are compared as parents."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
-        if any(y is t for t in others) and (any(x is t for t in mine) or x.storage is y.storage):
+        if any(y is t for t in others) and (any(x is t for t in mine) or _alike_in(x.storage, y.storage)):
             return True
         storage = x.storage
         still = storage.version == storage.counted and storage.touched < first

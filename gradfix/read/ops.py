@@ -44,6 +44,7 @@ UNSEEN = {
     "unsqueeze", "view", "view_as",
 }  # fmt: skip
 FILLING = {"fill", "zero"}
+JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack"}
 SLICED = {"tensor_split", "hsplit", "vsplit", "dsplit"}  # each piece by an op of its own, that may be written
 
 
@@ -350,6 +351,9 @@ def _compute(m: Machine, name: str, overload: Overload, bound: dict[str, Value])
                 m, shape, "int64" if whole else kind, False if whole else known, None if whole else node
             )
             results.append(own)
+    if plain in JOINS and results:
+        parts = ((t.storage, t.storage.version) for t in tensors_of(bound["tensors"]))
+        results[0].storage.joined = (plain, bound.get("dim", 0), *parts)
     for label in later:
         at = overload.names.index(label)
         if node is not None and at < len(results):

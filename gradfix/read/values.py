@@ -60,6 +60,7 @@ class Storage:
     plain: bool = False  # made of gradients that autograd.grad gave without a graph
     whole: bool = False  # torch.full made whole numbers of it
     filled: tuple[int, float] | None = None  # the version in which it was full of one number, and that
+    joined: tuple[Any, ...] = ()  # the op that made it of these, in which versions: (storage, version), ...
     exported: Stack = ()  # where a tensor was last made of it, if it is an array's
     saved: list[Node] = field(default_factory=list)
 

@@ -7,6 +7,7 @@ optimizer's network made enters another's, the gradients of two terms through th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Any
@@ -15,14 +16,15 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from .parted import Parted
+from .regressed import Distance, Gradients, distances, terms, unlike
 from .unbounded import unbounded
 
 _PASSES = 3  # of one backward that are measured
 _MOST = 4  # terms that reach two networks
 _SAMPLES = 4  # in a batch; the gradients of one or two are opposite by chance
 _UNLIKE = 10.0  # times as long: a regulariser, not what the other network is there for
-_SUMS = ("AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "NegBackward0")
 Engine = Callable[[tuple[Any, ...], Any, tuple[Any, ...]], Any]
+Regressed = Callable[[], list[Distance]]
 
 
 class Opposed:
@@ -48,28 +50,39 @@ class Opposed:
             return
         self._looked[stack] = self._looked.get(stack, 0) + 1
         masks = _masks(walk, owners)
-        self._apart(walk, stack, engine, grads, masks)
+        root = GradientEdge(nodes[walk.roots[0]], 0)
+
+        def gradients(edges: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(engine((root,), grads, edges))
+
+        @functools.cache
+        def regressed() -> list[Distance]:
+            return distances(walk, self.r.saves, gradients)
+
+        self._apart(walk, stack, gradients, masks, regressed)
         if len(set(owners.values())) < 2:
             return
-        self._pairs(walk, stack, engine, grads, masks)
-        terms = [t for t in _terms(walk.roots[0], nodes, walk.parents) if _several(masks[t])]
-        if not 2 <= len(terms) <= _MOST:
+        self._pairs(walk, stack, gradients, masks, regressed)
+        both = [t for t in terms(walk.roots[0], nodes, walk.parents) if _several(masks[t])]
+        if not 2 <= len(both) <= _MOST:
             return
-        below = {t: _below(t, walk.parents) for t in terms}
-        edges = {t: GradientEdge(nodes[t], 0) for t in terms}
+        below = {t: _below(t, walk.parents) for t in both}
+        edges = {t: GradientEdge(nodes[t], 0) for t in both}
         weights: dict[int, Any] = {}
         for value, maker, output, _ in _meetings(nodes, walk.parents, masks):
             found = {}
-            for t in (t for t in terms if value in below[t]):
+            for t in (t for t in both if value in below[t]):
                 if not weights:
-                    given = engine((GradientEdge(nodes[walk.roots[0]], 0),), grads, tuple(edges.values()))
-                    weights.update(zip(edges, given))  # noqa: B905 (Python 3.9)
+                    weights.update(zip(edges, gradients(tuple(edges.values()))))  # noqa: B905 (Python 3.9)
                 found[t] = engine((edges[t],), (weights[t],), (GradientEdge(maker, output),))[0]
             for s, t in combinations(found, 2):
                 if {n for n in below[s] if n < 0} == {n for n in below[t] if n < 0}:
-                    self._tell(stack, (s, t), value, found[s], found[t])
+                    each = [[d for d in regressed() if d.term == term] for term in (s, t)]
+                    self._tell(stack, (s, t), value, found[s], found[t], unlike(*each))
 
-    def _pairs(self, walk: Any, stack: Any, engine: Engine, grads: Any, masks: dict[int, int]) -> None:
+    def _pairs(
+        self, walk: Any, stack: Any, gradients: Gradients, masks: dict[int, int], regressed: Regressed
+    ) -> None:
         """The same for losses that are differentiated one by one before any step: the gradients of a value that the
         backward before this one went through as well. (Where they meet is seen in one pass, and measured in the next.)
         """
@@ -78,46 +91,42 @@ class Opposed:
         leaves = {n for n in _below(root, walk.parents) if n < 0}
         found: dict[tuple[int, int], Any] = {}
         for value, maker, output in meetings:
-            if stack in self._shared:
-                loss = GradientEdge(walk.nodes[root], 0)
-                found[value, output] = engine((loss,), grads, (GradientEdge(maker, output),))[0]
-            else:
-                found[value, output] = None
-        before = self._last
-        self._last = (stack, steps, root, leaves, found)
+            known = stack in self._shared
+            found[value, output] = gradients((GradientEdge(maker, output),))[0] if known else None
+        before, mine = self._last, regressed() if stack in self._shared else []
+        self._last = (stack, steps, root, leaves, found, mine)
         if before is None or before[0] == stack or before[1] != steps or before[3] != leaves:
             return
         for key in found.keys() & before[4].keys():
             self._shared |= {before[0], stack}
-            self._tell(stack, (before[2], root), key[0], before[4][key], found[key])
+            both = unlike(before[5], mine)
+            self._tell(stack, (before[2], root), key[0], before[4][key], found[key], both)
 
-    def _apart(self, walk: Any, stack: Any, engine: Engine, grads: Any, masks: dict[int, int]) -> None:
+    def _apart(
+        self, walk: Any, stack: Any, gradients: Gradients, masks: dict[int, int], regressed: Regressed
+    ) -> None:
         """The same for a loss that has the value without its graph."""
-        root = GradientEdge(walk.nodes[walk.roots[0]], 0)
         enter = [(value, user) for value, _, _, user in _meetings(walk.nodes, walk.parents, masks)]
         steps = self.r.optimizers.steps()
 
-        def gradients(edges: tuple[Any, ...]) -> tuple[Any, ...]:
-            return tuple(engine((root,), grads, edges))
-
-        for roots, value, one, other, unlike in self._parted.look(
-            walk, stack, masks, enter, steps, gradients
+        for roots, value, one, other, apart in self._parted.look(
+            walk, stack, masks, enter, steps, gradients, regressed
         ):
-            if unlike:
-                fields = {"nodes": list(roots), "node": value}
-                self.r.tape.event("Terms", self.r.clock.tick(), stack, **fields)
-            else:
-                self._tell(stack, roots, value, one, other)
+            self._tell(stack, roots, value, one, other, apart)
         for value, optimizer, sign in unbounded(walk, masks, enter, gradients):
             told = {"node": value, "optimizer": optimizer, "sign": sign}
             self.r.tape.event("Unbounded", self.r.clock.tick(), stack, **told)
 
-    def _tell(self, stack: Any, nodes: tuple[int, int], value: int, one: Any, other: Any) -> None:
-        """These are the gradients of two terms, or losses, for the same."""
-        if _comparable(one, other):
-            cosine = float(torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), 0))
-            fields = {"nodes": list(nodes), "node": value, "cosine": cosine}
-            self.r.tape.event("Terms", self.r.clock.tick(), stack, **fields)
+    def _tell(
+        self, stack: Any, nodes: tuple[int, int], value: int, one: Any, other: Any, apart: bool
+    ) -> None:
+        """These are the gradients of two terms, or losses, for the same; or they regress one score on two numbers."""
+        fields: dict[str, Any] = {"nodes": list(nodes), "node": value}
+        if not apart:
+            if not _comparable(one, other):
+                return
+            fields["cosine"] = float(torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), 0))
+        self.r.tape.event("Terms", self.r.clock.tick(), stack, **fields)
 
 
 def _comparable(a: Any, b: Any) -> bool:
@@ -142,20 +151,6 @@ def _masks(walk: Any, owners: dict[int, int]) -> dict[int, int]:
 
 def _several(mask: int) -> bool:
     return bool(mask & (mask - 1))
-
-
-def _terms(root: int, nodes: dict[int, Any], parents: dict[int, tuple[int, ...]]) -> list[int]:
-    """The nodes that `root` adds up, scaled maybe."""
-    found, pending = [], [root]
-    while pending:
-        number = pending.pop()
-        inputs = [p for p in parents[number] if p >= 0]
-        sums = nodes[number].name() in _SUMS and (len(inputs) == 1 or nodes[number].name() in _SUMS[:2])
-        if sums and inputs:
-            pending += inputs
-        elif number not in found:
-            found.append(number)
-    return found
 
 
 def _below(root: int, parents: dict[int, tuple[int, ...]]) -> set[int]:

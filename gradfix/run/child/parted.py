@@ -14,24 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import GradientEdge
 
+from .regressed import Distance, Gradients, unlike
 from .saves import GONE
 
-SHAPES = frozenset(
-    f"{name}Backward{i}"
-    for name in (
-        "View", "ReshapeAlias", "UnsafeView", "Squeeze", "Unsqueeze", "Expand", "T", "Transpose", "Permute", "Select",
-        "Slice", "Index", "Cat", "Stack", "Clone", "ToCopy", "Alias", "Unbind", "Split",
-    )
-    for i in range(5)
-)  # fmt: skip
-_REGRESSIONS = frozenset(("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0"))
 _MOST = 64  # nodes of one kind that are looked at
 Key = tuple[Any, frozenset[int]]  # the kind of a layer's node, and its parameters
 Enter = list[tuple[int, int]]  # (the value's node, that of the layer it is given to)
-Gradients = Callable[[tuple[Any, ...]], tuple[Any, ...]]  # of the loss, by edges
-Pair = tuple[
-    tuple[int, int], int, Any, Any, bool
-]  # roots, the value's node, a gradient by each, unlike targets
+# roots, the value's node, a gradient by each, whether they regress one score on two numbers
+Pair = tuple[tuple[int, int], int, Any, Any, bool]
 
 
 class Given(NamedTuple):
@@ -41,7 +31,6 @@ class Given(NamedTuple):
     value: int
     inputs: list[tuple[Any, int]]  # with their versions
     gradient: Any
-    target: float | None  # the one number that it is regressed on
 
 
 class Loss(NamedTuple):
@@ -51,6 +40,7 @@ class Loss(NamedTuple):
     root: int
     keys: frozenset[Key]  # of layers that are given another network's value with its graph
     given: list[Given]
+    distances: list[Distance]
 
 
 class Parted:
@@ -63,7 +53,14 @@ class Parted:
         self._wanted: dict[Any, frozenset[Key]] = {}  # by the stack of the backward
 
     def look(
-        self, walk: Any, stack: Any, masks: dict[int, int], enter: Enter, steps: Any, gradients: Gradients
+        self,
+        walk: Any,
+        stack: Any,
+        masks: dict[int, int],
+        enter: Enter,
+        steps: Any,
+        gradients: Gradients,
+        distances: Callable[[], list[Distance]],
     ) -> Iterator[Pair]:
         """A backward went through `walk`, whose nodes reach the optimizers of these `masks`; `enter` says where one's
         network is given the value of another's. The pairs that this loss makes with those before it."""
@@ -76,11 +73,17 @@ class Parted:
         layers = enter or [(-1, n) for n, node in walk.nodes.items() if type(node) in kinds][:_MOST]
         keys = {node: _key(walk, node, value, masks) for value, node in layers}
         given = [
-            self._given(walk, keys[node], value, node, masks, gradients)
+            Given(
+                keys[node],
+                value,
+                self._inputs(node),
+                gradients((last_layer(walk, node, value, masks)[0],))[0],
+            )
             for value, node in layers
             if keys[node] in wanted
         ]
-        this = Loss(stack, walk.roots[0], frozenset(keys.values()) if enter else frozenset(), given)
+        ours = frozenset(keys.values()) if enter else frozenset[Key]()
+        this = Loss(stack, walk.roots[0], ours, given, distances() if given else [])
         for other in self._since:
             if other.stack == stack or bool(other.keys) is bool(this.keys):
                 continue
@@ -88,32 +91,9 @@ class Parted:
                 self._wanted[each] = self._wanted.get(each, frozenset()) | this.keys | other.keys
             for one in other.given:
                 for two in (t for t in given if _alike(one, t)):
-                    unlike = None not in (one.target, two.target) and one.target != two.target
                     roots, value = (other.root, this.root), max(one.value, two.value)
-                    yield roots, value, one.gradient, two.gradient, unlike
+                    yield roots, value, one.gradient, two.gradient, unlike(other.distances, this.distances)
         self._since.append(this)
-
-    def _given(
-        self, walk: Any, key: Key, value: int, node: int, masks: dict[int, int], gradients: Gradients
-    ) -> Given:
-        layer, _ = last_layer(walk, node, value, masks)
-        (gradient,) = gradients((layer,))
-        return Given(key, value, self._inputs(node), gradient, self._target(walk, layer.node._sequence_nr()))
-
-    def _target(self, walk: Any, node: int) -> float | None:
-        """The one number that a loss takes the squared distance of this output from, as a least-squares GAN does. (Near
-        it the gradient says little of where the loss wants the output to go.)"""
-        users = [n for n in walk.nodes if node in walk.parents[n]]
-        while len(users) == 1 and walk.nodes[users[0]].name() in SHAPES:
-            (node,) = users
-            users = [n for n in walk.nodes if node in walk.parents[n]]
-        if len(users) != 1 or walk.nodes[users[0]].name() not in _REGRESSIONS:
-            return None
-        kept = [e.tensor for e in self._saves.of_node(users[0]) if e.tensor is not GONE and not e.moved()]
-        targets = [t for t in kept if not t.requires_grad and t.numel()]
-        if len(targets) != 1 or not bool((targets[0] == targets[0].flatten()[0]).all()):
-            return None
-        return float(targets[0].flatten()[0])
 
     def _inputs(self, node: int) -> list[tuple[Any, int]]:
         entries = (e for e in self._saves.of_node(node) if e.tensor is not GONE and not e.moved())

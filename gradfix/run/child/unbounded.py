@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .parted import SHAPES, Enter, Gradients, last_layer
+from .parted import Enter, last_layer
+from .regressed import SHAPES, Gradients
 
 _SUMS = frozenset(
     f"{name}Backward{i}" for name in ("Mean", "Sum", "Add", "Sub", "Rsub", "Neg") for i in range(3)

@@ -243,7 +243,19 @@ def _scale(m: Machine, scaler: Instance, args: list[Value], kwargs: dict[str, Va
 
 
 def _scaled_step(m: Machine, scaler: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return calls.call(m, calls_step(m, args[0]), args[1:], kwargs) if args else None
+    if not args:
+        return None
+    made = calls.call(m, calls_step(m, args[0]), args[1:], kwargs)
+    if scaler.extra.get("enabled") is not False and isinstance(args[0], Instance):
+        scaled = [t for t in owned(args[0]) if isinstance(t.grad, Tensor)]
+        if scaled:  # what the step leaves of them weighs nothing beside the next, which is scaled
+            m.trace.grad_write(*scaled)
+    return made
+
+
+def scaler(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Instance:
+    """``GradScaler()``."""
+    return Instance(None, kind="torch.amp.GradScaler", extra={"enabled": kwargs.get("enabled", True)})
 
 
 def calls_step(m: Machine, optimizer: Value) -> Value:

@@ -367,7 +367,7 @@ def set_attribute(m: Machine, tensor: Tensor, name: str, value: Value) -> None:
             if value is None:
                 m.trace.zero([tensor])
             else:
-                m.trace.grad_write(tensor, True)
+                m.trace.grad_write(tensor, assigned=True)
         if isinstance(value, Tensor):
             value.storage.grad_of = tensor
     elif name == "data" and isinstance(value, Tensor | Unknown):

@@ -497,7 +497,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "torch.autograd.function.once_differentiable": _compile,
     "torch.jit._unwrap_optional": lambda m, args, kwargs: args[0] if args else m.unknown("optional"),
     **loading.FUNCTIONS,
-    "torch.amp.GradScaler": lambda m, args, kwargs: Instance(None, kind="torch.amp.GradScaler"),
+    "torch.amp.GradScaler": optimizers.scaler,
     "torch.load": lambda m, args, kwargs: m.unknown("torch.load"),
     "torch.Size": lambda m, args, kwargs: (
         tuple(args[0]) if args and isinstance(args[0], list | tuple) else m.unknown("Size")

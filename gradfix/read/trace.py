@@ -269,8 +269,8 @@ class Trace:
         refs, stack = tuple(self.ref(t) for t in tensors), self._stack()
         self._emit(lambda time: Zero(time, stack, refs, optimizer))
 
-    def grad_write(self, tensor: Tensor, assigned: bool = False) -> None:
-        refs, stack = (self.ref(tensor),), self._stack()
+    def grad_write(self, *tensors: Tensor, assigned: bool = False) -> None:
+        refs, stack = tuple(self.ref(t) for t in tensors), self._stack()
         self._emit(lambda time: GradWrite(time, stack, refs, assigned))
 
     def _emit(self, make: Callable[[int], AnyEvent]) -> None:

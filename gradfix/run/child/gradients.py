@@ -13,6 +13,7 @@ from .storages import address_of
 FULL = 32  # events of one kind at one place that are written
 _MANY = 1024  # where each pass has many of them: one for each parameter
 _CLEARS = ("zero_", "_foreach_zero_")
+_UNSCALES = "_amp_foreach_non_finite_check_and_unscale_"  # what GradScaler does before a step
 
 
 class Gradients:
@@ -59,13 +60,18 @@ class Gradients:
         these the gradients? What a library writes (clipping) is no more than part of the step."""
         if not targets or not isinstance(targets[0], torch.Tensor) or targets[0].requires_grad:
             return  # (its grad_fn may not be asked for: of a view that no_grad made that raises once it is written)
-        clears = func.__name__ in _CLEARS
-        if not clears and not self.r.sites.is_user(frame.f_code):
+        clears, unscales = func.__name__ in _CLEARS, func.__name__ == _UNSCALES
+        if not (clears or unscales) and not self.r.sites.is_user(frame.f_code):
             return
         with torch._C.DisableTorchFunction():
             leaves = [leaf for t in targets if (leaf := self._leaf_of(t)) is not None]
-            if leaves:
-                self._emit("Zero" if clears else "GradWrite", self.r.sites.stack(frame), leaves)
+            stack = self.r.sites.stack(frame) if leaves else None
+            if (
+                leaves and unscales
+            ):  # what the step leaves of them weighs nothing beside the next, scaled ones
+                self._held.append(("GradWrite", stack, leaves, {}))
+            elif leaves:
+                self._emit("Zero" if clears else "GradWrite", stack, leaves)
 
     def _leaf_of(self, gradient: Any) -> Any:
         address = address_of(gradient)

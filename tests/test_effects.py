@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
-from gradfix.read import effects
+from gradfix.read import effects, ops, shapes
+from gradfix.read.values import Storage, Tensor
 
 QUICK = {
     "exp",
@@ -87,3 +89,44 @@ def test_common_ops_save_what_the_table_says(tool):
     compared, differing = disagreements(tool, QUICK)
     assert compared >= len(QUICK) - 3
     assert not differing
+
+
+def shapeful(value):
+    """What the reader takes a sample's value for: tensors by their shapes."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return Tensor(Storage(0), shape=tuple(value.shape), dtype=str(value.dtype).removeprefix("torch."))
+    return type(value)(map(shapeful, value)) if type(value) in (list, tuple) else value
+
+
+def misjudged(op, name, samples):
+    """The first sample of `op` whose result is told another shape than it has."""
+    for sample in samples:
+        args = [shapeful(v) for v in (sample.input, *sample.args)]
+        matched = ops._match(name, args, {k: shapeful(v) for k, v in sample.kwargs.items()})
+        told = matched and shapes.result_of(name, matched[1])
+        if not told and told != ():
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = op.op(sample.input, *sample.args, **sample.kwargs)
+        while isinstance(made, list | tuple) and made:
+            made = made[0]
+        seen = getattr(made, "shape", told)
+        if len(told) != len(seen) or any(t not in (None, s) for t, s in zip(told, seen, strict=True)):
+            return told, tuple(seen)
+    return None
+
+
+def test_what_is_told_of_a_results_shape_is_so(tool):
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    wrong = {}
+    for op in op_db:
+        name = tool.public_name(op)
+        if name and effects.overloads(name):
+            dtype = next((t for t in tool.TYPES if t in op.dtypes), None)
+            found = misjudged(op, name, tool._samples(op, dtype)) if dtype is not None else None
+            wrong |= {name: found} if found else {}
+    assert wrong == {}

@@ -455,3 +455,23 @@ def test_adam_takes_no_whole_number_among_its_betas(
 def test_betas_that_adam_may_take_or_never_took(tmp_path: Path, first: str, betas: str) -> None:
     made = f"torch.optim.Adam(net.parameters(), betas={betas})"
     assert found(tmp_path, BETAS.format(first=first, made=made)) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "read", "line"),
+    [
+        ("torch.rand(6).gt(0.5).nonzero()", "row[0]", 0),  # a row of coordinates
+        ("torch.rand(6).outer(torch.rand(2))", "row[0]", 0),
+        ("torch.rand(6)", "row[0]", 2),
+        ("torch.cat([torch.tensor([]), torch.rand(6, 2)])", "row[0]", 0),
+        ("torch.rand(6, 2).sum(1, True)", "row[0]", 0),
+        ("torch.rand(6, 2).sum(1)", "row[0]", 2),
+    ],
+)
+def test_the_number_of_a_row_is_read_where_a_row_has_dimensions(
+    tmp_path: Path, zygote: Zygote, made: str, read: str, line: int
+) -> None:
+    text = f"row = {made}[0]\nprint(int({read}))\n"
+    assert found(tmp_path, text, zygote if line == 0 else None) == (
+        [("legacy-api", "removed", line, "certain")] if line else []
+    )

@@ -6,7 +6,8 @@
 
 Ops with a formula of their own come from derivatives.yaml and native_functions.yaml, both in the torch wheel, as
 torchgen reads them for autograd's own code. Composite ops have no formula: they are run once on the samples of op_db,
-and what they saved is kept. The format is described in gradfix/read/effects.py.
+and what they saved is kept. What has another shape than its arguments together is seen there, too. The format is
+described in gradfix/read/effects.py.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ FILES = [
     PACKAGED / "ATen/native/tags.yaml",
 ]
 KINDS = {BaseTy.Tensor: "T", BaseTy.Scalar: "S", BaseTy.float: "S", BaseTy.int: "I", BaseTy.SymInt: "I"}
+TYPES = (torch.float32, torch.int64, torch.complex64)
 MOST_SAMPLES = 12
 MANY_FORMS = {
     "flatten",
@@ -71,7 +73,8 @@ def table_text() -> str:
             rows[plain] = [seen.applied(rows[plain][0]), *rows[plain][1:]]
         else:
             rows[name] = [seen.text()]
-    head = json.dumps({"torch": importlib.metadata.version("torch").split("+")[0]})[1:-1]
+    version = importlib.metadata.version("torch").split("+")[0]
+    head = json.dumps({"torch": version, "reshaping": sorted(reshaping())})[1:-1]
     body = ",\n".join(f"{json.dumps(name)}:{json.dumps(rows[name])}" for name in sorted(rows))
     return f'{{{head},"ops":{{\n{body}\n}}}}\n'
 
@@ -191,17 +194,8 @@ def from_runs(rows: dict[str, list[str]]) -> dict[str, Seen]:
 
     found = {}
     for op in op_db:
-        name = op.name.removeprefix("nn.functional.")
-        for space in ("linalg", "special", "fft"):
-            name = name.replace(space + ".", space + "_")
-        if (
-            op.variant_test_name
-            or torch.float32 not in op.dtypes
-            or "backward" in name
-            or not callable(op.op)
-        ):
-            continue
-        if name.startswith(("_", "jiterator")):
+        name = public_name(op)
+        if not name or torch.float32 not in op.dtypes:
             continue
         schema = [
             a.split(":")[0] for a in rows.get(name, [""])[0].split("|")[0].strip("()").split(",") if ":" in a
@@ -212,15 +206,59 @@ def from_runs(rows: dict[str, list[str]]) -> dict[str, Seen]:
     return found
 
 
-def observe(op: Any, names: list[str]) -> Seen | None:
-    """What `op` does with most of its samples, or None where it can't be told."""
+def public_name(op: Any) -> str:
+    """What the table calls an op of op_db, or "" where it is none that programs call."""
+    name = str(op.name.removeprefix("nn.functional."))
+    for space in ("linalg", "special", "fft"):
+        name = name.replace(space + ".", space + "_")
+    if op.variant_test_name or "backward" in name or not callable(op.op):
+        return ""
+    return "" if name.startswith(("_", "jiterator")) else name
+
+
+def reshaping() -> set[str]:
+    """The ops of op_db that give, of tensors alone, another shape than these are broadcast to."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    found = set()
+    for op in op_db:
+        name = public_name(op)
+        for sample in _samples(op, next((t for t in TYPES if t in op.dtypes), torch.bool)) if name else ():
+            values = [sample.input, *sample.args, *sample.kwargs.values()]
+            if any(isinstance(v, int | list | tuple) and not isinstance(v, bool) for v in values):
+                continue  # sizes and dimensions tell what becomes of it
+            tensors = [v for v in values if isinstance(v, torch.Tensor)]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                made = op.op(sample.input, *sample.args, **sample.kwargs)
+            while isinstance(made, list | tuple) and made:
+                made = made[0]
+            if isinstance(made, torch.Tensor) and made.shape != _together(tensors):
+                found.add(name)
+    return found
+
+
+def _together(tensors: list[torch.Tensor]) -> torch.Size | None:
+    try:
+        return torch.broadcast_shapes(*(t.shape for t in tensors))
+    except RuntimeError:
+        return None
+
+
+def _samples(op: Any, dtype: torch.dtype) -> list[Any]:
+    """Most of an op's samples; none where they can't be made."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = op.sample_inputs("cpu", torch.float32, requires_grad=False)
-            samples = list(islice((s for s in made if not _empty(s)), MOST_SAMPLES))
+            made = op.sample_inputs("cpu", dtype, requires_grad=False)
+            return list(islice((s for s in made if not _empty(s)), MOST_SAMPLES))
     except (RuntimeError, NotImplementedError, ValueError, TypeError):
-        return None
+        return []
+
+
+def observe(op: Any, names: list[str]) -> Seen | None:
+    """What `op` does with most of its samples, or None where it can't be told."""
+    samples = _samples(op, torch.float32)
     saves: dict[str, list[set[str]]] = defaultdict(list)
     given: dict[str, int] = defaultdict(int)
     nodes = Counter[str]()

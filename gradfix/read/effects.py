@@ -6,6 +6,8 @@ a ``*`` stands before those that are keywords only. A result is ``t`` a new tens
 ``m`` several views at once, ``l`` a list, ``w`` what was written to, ``n`` no tensor. ``self<other,result``
 in saves: if the argument self requires grad, other and result are kept for the backward; ``#`` is a tensor of the op's
 own. The node ``-`` stands for an op without a gradient.
+
+``reshaping`` names the ops that give, of tensors alone, another shape than these are broadcast to.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 from gradfix.dataclass import dataclass
 
@@ -42,11 +45,21 @@ class Overload:
 
 
 @functools.cache
+def _file() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("effects.json").read_text(encoding="utf-8"))
+    return found
+
+
 def table() -> dict[str, list[str]]:
     """Every op's overloads as the file has them."""
-    text = Path(__file__).with_name("effects.json").read_text(encoding="utf-8")
-    ops: dict[str, list[str]] = json.loads(text)["ops"]
+    ops: dict[str, list[str]] = _file()["ops"]
     return ops
+
+
+@functools.cache
+def reshaping() -> frozenset[str]:
+    """The ops that give, of tensors alone, another shape than these are broadcast to."""
+    return frozenset(_file()["reshaping"])
 
 
 @functools.cache

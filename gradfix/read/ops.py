@@ -123,7 +123,7 @@ def _bind(
         value = args[i]
         if argument.kind == "J" and isinstance(value, int | Unknown) and len(args) > i + 1:
             rest = list(args[i:])
-            if all(isinstance(v, int | Unknown) for v in rest):
+            if all(isinstance(v, int | Unknown) and not isinstance(v, bool) for v in rest):
                 bound[argument.name] = rest
                 i = len(args)
                 break

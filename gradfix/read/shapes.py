@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gradfix.read.effects import reshaping
 from gradfix.read.values import Lib, Number, Shape, Tensor, Unknown, Value
 
 REDUCTIONS = {
@@ -11,15 +12,24 @@ REDUCTIONS = {
     "logsumexp", "median",
     "all", "any", "nansum", "nanmean", "linalg_vector_norm",
 }  # fmt: skip
-TO_SCALAR = {"dot", "trace", "dist"}
+TO_SCALAR = {"dot", "trace", "dist", "vdot"}
+_EACH = {
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "kl_div", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "poisson_nll_loss", "hinge_embedding_loss",
+}  # fmt: skip
 SAME = {
     "copy",
     "clone",
     "detach",
     "contiguous",
     "to",
+    "batch_norm",
+    "native_batch_norm",
+    "instance_norm",
+    "prelu",
+    "put",
+    "diagonal_scatter",
     "index_fill",
-    "masked_fill",
     "scatter",
     "index_copy",
     "index_add",
@@ -153,8 +163,10 @@ def result_of(name: str, bound: dict[str, Value]) -> Shape:
     name = name.rstrip("_")
     if name in TO_SCALAR:
         return ()
-    if name.endswith("loss") or name in ("cross_entropy", "binary_cross_entropy", "kl_div"):
-        return () if bound.get("reduction", "mean") in ("mean", "sum", None, 1, 2) else first
+    if name.endswith("loss") or name in _EACH | {"cross_entropy"}:
+        if bound.get("reduction", "mean") in ("mean", "sum", "batchmean", None, 1, 2):
+            return ()
+        return broadcast([t.shape for t in tensors]) if name in _EACH else None
     if name in REDUCTIONS:
         if isinstance(bound.get("other"), Tensor):
             return broadcast([t.shape for t in tensors])
@@ -172,7 +184,9 @@ def result_of(name: str, bound: dict[str, Value]) -> Shape:
         and tensors[1].shape is not None
     ):
         other = tensors[1].shape
-        return (*first[:-1], other[-1]) if len(first) >= 2 and len(other) >= 2 else None
+        if len(first) < 2 or len(other) < 2:
+            return None
+        return (*(broadcast([first[:-2], other[:-2]]) or ()), first[-2], other[-1])
     if name in SAME or len(tensors) == 1:
         return first if name in SAME or _elementwise(name, bound) else None
     if _elementwise(name, bound):
@@ -185,13 +199,16 @@ def _elementwise(name: str, bound: dict[str, Value]) -> bool:
         any(isinstance(v, int) and not isinstance(v, bool) for v in bound.values()) and name not in _BY_NUMBER
     )
     return (
-        not whole and not any(isinstance(v, list | tuple) for v in bound.values()) and "weight" not in bound
+        name.removeprefix("nn.") not in reshaping()
+        and not whole
+        and not any(isinstance(v, list | tuple) for v in bound.values())
+        and "weight" not in bound
     )
 
 
 def _reduced(shape: Shape, dim: Any, keep: Any) -> Shape:
     if dim is None:
-        return ()
+        return () if keep is False else None
     if shape is None or isinstance(dim, Unknown) or isinstance(keep, Unknown):
         return None
     dims = {
@@ -247,6 +264,8 @@ def _squeezed(bound: dict[str, Value], first: Shape) -> Shape:
     if not isinstance(dim, int) or not first:
         return None
     at = dim % len(first)
+    if first[at] is None:
+        return None  # it goes if it is 1
     return tuple(n for i, n in enumerate(first) if i != at) if first[at] == 1 else first
 
 
@@ -283,15 +302,17 @@ def _selected(bound: dict[str, Value], first: Shape) -> Shape:
 
 
 def _joined(bound: dict[str, Value], first: Shape) -> Shape:
-    dim = bound.get("dim", 0)
-    tensors = _tensors(bound)
-    if not isinstance(dim, int) or not tensors or any(t.shape is None for t in tensors) or not first:
+    dim, given = bound.get("dim", 0), bound.get("tensors")
+    shapes = (
+        [t.shape if isinstance(t, Tensor) else None for t in given] if isinstance(given, list | tuple) else []
+    )
+    shapes = [s for s in shapes if s != (0,)] or shapes  # an empty one goes with any
+    first = next((s for s in shapes if s is not None), None)
+    if not isinstance(dim, int) or not first:
         return None
     at = dim % len(first)
-    total: int | None = 0
-    for t in tensors:
-        n = t.shape[at] if t.shape is not None and len(t.shape) > at else None
-        total = None if n is None or total is None else total + n
+    lengths = [s[at] if s is not None and len(s) > at else None for s in shapes]
+    total = None if None in lengths else sum(n for n in lengths if n is not None)
     return tuple(total if i == at else n for i, n in enumerate(first))
 
 
@@ -315,6 +336,11 @@ def _like_index(bound: dict[str, Value], first: Shape) -> Shape:
     return index.shape if isinstance(index, Tensor) else None
 
 
+def _other(bound: dict[str, Value]) -> Shape:
+    other = bound.get("other")
+    return other.shape if isinstance(other, Tensor) else None
+
+
 SHAPES: dict[str, Any] = {
     "view": _viewed,
     "reshape": _viewed,
@@ -323,6 +349,11 @@ SHAPES: dict[str, Any] = {
     "squeeze": _squeezed,
     "transpose": _transposed,
     "t": _t,
+    "T": _t,
+    "expand_as": lambda bound, _: _other(bound),
+    "view_as": lambda bound, _: _other(bound),
+    "reshape_as": lambda bound, _: _other(bound),
+    "nonzero": lambda bound, first: None if first is None else (None, len(first)),
     "flatten": _flattened,
     "select": _selected,
     "cat": _joined,

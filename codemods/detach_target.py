@@ -150,6 +150,10 @@ def _made(conflict: Conflict, project: Project) -> Iterator[tuple[View, cst.Base
         assert isinstance(node, cst.BaseExpression)
         top = _chain_top(view, node)
         small = view.small_statement(node)
+        if isinstance(small, cst.Assign) and isinstance(small.targets[0].target, cst.Tuple):
+            yield from _parts(conflict, project, depth, small)
+            if small.value is top:
+                continue  # several values have no detach() together
         if (
             isinstance(small, cst.Assign)
             and isinstance(small.targets[0].target, cst.Name | cst.Attribute)
@@ -159,6 +163,27 @@ def _made(conflict: Conflict, project: Project) -> Iterator[tuple[View, cst.Base
             yield view, small.value
         else:
             yield view, top
+
+
+def _parts(
+    conflict: Conflict, project: Project, depth: int, small: cst.Assign
+) -> Iterator[tuple[View, cst.BaseExpression]]:
+    """Where the target's value is read first on its way to the loss, under a name that `small` unpacks it to."""
+    assert conflict.record is not None
+    target = small.targets[0].target
+    assert isinstance(target, cst.Tuple)
+    names = {dotted(e.value) for e in target.elements} - {None}
+    for number in sorted(_above(conflict, project) - {conflict.record.node}):
+        stack = project.graph.records[number].stack
+        here = stack[depth] if stack[:depth] == conflict.record.stack[:depth] and len(stack) > depth else None
+        found = project.node(here) if here is not None else None
+        reads = descendants(found[1]) if found is not None else ()
+        read = next(
+            (n for n in reads if isinstance(n, cst.Name | cst.Attribute) and dotted(n) in names), None
+        )
+        if found is not None and read is not None:
+            yield found[0], read
+            return
 
 
 def _chain_top(view: View, node: cst.BaseExpression) -> cst.BaseExpression:

@@ -148,16 +148,16 @@ def _reached(graph: Graph, cut: Cut) -> int:
 def rewrapped(graph: Graph) -> Found:
     """A cut value is made a leaf, gets a gradient, and nothing pushes that back into the graph it was cut
     from."""
+    used = {r.storage for s in graph.steps for r in s.refs}  # (or the program gave them a gradient by hand)
     filled = filled_ever(graph)
     walked = frozenset().union(*(graph.walk(b) for b in graph.backwards)) if graph.backwards else frozenset()
     for cut in cuts_of(graph):
-        if cut.node is None or cut.node in walked or cut.how not in REMADE or not cut.stack:
+        if cut.node is None or cut.how not in REMADE or not cut.stack:
             continue
-        behind = graph.reaches(cut.node)
-        dead = [s for s in behind if s in graph.owners and s not in filled]
-        if any(r.storage in dead for s in graph.steps for r in s.refs):
-            continue  # the program gave it a gradient by hand: that of the leaf, say
-        leaves = _leaves_of(graph, cut) if dead else set()
+        behind = {s for s in graph.reaches(cut.node) if s in graph.owners}
+        if cut.node in walked and not behind & filled:
+            continue
+        leaves = _leaves_of(graph, cut) if behind - used else set()
         leaf = next(
             (
                 b
@@ -166,19 +166,25 @@ def rewrapped(graph: Graph) -> Found:
             ),
             None,
         )
-        if leaf is None or not dead or len(dead) < len([s for s in behind if s in graph.owners]):
+        if leaf is None:
             continue
-        steps = [s for s in graph.steps if graph.owners[dead[0]] & {s.optimizer}]
+        dead = behind - used
+        if behind & (used | filled):  # other losses reach it: it was for what is stepped right behind
+            step = next((s for s in graph.steps if s.time > leaf.time), None)
+            dead = {s for s in behind if step is not None and step.optimizer in graph.owners[s]}
+            if step is None or {r.storage for r in graph.optimizers[step.optimizer].refs} & used:
+                continue
+        steps = [s for s in graph.steps if dead and graph.owners[min(dead)] & {s.optimizer}]
         if not steps:
             continue
-        names = names_of(graph, dead)
+        never = "are never stepped with a gradient" if dead & filled else "never get a gradient"
         yield (
             ("rewrapped", cut.stack[-1]),
             cut,
             make(
                 "cut-graph",
                 "rewrapped",
-                f"{names} never get a gradient: {wording.at('cut', cut.stack)} makes a new leaf of "
+                f"{names_of(graph, dead)} {never}: {wording.at('cut', cut.stack)} makes a new leaf of "
                 f"{wording.name(cut.ref, 'the value')}, and its gradient is not passed on",
                 [
                     ("cut", cut.stack, CUT_WORDS[cut.how]),

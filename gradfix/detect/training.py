@@ -181,6 +181,8 @@ def _cleared_early(
         zero = next((z for z in reversed(events) if isinstance(z, Zero)), None)
         if backward is None or zero is None or zero.time < backward.time:
             continue
+        if any(not graph.filled(b) for b in graph.backwards if zero.time < b.time < step.time):
+            return  # the loss of the step comes behind the clearing, and is cut off: that is the fault
         yield (
             ("cleared", number),
             step,

@@ -94,6 +94,7 @@ class Machine:
             Tensor
         ] = []  # an object has them that a method was entered of, and may have others then
         self.lent: list[Any] = []  # functions that it got
+        self.started: set[tuple[Any, ...]] = set()  # what was run in threads and processes of its own
         self.escaped = False  # code that isn't known got a model or an optimizer
         self.numbers: set[int] = set()  # nodes off which a value was cut that is used as a number on purpose
         self.constants = (
@@ -149,6 +150,7 @@ class Machine:
         self.asked.clear()
         self.frames.clear()
         self.initial.clear()
+        self.started.clear()
         for optimizer in self.optimizers:
             optimizer.extra.update(blurs=0, stepped_at=0)
             for group in optimizer.extra.get("parameters", ()):

@@ -23,6 +23,7 @@ from gradfix.read import (
     optimizers,
     python,
     stacks,
+    started,
     stdlib,
     torchlib,
 )
@@ -85,6 +86,7 @@ RENAMED = {
     "torch.autograd.function.Function": "torch.autograd.Function",
     "torch.autograd.function.InplaceFunction": "torch.autograd.Function",
     "accelerate.accelerator.Accelerator": accelerators.KIND,
+    **started.RENAMED,
     # modules, and more that nothing here depends on
     **dict.fromkeys(
         (

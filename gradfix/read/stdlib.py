@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import calls, commands, containers, drawn, files, flags, iteration, stacks
+from gradfix.read import calls, commands, containers, drawn, files, flags, iteration, stacks, started
 from gradfix.read.frames import Machine
 from gradfix.read.values import (
     Array,
@@ -285,6 +285,7 @@ def _defaults(m: Machine, parser: Instance, args: list[Value], kwargs: dict[str,
 METHODS: dict[str, dict[str, Callable[..., Value]]] = {
     files.OPEN: files.METHODS,
     stacks.KIND: stacks.METHODS,
+    **started.METHODS,
     "argparse.ArgumentParser": {
         "add_argument": _argument,
         "add": _argument,
@@ -403,6 +404,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "tqdm.trange": _trange,
     "tqdm": _tqdm,
     stacks.KIND: stacks.made,
+    **started.FUNCTIONS,
     "contextlib.suppress": _suppress,
     "contextlib.nullcontext": _suppress,
 }

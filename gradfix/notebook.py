@@ -15,6 +15,12 @@ from typing import Any
 MARK = "# %% cell "
 _MAGIC = "#~magic~ "  # what stands before a line that is no Python
 _LINE_MAGIC = re.compile(r"^\s*(?:%|!|\?|[\w.]+\?+\s*$|[\w.]+(?:\s*,\s*[\w.]+)*\s*=\s*[%!])", re.M)
+# a cell of one line that is no Python: IPython takes it for the magic of that name ("automagic")
+_AUTOMAGIC = re.compile(
+    r"\s*(?:pip|conda|mamba|micromamba|uv|cd|ls|ll|pwd|mkdir|rmdir|rm|cp|mv|cat|less|more|man|env|matplotlib|"
+    r"load_ext|reload_ext|autoreload|run|config|who|whos)(?:[ \t]+[^\s=.(].*)?\s*"
+)
+_PATH = re.compile(r"\s*(?:cd|ls|ll|mkdir|rmdir|rm|cp|mv|cat)[ \t]+[-/~][\w.]")  # no name that is divided
 _BINDS = r"^([ \t]*[\w.]+(?:[ \t]*,[ \t]*[\w.]+)*[ \t]*=[ \t]*)"
 _OPTION = r"(?:-[nrp] ?\d+|-[tcqov]+)"
 # what a magic with code behind it looks like, and what stands for it: a test that nobody writes, and that holds; where
@@ -118,6 +124,12 @@ def _python(source: str) -> str:
     """A cell's source with everything that is no Python as comments."""
     if re.match(r"\s*%%(?!time|capture)", source):
         return re.sub(r"^", _MAGIC, source, flags=re.M)
+    if (
+        _AUTOMAGIC.fullmatch(source)
+        and "\n" not in source.strip("\n")
+        and (_PATH.match(source) or not _parses(source))
+    ):
+        return _MAGIC + source
     if not _LINE_MAGIC.search(source):
         return source
     out: list[str] = []
@@ -136,14 +148,20 @@ def _timed(line: str) -> str:
         code = re.sub(pattern, new, line)
         if code == line:
             continue
-        try:
-            tree = ast.parse(code.strip())
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = _parses(code)
+        if tree is None:
             return ""
         binds = any(isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store) for x in ast.walk(tree))
         several = pattern.startswith(_BINDS) and len(tree.body) > 1  # of which it is the value of none
         return "" if several or (binds and "%timeit" in pattern) else code
     return ""
+
+
+def _parses(code: str) -> ast.Module | None:
+    try:
+        return ast.parse(code.strip())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _open(lines: list[str]) -> bool:

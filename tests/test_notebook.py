@@ -224,3 +224,22 @@ def test_a_fault_in_the_line_of_a_magic_is_told_as_it_is_written(tmp_path):
     )
     assert " %time z.backward()" in fixed.stdout, fixed.stdout
     assert "~" not in fixed.stdout
+
+
+@pytest.mark.parametrize(
+    ("cell", "magic"),
+    [
+        ("pip install opendatasets", True),
+        ("cd /content/data\n", True),
+        ("matplotlib inline", True),
+        ("pip", False),  # a name, as far as the text tells
+        ("pip = 3", False),
+        ("run(3)", False),
+        ("pip install x\nimport torch", False),  # more than one line: no Python for IPython either
+    ],
+)
+def test_a_cell_of_one_line_that_is_a_magic_without_its_sign(cell, magic):
+    text = json.dumps({"cells": [{"cell_type": "code", "source": cell}], "metadata": {}})
+    script = notebook.join(text)
+    assert script.split("\n")[1].startswith("#") == magic
+    assert notebook.edit(text, script) == text

@@ -78,3 +78,65 @@ def test_the_target_of_an_advantage_is_attached(program, both):
 @pytest.mark.parametrize("program", SOUND.values(), ids=SOUND)
 def test_without_an_advantage_nothing_is_told(program, both):
     assert both(*program) == [[], []]
+
+
+RECURRENT = """\
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+torch.manual_seed(5)
+cell, actor, critic = nn.LSTMCell(3, 4), nn.Linear(4, 2), nn.Linear(4, 1)
+trained = [*cell.parameters(), *actor.parameters(), *critic.parameters()]
+optimizer, hidden = torch.optim.Adam(trained, 1e-2), (torch.zeros(1, 4), torch.zeros(1, 4))
+for _ in range(4):
+    hidden, steps = tuple(h.detach() for h in hidden), []
+    for _ in range(3):
+        hidden = cell(torch.randn(1, 3), hidden)
+        chosen = F.log_softmax(actor(hidden[0]), 1)[0, 0]
+        steps.append((critic(hidden[0]), chosen, {reward}))
+    R = following = {last}
+    loss, gae = 0, torch.zeros(1, 1)
+    for value, chosen, reward in steps[::-1]:
+        gae = reward + 0.9 * gae + 0.9 * following{cut} - value{cut}
+        R, following = 0.9 * R + reward, value
+        loss = loss + {losses}
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+LAST = "critic(cell(torch.randn(1, 3), hidden)[0])"
+BOTH = "(R - value).pow(2).sum() - (chosen * gae).sum()"
+
+
+@pytest.fixture
+def recurrent(run, tmp_path):
+    """The same of a recurrent agent."""
+
+    def of(last=LAST, cut=".detach()", losses=BOTH, reward="float(torch.rand(()))"):
+        text = RECURRENT.format(last=last, cut=cut, losses=losses, reward=reward)
+        path = tmp_path / "train.py"
+        path.write_text(text)
+        (reading, *_) = read(path, text)
+        tapes = run(text, record=True).tape, reading.tape
+        return [[(c.kind, c.pattern) for c in detect(t) if c.severity != "note"] for t in tapes]
+
+    return of
+
+
+@pytest.mark.parametrize("given", [{}, {"cut": ".data"}, {"reward": "torch.rand(())"}], ids=str)
+def test_a_return_that_shares_the_state_of_what_it_is_regressed_on(recurrent, given):
+    assert recurrent(**given) == [[("attached-target", "return")]] * 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"last": LAST + ".detach()"},
+        {"losses": "(R - value).pow(2).sum() - chosen.sum()"},
+        {"losses": "(R.detach() - value).pow(2).sum() - (chosen * gae).sum()"},
+    ],
+    ids=str,
+)
+def test_what_is_no_return_or_no_value(recurrent, given):
+    assert recurrent(**given) == [[], []]

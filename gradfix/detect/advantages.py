@@ -27,10 +27,20 @@ class Advantages:
         """Whether the difference of the two, in whichever pass, is the weight of a log-probability."""
         return not self._places.isdisjoint(self._differences.get(self._pair(prediction, target), ()))
 
+    def valued(self, prediction: int) -> bool:
+        """Whether the weight of a log-probability is made of its value off its graph, in this pass or another."""
+        record = self.graph.records.get(through(self.graph, prediction, SHAPES))
+        return record is not None and self.graph.stack_number(record.stack) in self._valued
+
     @cached_property
-    def _places(self) -> set[int]:
-        """Where differences are taken that are cut off their graph, and weigh a log-probability then: numbers of
-        stacks."""
+    def _valued(self) -> set[int]:
+        """Where such are made: numbers of stacks."""
+        graph = self.graph
+        return {graph.stack_number(graph.records[n].stack) for n in self._weighing if n in graph.records}
+
+    @cached_property
+    def _weighing(self) -> set[int]:
+        """What is cut off its graph and weighs a log-probability then, or is part of what does."""
         graph, events = self.graph, self.graph.tape.events
         cuts = {e.time: e.node for e in events if isinstance(e, Cut) and e.node is not None}
         found = set[int]()
@@ -38,11 +48,18 @@ class Advantages:
             product = graph.records.get(fed.node)
             if product is None or plain_op(product) not in PRODUCTS:
                 continue
-            if not any(self.weights.made_of(parent) for parent in product.parents):
-                continue
-            for node in (cuts[time] for time in fed.cuts if time in cuts):
-                near = (graph.records[n] for n in self.weights.near(node) if n in graph.records)
-                found |= {graph.stack_number(r.stack) for r in near if plain_op(r) in ADDING}
+            if any(self.weights.made_of(parent) for parent in product.parents):
+                found |= {through(graph, cuts[time], SHAPES) for time in fed.cuts if time in cuts}
+        return found
+
+    @cached_property
+    def _places(self) -> set[int]:
+        """Where differences are taken that are cut off their graph, and weigh a log-probability then: numbers of
+        stacks."""
+        graph, found = self.graph, set[int]()
+        for node in self._weighing:
+            near = (graph.records[n] for n in self.weights.near(node) if n in graph.records)
+            found |= {graph.stack_number(r.stack) for r in near if plain_op(r) in ADDING}
         return found
 
     @cached_property

@@ -19,15 +19,16 @@ ARITHMETIC = ADDING | SCALING
 MOST = 4000  # states that are gone through
 
 
-def is_return(graph: Graph, target: int, prediction: int, mine: int) -> bool:
+def is_return(graph: Graph, target: int, prediction: int, mine: int, valued: bool = False) -> bool:
     """Whether `target` is folded, in two steps or more, of rewards and of values that are made by all of the leaves
-    `mine` (a mask, of those that made the prediction): of several, or of one by a pass of its own that the last step
-    begins with; and the prediction is not folded itself."""
+    `mine` (a mask, of those that made the prediction): of several, or of one that the last step begins with, by a pass
+    of its own or where the prediction is known to be a value of that kind (`valued`); and the prediction is not folded
+    itself."""
     fold = _Fold(graph, mine)
     ends = {node: steps for node, steps in fold.ends(target).items() if not mine & ~graph.reach_mask(node)}
     if not ends or max(ends.values()) < 2 or fold.ends(prediction):
         return False
-    return len(ends) > 1 or graph.below(prediction).isdisjoint(graph.below(next(iter(ends))))
+    return len(ends) > 1 or valued or graph.below(prediction).isdisjoint(graph.below(next(iter(ends))))
 
 
 def through(graph: Graph, node: int, ops: set[str]) -> int:

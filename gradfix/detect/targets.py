@@ -83,24 +83,39 @@ def _attached(graph: Graph) -> Iterator[tuple[str, Record, Record, Backward]]:
         if backward.create or not graph.filled(backward):
             continue
         owned = graph.owned_mask(graph.uses(backward))  # what is cleared before it is used does no harm
-        for node in sorted(graph.walk(backward), reverse=True):
-            record = graph.records.get(node)
-            if record is None or len(record.parents) != (
-                1 if plain_op(record) in ("pow", "square", "abs") else 2
-            ):
-                continue
-            op = plain_op(record)
-            if op in REGRESSIONS:
-                target = _return(graph, record, owned)
+        records = [graph.records[n] for n in sorted(graph.walk(backward), reverse=True) if n in graph.records]
+        regressed = [r for r in records if plain_op(r) in REGRESSIONS and len(r.parents) == _inputs(r)]
+        returns = {r.node: target for r in regressed if (target := _return(graph, r, owned, advantages))}
+        folds = {_place(graph, graph.records[node], target) for node, target in returns.items()}
+        for record in records:
+            if record in regressed:
+                target = returns.get(record.node) or _first_step(graph, record, folds)
                 if target is not None:
                     yield "return", target, record, backward
                 else:
                     for target in _bootstraps(graph, record, owned, advantages):
                         yield "bootstrap", target, record, backward
-            elif op in PRODUCTS:
+            elif plain_op(record) in PRODUCTS and len(record.parents) == 2:
                 weight = weights.weight(record, backward, owned)
                 if weight is not None:
                     yield "advantage", weight, record, backward
+
+
+def _inputs(record: Record) -> int:
+    return 1 if plain_op(record) in ("pow", "square", "abs") else 2
+
+
+def _place(graph: Graph, loss: Record, target: Record) -> tuple[int, int]:
+    return graph.stack_number(loss.stack), graph.stack_number(target.stack)
+
+
+def _first_step(graph: Graph, loss: Record, folds: set[tuple[int, int]]) -> Record | None:
+    """What a return is folded of by one step, where more are regressed on at the same place."""
+    for _, target in _sides(graph, loss) if folds else ():
+        record = graph.records.get(target)
+        if record is not None and _place(graph, loss, record) in folds:
+            return record
+    return None
 
 
 def _sides(graph: Graph, record: Record) -> Iterator[tuple[int, int]]:
@@ -180,7 +195,7 @@ def _values(graph: Graph, node: int, mine: int, owned: int) -> bool:
     return mine in masks and sum(masks) == graph.reach_mask(node) & owned  # no two have a leaf in common
 
 
-def _return(graph: Graph, record: Record, owned: int) -> Record | None:
+def _return(graph: Graph, record: Record, owned: int, advantages: Advantages) -> Record | None:
     """The return ``R = r + gamma * R`` that is regressed on, over values of the model that made the prediction; or
     None."""
     if len(record.parents) == 1:
@@ -189,7 +204,8 @@ def _return(graph: Graph, record: Record, owned: int) -> Record | None:
             return None
     for prediction, target in _sides(graph, record):
         mine = graph.reach_mask(prediction) & owned
-        if mine and target in graph.records and is_return(graph, target, prediction, mine):
+        valued = advantages.valued(prediction)
+        if mine and target in graph.records and is_return(graph, target, prediction, mine, valued):
             return graph.records[target]
     return None
 

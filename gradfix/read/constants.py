@@ -27,6 +27,8 @@ def follow(m: Machine, name: str, args: Sequence[Value], made: Value) -> None:
             result.storage.plain = any(_plain(t) for t in terms)
             result.cut = frozenset[int]().union(*(t.cut for t in terms))
             result.left |= left
+        elif result.requires is None:
+            result.left |= left
         elif result.requires and result.node is not None:
             for term in terms:
                 _used(m, name.strip("_"), term, result.node)

@@ -114,3 +114,21 @@ class Net(nn.Module):
         return y, z
 """
     assert kinds(tmp_path, text) == {"stale-saved-tensor"}
+
+
+@pytest.mark.parametrize(
+    ("handlers", "told"),
+    [
+        ("except KeyboardInterrupt:\n    pass\n", True),
+        ("except (KeyboardInterrupt, OSError):\n    pass\n", True),
+        ("except KeyError:\n    pass\nfinally:\n    print()\n", True),
+        ("except IndexError:\n    pass\n", False),
+        ("except KeyboardInterrupt:\n    pass\nexcept LookupError:\n    pass\n", False),
+        ("except Exception:\n    pass\n", False),
+        ("except:\n    pass\n", False),
+        ("except (KeyboardInterrupt, own.Error):\n    pass\n", False),
+    ],
+)
+def test_an_error_that_a_handler_takes(tmp_path: Path, handlers: str, told: bool) -> None:
+    text = "import own\nloss = torch.ones(3).sum()\ntry:\n    print(loss[0])\n" + handlers
+    assert kinds(tmp_path, text) == ({"legacy-api"} if told else set())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
@@ -366,10 +367,10 @@ def _try(m: Machine, node: ast.Try) -> Left:
         if left is None:
             left = block(m, node.orelse)
     except Raised as raised:
-        if not node.handlers or raised.value is libraries.EXIT:
+        handler = next((h for h in node.handlers if _takes(h, raised.value)), None)
+        if handler is None or raised.value is libraries.EXIT:
             block(m, node.finalbody)
             raise
-        handler = node.handlers[0]
         if handler.name:
             m.frame.names[handler.name] = raised.value
         m.doubts += 1
@@ -379,6 +380,16 @@ def _try(m: Machine, node: ast.Try) -> Left:
             m.doubts -= 1
     after = block(m, node.finalbody)
     return after if after is not None else left
+
+
+def _takes(handler: ast.ExceptHandler, value: Value) -> bool:
+    """Whether an ``except`` may take what was raised: one for ``KeyboardInterrupt`` takes no IndexError."""
+    kind = value.kind.removeprefix("builtins.") if isinstance(value, Instance) else ""
+    own = getattr(builtins, kind, None)
+    wanted = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    types = [getattr(builtins, w.id, None) if isinstance(w, ast.Name) else None for w in wanted]
+    known = [t for t in (own, *types) if isinstance(t, type) and issubclass(t, BaseException)]
+    return len(known) <= len(types) or issubclass(known[0], tuple(known[1:]))
 
 
 def _tried_out(node: ast.Try) -> bool:

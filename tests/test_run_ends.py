@@ -191,6 +191,29 @@ def test_gradients_of_an_optimizer_that_never_steps_are_told(run: Callable[..., 
     assert not detect(outcome.tape or Tape(()))
 
 
+ONE = """
+import torch
+w = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([w], lr=0.1)
+for i in range(100):
+    optimizer.zero_grad()
+    w.mul(2).sum().backward()
+    print(end='.')
+    {step}
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "passes"),
+    [("pass", 3), ("norm = w.grad.norm()", 3), ("if i > 90: optimizer.step()", 94)],
+)
+def test_a_program_without_steps_ends_by_its_backwards(
+    run: Callable[..., Outcome], step: str, passes: int
+) -> None:
+    outcome = run(ONE.format(step=step), steps=3)
+    assert outcome.stdout == "." * passes
+
+
 @pytest.mark.parametrize(
     "step",
     [

@@ -7,23 +7,26 @@ may step (`End.unstepped`).
 from __future__ import annotations
 
 from gradfix import wording
+from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.parameters import by_hand
 from gradfix.graph import Graph
-from gradfix.tape import Backward, End, Zero
+from gradfix.tape import Backward, End, GradUse, GradWrite, Zero
 
 
 def never_stepped(graph: Graph) -> Found:
     """Its parameters get gradients, which are cleared, again and again; nothing else trains them."""
     ends = (e for e in graph.tape.events if isinstance(e, End))
     stepped = {r.storage for s in graph.steps for r in s.refs}
-    first = graph.steps[0].time if graph.steps else 0
+    begun = graph.steps or graph.backwards
+    first = begun[0].time if begun else 0
+    used = set() if graph.steps else _used(graph)
     for number in next(ends, End(0, (), "")).unstepped:
         optimizer = graph.optimizers.get(number)
         own = {r.storage for r in optimizer.refs} if optimizer is not None else set()
         if optimizer is None or own & stepped or graph.steps_of(number):
             continue
-        if any(by_hand(w) and w.time > first for s in own for w in graph.writes.get(s, ())):
+        if own & used or any(by_hand(w) and w.time > first for s in own for w in graph.writes.get(s, ())):
             continue
         lost = _lost(graph, own)
         if len(lost) < 2:
@@ -49,6 +52,22 @@ def never_stepped(graph: Graph) -> Found:
                 event=zero,
             ),
         )
+
+
+def step_due(graph: Graph, conflict: Conflict) -> Backward | None:
+    """The backward behind which the optimizer is to step: the last before the gradients are cleared again of those that
+    fill them and that no other optimizer uses."""
+    zero, first = conflict.event, conflict.backward
+    if not isinstance(zero, Zero) or first is None:
+        return None
+    lost = _lost(graph, {r.storage for r in zero.refs})
+    return next((b for b, z in reversed(lost) if z == zero and not graph.uses(b)), first)
+
+
+def _used(graph: Graph) -> set[int]:
+    """The leaves whose gradients the program itself reads or writes to: more may not be meant with them."""
+    read = {e.ref.storage for e in graph.tape.events if isinstance(e, GradUse)}
+    return read.union(r.storage for e in graph.tape.events if isinstance(e, GradWrite) for r in e.refs)
 
 
 def _lost(graph: Graph, own: set[int]) -> list[tuple[Backward, Zero]]:

@@ -15,6 +15,7 @@ from typing import Any
 from gradfix.detect import Conflict
 from gradfix.detect.opposed import meant_for, sides
 from gradfix.detect.targets import target_edges
+from gradfix.detect.unstepped import step_due
 from gradfix.graph import Graph
 from gradfix.prove.compare import Terms
 from gradfix.prove.measured import Measured
@@ -31,6 +32,7 @@ from gradfix.tape import (
     Step,
     Tape,
     Unbounded,
+    Zero,
 )
 from gradfix.tape import Terms as Summed
 from gradfix.verdict import Effect, EffectKind
@@ -158,6 +160,8 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
         else:  # a leaf that is updated by hand
             yield Attempt(terms=Terms(gains=True))
         yield Attempt(before={"through": through_sites(conflicts) or True})
+        if stepping := _stepping(conflicts, tape):
+            yield Attempt(before={"step": stepping})
         clearings = list(_clearings(conflicts, tape, before))
         yield from clearings
         if (
@@ -174,6 +178,15 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
             yield Attempt(before={"create": [[s.file, s.line] for s in calls]})
     elif kind == "restored":
         yield Attempt()  # the run before is the restored one
+
+
+def _stepping(conflicts: Sequence[Conflict], tape: Tape) -> list[list[Any]]:
+    """[number, file, line]: which optimizers are to step where a backward was called."""
+    never = [c for c in conflicts if c.pattern == "never-stepped" and isinstance(c.event, Zero)]
+    found = {c.event.optimizer: step_due(Graph(tape), c) for c in never if isinstance(c.event, Zero)}
+    return [
+        [n, b.stack[-1].file, b.stack[-1].line] for n, b in found.items() if n is not None and b and b.stack
+    ]
 
 
 def _clearings(conflicts: Sequence[Conflict], tape: Tape, before: Measured) -> Iterator[Attempt]:

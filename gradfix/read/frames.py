@@ -82,6 +82,7 @@ class Machine:
         self.guards = 0  # what stands around what runs and may take an exception
         self.gathering = 0  # generators that run whose values are gathered first
         self.partial = 0  # of those around what runs: that go on behind the passes which are read
+        self.long = 0  # of them: that have several passes
         self.grown: dict[int, Value] = {}  # containers that something was put into in such a loop, by id
         self.draws: dict[int, int] = {}  # how often what a call draws at random was drawn, by id of the node
         self.awaited = False  # a test was met that comes out otherwise when something has grown
@@ -138,7 +139,7 @@ class Machine:
     def begin(self, variant: Variant | None = None) -> None:
         """Another entry: a tape of its own, with the optimizers that are there already, and nobody's gradient."""
         self.trace, self.losses = self.trace.following(), []
-        self.blurs, self.loops, self.late, self.partial, self.guards = 0, 0, 0, 0, 0
+        self.blurs, self.loops, self.late, self.partial, self.long, self.guards = 0, 0, 0, 0, 0, 0
         self.awaited, self.ripe, self.way_out, self.turn = False, False, None, 0
         self.limit = min(self.steps + self.budget.entry, self.budget.steps)
         self.doubts, self.grad, self.inference, self.autocast = 0, True, False, False

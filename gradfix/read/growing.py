@@ -15,6 +15,7 @@ from gradfix.read.frames import Machine, Raised
 from gradfix.read.values import Deque, Unknown, Value
 
 PASSES = 2  # that are read of what has grown
+SEVERAL = 4  # passes that show what a program does again and again
 LONGEST = 8  # passes after which something comes again, for which two turns are read
 _RISING = {"gt": 1, "ge": 1, "lt": -1, "le": -1}
 
@@ -69,16 +70,20 @@ def counting(m: Machine, name: str, left: Value, right: Value, value: Value) -> 
 
 
 @contextmanager
-def around(m: Machine, partial: bool) -> Iterator[bool]:
-    """The passes of a loop, `partial` where there are more than are read. Gives whether it is the outermost such."""
+def around(m: Machine, partial: bool, passes: int | None = None) -> Iterator[bool]:
+    """The passes of a loop, so many if that is known, `partial` where there are more than are read. Gives whether it is
+    the outermost such."""
     outermost = partial and not m.partial
+    long = passes is None or passes >= SEVERAL
     m.partial += partial
+    m.long += long
     if outermost:
         m.awaited, m.turn = False, 0
     try:
         yield outermost
     finally:
         m.partial -= partial
+        m.long -= long
 
 
 @contextmanager

@@ -96,7 +96,8 @@ def each(m: Machine, source: Value, one: One, node: ast.AST) -> bool:
         usual = count = m.budget.passes
     turns = length is None and m.loops <= 1 and _counts(m, node) and "backward" in m.frame.unit.text
     items = listed(m, source, WIDE if whole else PATIENT if turns else count)
-    with growing.around(m, items is None or length is None or len(items) < length) as outermost:
+    partial = items is None or length is None or len(items) < length
+    with growing.around(m, partial, length) as outermost:
         spent = m.steps
         if items is None:
             some = [m.unknown(_origin(source)) for _ in range(PATIENT if turns else count)]

@@ -33,8 +33,8 @@ _BASES = {
 
 
 def cleared(m: Machine, optimizer: Instance) -> None:
-    """Its zero_grad() is called: who holds it is known now, where it stands in a loop that goes on."""
-    if m.partial and "stepped" not in optimizer.extra:
+    """Its zero_grad() is called: who holds it is known now, where it stands in a loop that goes round often enough."""
+    if m.long and "stepped" not in optimizer.extra:
         names.look(m)
         m.trace.optimizer_names[optimizer.extra["number"]] = names.owner(m, optimizer)
         held: set[str] = optimizer.extra.setdefault("held", set())
@@ -56,13 +56,12 @@ def _holding(scope: dict[str, Value], optimizer: Instance, depth: int) -> Iterat
 
 
 def numbers(m: Machine) -> tuple[int, ...]:
-    """Of those that never step, if others do and the whole program was seen."""
+    """Of those that never step, if the whole program was seen; where none does, and nobody else has one of them."""
     found = [o for o in m.optimizers if "held" in o.extra and not o.extra.get("escaped")]
-    others = (
-        {e.optimizer for e in m.trace.events if isinstance(e, Step)} if found and not m.escaped else set()
-    )
-    found = [o for o in found if o.extra["number"] not in others]
-    if not others or not found:
+    stepped = {e.optimizer for e in m.trace.events if isinstance(e, Step)}
+    found = [o for o in found if o.extra["number"] not in stepped]
+    alone = bool(stepped) or not any(o.extra.get("escaped") for o in m.optimizers)
+    if not found or not alone or m.escaped:
         return ()
     units = list(m.project.units.values())
     if any(isinstance(v, Later) and v.statement is None for u in units for v in u.names.values()):

@@ -35,8 +35,9 @@ class Bound:
     twice (Reptile's steps on one task, MAML's): the optimizer of the second round steps as often, or gives way
     to a third. One whose parameters the script itself writes again and again is a target network's, made by the
     class of what it follows: it never steps, and nobody waits for it. Nor for one that gets gradients in one pass
-    after the other, where no call is left in the text that may step it; `never` is told of it. A run that is compared
-    with another waits for optimizers that are made later in it: until they were made in `making` places.
+    after the other, where no call is left in the text that may step it; `never` is told of it. (Where that holds for
+    all of them, so many backwards are enough.) A run that is compared with another
+    waits for optimizers that are made later in it: until they were made in `making` places.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Bound:
     ) -> None:
         self.steps, self.done, self.calls, self.never, self.making = steps, done, calls, never, making
         self.called = 0
+        self.walks: dict[Line, int] = {}  # line of a backward -> how many went through before any step
         # by optimizer, those that have not stepped since the first of all did
         self.idle: dict[int, _Idle] = {}
         self.pid = os.getpid()
@@ -72,6 +74,31 @@ class Bound:
         module.Optimizer.__init__ = __init__  # type: ignore[method-assign]
         # Global post hooks run in the order of their registration: instruments see the last step first.
         module.register_optimizer_step_post_hook(self._stepped)
+        autograd: Any = torch.autograd
+        walk = autograd._engine_run_backward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = walk(*args, **kwargs)
+            if not bound.called and kwargs.get("accumulate_grad"):
+                bound._walked(_user_frame())
+            return result
+
+        autograd._engine_run_backward = run
+
+    def _walked(self, frame: Any) -> None:
+        """Look whether any step may come, after more and more backwards of one line."""
+        waiting = [o for ref in self.living.values() if (o := ref()) is not None]
+        if not waiting or not unstepped.calls(frame, "backward") or os.getpid() != self.pid:
+            return
+        line = frame.f_code.co_filename, frame.f_lineno
+        count = self.walks[line] = self.walks.get(line, 0) + 1
+        first = max(self.steps, _REFILLED)
+        due = (first * _LATER**n for n in range(count))
+        if count != next(n for n in due if n >= count) or any(unstepped.may_step(o, frame) for o in waiting):
+            return
+        for optimizer in waiting:
+            self.never(optimizer)
+        self.done()
 
     def born(self, optimizer: Any, frame: Any) -> None:
         key = id(optimizer)
@@ -142,7 +169,8 @@ class Bound:
         if idle is None or optimizer is None or idle.refilled < idle.patience:
             return idle is not None and idle.forgotten
         idle.patience *= _LATER
-        idle.forgotten = not unstepped.may_step(optimizer, _user_frame())
+        frame = _user_frame()
+        idle.forgotten = unstepped.calls(frame, "step") and not unstepped.may_step(optimizer, frame)
         if idle.forgotten:
             self.never(optimizer)
         return idle.forgotten

@@ -63,6 +63,22 @@ class Steps:
             if when in self.imposer.request:
                 self._gather({(os.path.realpath(f), line) for f, line in self.imposer.request[when]}, clears)
 
+        if "step" in self.imposer.request:
+            self._step_behind({(os.path.realpath(f), n): k for k, f, n in self.imposer.request["step"]})
+
+    def _step_behind(self, numbers: dict[tuple[str, int], int]) -> None:
+        """The optimizer of this number steps where a backward was called from there."""
+        differentiate, living = torch.autograd.backward, self.imposer.optimizers.live
+
+        def backward(*args: Any, **kwargs: Any) -> None:
+            differentiate(*args, **kwargs)
+            number = numbers.get(_user_line())
+            optimizer = living[number]() if number is not None and number < len(living) else None
+            if optimizer is not None:
+                optimizer.step()
+
+        torch.autograd.backward = backward
+
     def _behind(self, held: Iterable[Any]) -> None:
         """Gradients are cleared behind the next step that uses them."""
         self.late.update((id(p), p) for p in held)

@@ -17,12 +17,15 @@ from .sites import parsed
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
+def calls(frame: Any, name: str) -> bool:
+    """Whether the line that `frame` is at calls something by this name: ``step`` or ``backward``. Otherwise that is
+    done behind the scenes."""
+    return frame is not None and _text(frame.f_code.co_filename).calls_at(frame.f_lineno, name)
+
+
 def may_step(optimizer: Any, frame: Any) -> bool:
-    """Whether some file of the user's that is loaded may come to step it. In `frame` another optimizer has just been
-    stepped: where that is no call of ``step``, steps are made behind the scenes. It and those that it was called from
-    may know the optimizer as a variable."""
-    if frame is None or not _text(frame.f_code.co_filename).steps_at(frame.f_lineno):
-        return True
+    """Whether some file of the user's that is loaded may come to step it. `frame` and those that it was called from may
+    know it as a variable."""
     names = set(_names(optimizer, frame))
     texts = [_text(file) for file in _files()]
     return not names or any(_May(names, texts).steps_in(text) for text in texts)
@@ -55,8 +58,9 @@ class _Text:
             elif isinstance(node, ast.Call) and _last(node.func) == "getattr":
                 self.open = self.open or any(_says_step(a) for a in node.args[1:2])
 
-    def steps_at(self, line: int) -> bool:
-        return any(call.lineno <= line <= (call.end_lineno or line) for call in self.steps)
+    def calls_at(self, line: int, name: str) -> bool:
+        own = (call for call in self.calls if _last(call.func) == name)
+        return any(call.lineno <= line <= (call.end_lineno or line) for call in own)
 
 
 class _May:

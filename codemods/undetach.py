@@ -8,12 +8,13 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Edit, Project, Replace, View, parenthesized, targets
+from gradfix.edit import Edit, Project, Replace, View, targets
 from gradfix.rewrite.blocks import of_torch
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.calls import with_arguments
 from gradfix.rewrite.carried import outlives
 from gradfix.rewrite.liveness import dotted, statement_before
+from gradfix.rewrite.peeling import MAKERS, innermost, layer_in, outermost, put
 from gradfix.rewrite.recording import Part, cut_for_others, drawn_anew, recorded
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import block_of, body_of, reads_of, take_away, unit_in, units, walk
@@ -25,26 +26,10 @@ GAINS = Effect(
 TERM = Effect(
     "adds-gradient", "this term of the loss trains what it is computed from; the others do as before"
 )
-METHODS = frozenset(("detach", "detach_", "item", "numpy", "tolist", "requires_grad_"))
-MAKERS = frozenset(
-    (
-        "tensor",
-        "as_tensor",
-        "Tensor",
-        "FloatTensor",
-        "DoubleTensor",
-        "from_numpy",
-        "Variable",
-        "Parameter",
-        "float",
-    )
-)
 PATTERNS = frozenset(
     ("no-graph", "dead-parameter", "rewrapped", "partly", "bypassed", "constant-term", "idle-term")
 )
 PLACES = 4  # cuts of one pass that are tried
-
-COMPREHENSIONS = cst.ListComp | cst.SetComp | cst.GeneratorExp | cst.DictComp
 
 
 class Undetach(Codemod):
@@ -169,14 +154,14 @@ def _taken_whole(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     parts: list[Part] = []
     for label in conflict.labels:
         found = project.node(label.stack[-1]) if label.role == "cut" else None
-        layer = _layer_in(*found) if found is not None else None
+        layer = layer_in(*found) if found is not None else None
         if found is None or layer is None:
             continue
         view = found[0]
-        top = _top(view, layer)
+        top = outermost(view, layer)
         if any(isinstance(n, cst.IfExp | cst.If) for n in view.ancestors(top)):
             return  # whether it is to be trained is decided there
-        parts.append((view, [_put(view, top, _core(top))]))
+        parts.append((view, [put(view, top, innermost(top))]))
     if parts:
         what = "parameter" if len(parts) == 1 else "parameters"
         yield Proposal(f"take the {what} with the graph, not the value alone", GAINS, gather(*parts))
@@ -239,11 +224,11 @@ def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
         items = " ".join(view.code(made.args[0].value).split())
         said = f"stack `{items}`, graphs and all" if len(items) < 40 else "stack the values, graphs and all"
         return said, [(view, _stacked(view, made))]
-    layer = _layer_in(view, node)
+    layer = layer_in(view, node)
     if layer is None:
         return None
-    top = _top(view, layer)
-    core = _core(top)
+    top = outermost(view, layer)
+    core = innermost(top)
     if core is top or outlives(project, view, top):
         return None
     code = " ".join(view.code(core).split())
@@ -255,7 +240,7 @@ def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
         name = dotted(small.targets[0].target)
         if name and name == dotted(core):
             return said, [(view, _gone(view, small))]
-    edits = [_put(view, top, core)]
+    edits = [put(view, top, core)]
     holder = _holder(view, top)
     if isinstance(holder, cst.BaseExpression):
         edits += _stacked(view, holder)
@@ -299,68 +284,6 @@ def _gone(view: View, small: cst.BaseSmallStatement) -> list[Edit]:
     )
 
 
-def _layer_in(view: View, node: cst.CSTNode) -> cst.BaseExpression | None:
-    """The expression that leaves the graph, at or in `node`."""
-    node = node.value if isinstance(node, cst.Expr) else node
-    if isinstance(node, cst.BaseExpression) and _peel(node) is not None:
-        return node
-    inside = [n for n in descendants(node) if isinstance(n, cst.BaseExpression) and _peel(n) is not None]
-    tops = {id(_top(view, n)): n for n in inside}
-    return next(iter(tops.values())) if len(tops) == 1 else None
-
-
-def _peel(node: cst.BaseExpression) -> cst.BaseExpression | None:
-    """What one layer takes out of its graph: ``x`` of ``x.detach()``, ``x.data``, ``torch.tensor(x)``."""
-    if isinstance(node, cst.Attribute) and node.attr.value == "data":
-        return node.value
-    if not isinstance(node, cst.Call):
-        return None
-    if isinstance(node.func, cst.Attribute) and node.func.attr.value in METHODS:
-        return node.func.value
-    if isinstance(node.func, cst.Attribute) and node.func.attr.value == "cpu":
-        return node.func.value if _peel(node.func.value) is not None else None
-    if function_of(node) in MAKERS and node.args and not node.args[0].keyword and not node.args[0].star:
-        first = node.args[0].value
-        return None if isinstance(first, cst.BaseNumber | cst.List | cst.ListComp) else first
-    return None
-
-
-def _top(view: View, node: cst.BaseExpression) -> cst.BaseExpression:
-    """The last layer around `node`."""
-    while True:
-        above: cst.CSTNode | None = view.parents.get(node)
-        if isinstance(above, cst.Attribute | cst.Arg):
-            outer = view.parents.get(above)
-            if isinstance(above, cst.Attribute) and above.attr.value == "data":
-                outer = above
-        else:
-            return node
-        if not isinstance(outer, cst.BaseExpression) or _peel(outer) is None:
-            return node
-        inner = _peel(outer)
-        if inner is not node:
-            return node
-        node = outer
-
-
-def _core(node: cst.BaseExpression) -> cst.BaseExpression:
-    """What all layers are around; a clone right below them was made for their sake."""
-    whole = node
-    while (inner := _peel(node)) is not None:
-        node = inner
-    if node is not whole and isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
-        return node.func.value if node.func.attr.value == "clone" and not node.args else node
-    return node
-
-
-def _put(view: View, old: cst.BaseExpression, new: cst.BaseExpression) -> Edit:
-    above = view.parents.get(old)
-    plain = isinstance(
-        above, cst.Assign | cst.Arg | cst.Return | cst.Element | cst.AugAssign | cst.Expr | COMPREHENSIONS
-    )
-    return Replace(old, lambda _: new if plain else parenthesized(new))
-
-
 def _holder(view: View, top: cst.BaseExpression) -> str | cst.BaseExpression:
     """Where the number goes: the name of a list it is appended to or of a variable, or the
     ``torch.tensor([…])`` around it; "" for neither."""
@@ -391,11 +314,11 @@ def _in_the_sum(conflict: Conflict, project: Project) -> Proposal | None:
     summed = project.node(used.stack[-1]) if used is not None else None
     if made is None or summed is None or made[0] is not summed[0]:
         return None
-    view, layer = made[0], _layer_in(*made)
+    view, layer = made[0], layer_in(*made)
     if layer is None:
         return None
-    top = _top(view, layer)
-    name, source = _holder(view, top), dotted(_core(top))
+    top = outermost(view, layer)
+    name, source = _holder(view, top), dotted(innermost(top))
     small, target = view.small_statement(top), view.small_statement(summed[1])
     body = body_of(view, top)
     if not isinstance(name, str) or not name or not source or name == source or _filled(view, name):
@@ -427,11 +350,11 @@ def _from_tensors(view: View, call: cst.Call, name: str, cut: Cut) -> list[Edit]
     """``torch.stack(losses)`` for a list, the value itself for a single one."""
     if _filled(view, name):
         return _stacked(view, call)
-    top = _top(view, call)
+    top = outermost(view, call)
     small = view.small_statement(top)
     if isinstance(small, cst.Assign) and small.value is top and dotted(small.targets[0].target) == name:
         return _gone(view, small)
-    return [_put(view, top, _core(call))]
+    return [put(view, top, innermost(call))]
 
 
 def _stacked(view: View, call: cst.BaseExpression) -> list[Edit]:
@@ -451,7 +374,7 @@ def _stacked(view: View, call: cst.BaseExpression) -> list[Edit]:
             first = first.with_changes(value=first.value.with_changes(elements=elements))
         return node.with_changes(func=stack.expression, args=[first])
 
-    top = _top(view, call)
+    top = outermost(view, call)
     if top is call:
         return [Replace(call, build), *stack.edits]
     return [Replace(top, lambda _: build(call)), *stack.edits]

@@ -220,12 +220,13 @@ class Frozen(Event):
 @dataclass(frozen=True, slots=True)
 class Added(Event):
     """What has no graph was added to a tensor that has one: `ref` is the term, `node` the sum's node. It is made of
-    gradients that have none (``autograd.grad`` without ``create_graph``), or of what was cut off the node `cut`. For a
-    number, `ref` is the tensor that it was read of."""
+    gradients that have none (``autograd.grad`` without ``create_graph``), or of what was cut off the node `cut`
+    (``~storage`` of a leaf), as a `function` of it where NumPy computed it. For a number, `ref` is its tensor."""
 
     ref: Ref
     node: int
     cut: int | None = None
+    function: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,7 @@ PATTERNS = {
         "plain-gradient": "a term of the loss is made of gradients that autograd.grad gave without a graph",
         "bypassed": "a forward() reads parameters that are stepped with by .data or .detach() alone",
         "constant-term": "a term of the loss was cut off its graph, and trains nothing",
+        "computed-term": "a term of the loss was computed past torch, and trains nothing",
         "withheld": "a custom Function's backward returns None for parameters that nothing else reaches",
         "second-order": "an update that create_graph=True was asked for goes through .data",
     },

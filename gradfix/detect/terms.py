@@ -92,22 +92,27 @@ def plain_terms(graph: Graph) -> Found:
 
 def constant_terms(graph: Graph) -> Found:
     """A term of the loss was cut off its graph in the same pass. (What was kept over a step is an old value.)"""
-    cuts: dict[int | None, Cut] = {c.node: c for c in reversed(graph.tape.events) if isinstance(c, Cut)}
-    kept = {c.stack for e in _added(graph, True) if (c := cuts.get(e.cut)) and _stepped(graph, c, e)}
+    cuts: dict[int | None, list[Cut]] = {}
+    for each in (e for e in graph.tape.events if isinstance(e, Cut)):
+        cuts.setdefault(_source(each), []).append(each)
+    kept = {c.stack for e in _added(graph, True) if (c := _before(cuts, e)) and _stepped(graph, c, e)}
     for event in _added(graph, True):
-        cut, loss = cuts.get(event.cut), _loss(graph, event)
-        if cut is None or cut.node is None or loss is None or not cut.stack or cut.stack in kept:
+        cut, loss = _before(cuts, event), _loss(graph, event)
+        if cut is None or loss is None or not cut.stack or cut.stack in kept:
             continue
-        lost = graph.reach_mask(cut.node) & _trained(graph, loss)
-        if not lost or _meant(graph, cut, loss):
+        lost = graph.reach_mask(_source(cut)) & _trained(graph, loss)
+        if not lost or _meant(graph, cut, loss, event.function):
             continue
         name = wording.name(event.ref, "one term")
+        pattern = "computed-term" if event.function else "constant-term"
+        if event.function:
+            name = f"what is computed of {wording.name(cut.ref, 'a tensor')} past torch"
         yield (
             ("constant-term", graph.stack_number(cut.stack)),
             event,
             make(
                 "cut-graph",
-                "constant-term",
+                pattern,
                 f"{name} is a constant in the loss: {wording.at('cut', cut.stack)} cuts it off its graph, and nothing "
                 "is trained by it",
                 [
@@ -118,11 +123,22 @@ def constant_terms(graph: Graph) -> Found:
                 "cut",
                 severity="warning",
                 ref=cut.ref,
-                record=graph.records.get(cut.node),
+                record=graph.records.get(_source(cut)),
                 backward=loss,
                 event=cut,
             ),
         )
+
+
+def _source(cut: Cut) -> int:
+    """The node that a value was cut off, or that of a leaf."""
+    return cut.node if cut.node is not None else ~cut.ref.storage
+
+
+def _before(cuts: Mapping[int | None, list[Cut]], event: Added) -> Cut | None:
+    """Where the value was cut off that was added: the first time of one pass, for a node; of a leaf, in that pass."""
+    known = [c for c in cuts.get(event.cut, ()) if c.time < event.time]
+    return None if not known else known[0] if known[0].node is not None else known[-1]
 
 
 def idle_terms(graph: Graph) -> Found:
@@ -222,10 +238,14 @@ def _stepped(graph: Graph, cut: Cut, event: Added) -> bool:
     return any(cut.time < step.time < event.time for step in graph.steps)
 
 
-def _meant(graph: Graph, cut: Cut, loss: Backward) -> bool:
+def _meant(graph: Graph, cut: Cut, loss: Backward, function: bool) -> bool:
     """Whether what was cut off is a number on purpose: the value itself is a term as well (`x + y - y.detach()`), or is
-    differentiated elsewhere and only shown in this sum. A network's output that ``torch.tensor(t)`` makes anew, and a
-    loss of that, is meant by nobody."""
-    if cut.node in summed(graph, loss.roots):
+    differentiated elsewhere and only shown in this sum: of a function of it that was computed past torch, where the
+    value is a loss there. A network's output that ``torch.tensor(t)`` makes anew, and a loss of that, is meant by
+    nobody."""
+    source = _source(cut)
+    if source in summed(graph, loss.roots):
         return True
-    return cut.how != "tensor" and any(cut.node in graph.walk(b) for b in graph.backwards)
+    if function:
+        return any(source in summed(graph, b.roots) for b in graph.backwards)
+    return cut.how != "tensor" and any(source in graph.walk(b) for b in graph.backwards)

@@ -159,7 +159,10 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
             yield Attempt(before=still, after=still, terms=Terms(gains=True, still=True), frozen=True)
         else:  # a leaf that is updated by hand
             yield Attempt(terms=Terms(gains=True))
-        yield Attempt(before={"through": through_sites(conflicts) or True})
+        sites = through_sites(conflicts)
+        yield Attempt(before={"through": sites or True})
+        if any(c.pattern == "computed-term" for c in conflicts):
+            yield Attempt(before={"through": sites, "arrays": True})
         if stepping := _stepping(conflicts, tape):
             yield Attempt(before={"step": stepping})
         clearings = list(_clearings(conflicts, tape, before))

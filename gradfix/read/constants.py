@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gradfix.read import ops
 from gradfix.read.frames import Machine
 from gradfix.read.values import Node, Taken, Tensor, Value
+from gradfix.tape import Added
 
 SUMS = {"add", "stack"}
 ADDING = {*SUMS, "sub", "rsub"}  # a term keeps its weight in them
@@ -45,13 +46,21 @@ def _used(m: Machine, name: str, term: Tensor | Taken, node: Node) -> None:
     from gradfix.read import names
 
     if name not in SUMS:
-        m.numbers |= term.cut
+        number(m, term.cut)
     cuts: list[int | None] = [*(term.cut - m.numbers)]
     tensor = term.tensor if isinstance(term, Taken) else term
     for cut in cuts or ([None] if _plain(term) and name in ADDING else []):
         if tensor is not None:
             names.local(m, tensor)
-            m.trace.added(tensor, node, cut)
+            m.trace.added(tensor, node, cut, cut in m.computed)
+
+
+def number(m: Machine, cut: frozenset[int]) -> None:
+    """What was cut off these nodes is used as a number on purpose: so what is computed of it may be, too."""
+    m.numbers |= cut
+    if cut & m.computed:
+        events = m.trace.events
+        events[:] = [e for e in events if not (isinstance(e, Added) and e.function and e.cut in cut)]
 
 
 def constant(m: Machine, made: Tensor, tensor: Tensor) -> Tensor:

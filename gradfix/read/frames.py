@@ -97,6 +97,7 @@ class Machine:
         self.lent: list[Any] = []  # functions that it got
         self.started: set[tuple[Any, ...]] = set()  # what was run in threads and processes of its own
         self.escaped = False  # code that isn't known got a model or an optimizer
+        self.computed: set[int] = set()  # nodes of whose value something was computed past torch
         self.numbers: set[int] = set()  # nodes off which a value was cut that is used as a number on purpose
         self.constants = (
             False  # gradients without a graph, or what was cut off its own, may be part of a loss

@@ -10,6 +10,7 @@ from gradfix.read import (
     accelerators,
     arrays,
     builtin,
+    computed,
     containers,
     distributions,
     forwards,
@@ -157,6 +158,8 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
                 return python.bounded(m, function(*args))
             except python.FAILS:
                 return m.unknown(path)
+    if top in ("numpy", "math") and (made := computed.call(m, path, args, kwargs)) is not None:
+        return made
     if top == "numpy" and (array := arrays.call(m, path, args, kwargs)) is not None:
         return array
     if path in ("sys.exit", "os._exit"):
@@ -166,6 +169,7 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
     if top not in stdlib.HARMLESS:
         m.blurs += 1
         escape(m, [*args, *kwargs.values()])
+        computed.meant(m, [*args, *kwargs.values()])
     return m.unknown("call " + path)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 
-from gradfix.read import backward, constants, effects, ops, shapes, strides, taken
+from gradfix.read import backward, computed, constants, effects, ops, shapes, strides, taken
 from gradfix.read.frames import Machine
 from gradfix.read.values import Lib, Native, Node, Number, Shape, Tensor, Unknown, Value
 
@@ -208,7 +208,9 @@ def _detach_(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Va
 def _numpy(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     _leave(m, tensor, "numpy")
     return (
-        _off(m, tensor, "numpy") if not tensor.requires else m.unknown("numpy of a tensor that requires grad")
+        computed.array(m, _alias(tensor, "numpy"), tensor)
+        if not tensor.requires
+        else m.unknown("numpy of a tensor that requires grad")
     )
 
 
@@ -331,6 +333,7 @@ METHODS: dict[str, Callable[..., Value]] = {
     "detach": _detach,
     "detach_": _detach_,
     "numpy": _numpy,
+    "astype": computed.astype,
     "requires_grad_": _requires_grad_,
     "retain_grad": _retain,
     "size": _sizes,

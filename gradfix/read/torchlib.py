@@ -218,8 +218,8 @@ def _tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     made = tensors.fresh(m, shape, shapes.asked(kwargs, dtype), _wants(kwargs))
     _leave(m, made, data)
     ops.fill(made, data)
-    if isinstance(data, Taken):
-        made.cut = data.cut
+    numbers = [d for d in (data if isinstance(data, list) else [data]) if isinstance(d, Taken)]
+    made.cut = made.cut.union(*(d.cut for d in numbers))
     return made
 
 
@@ -271,7 +271,9 @@ def _as_tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value
         return arrays.shared(m, data)
     if isinstance(data, Tensor):
         return (
-            Tensor(data.storage, False, None, data.shape, data.dtype, alias="numpy") if data.alias else data
+            Tensor(data.storage, False, None, data.shape, data.dtype, alias="numpy", cut=data.cut)
+            if data.alias
+            else data
         )
     return _tensor(m, args, kwargs)
 

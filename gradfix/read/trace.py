@@ -221,8 +221,8 @@ class Trace:
         if refs:
             self.add(Mode(self.tick(), self._stack(), refs, training))
 
-    def added(self, term: Tensor, node: Node, cut: int | None) -> None:
-        self.add(Added(self.tick(), self._stack(), self.ref(term), node.number, cut))
+    def added(self, term: Tensor, node: Node, cut: int | None, function: bool = False) -> None:
+        self.add(Added(self.tick(), self._stack(), self.ref(term), node.number, cut, function))
 
     def itself(self, tensor: Tensor, node: Node) -> None:
         """`node` is the difference of `tensor` and itself."""

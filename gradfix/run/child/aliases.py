@@ -57,6 +57,8 @@ class Aliases:
             tensor = plain(source, *args, **kwargs)
             if not self.r.off():
                 self.take_in(tensor, source, sys._getframe(1))
+                if self.r.computed.living:
+                    self.r.computed.filled(tensor, self.r.sites.stack(sys._getframe(1)))
             return tensor
 
         wrapper.__name__, wrapper.__doc__, wrapper.__wrapped__ = name, plain.__doc__, plain  # type: ignore[attr-defined]

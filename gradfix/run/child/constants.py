@@ -34,6 +34,7 @@ class Constants:
         # made of, and whether it is a view that was made under no_grad, which requires grad as its base does and has no
         # graph (it is not asked for one: that would make it one, once it was written to); empty in most passes
         self.living: dict[int, tuple[weakref.ref[Any], frozenset[int | None], frozenset[int], bool]] = {}
+        self._functions: set[int] = set()  # nodes of whose value something was computed past torch
         self._numbers: set[int | None] = set()  # nodes whose value is used as a number on purpose
 
     def install(self) -> None:
@@ -59,6 +60,7 @@ class Constants:
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
                 time = self.r.cut(how, tensor, frame, result if how == "tensor" else None)
+                self.r.computed.taken(how, tensor, frame)
                 if remade:
                     self.left(result, time)
 
@@ -86,6 +88,11 @@ class Constants:
                 self._keep(result, self.nodes_of(result), cuts | {time}, True)
             else:
                 self.follow(result, self.nodes_of(result), cuts | {time})
+
+    def computed(self, tensor: Any, nodes: frozenset[int | None], functions: set[int]) -> None:
+        """`tensor` has what was computed of the values of these nodes, as `functions` of theirs or as they are."""
+        self._functions |= functions
+        self.follow(tensor, nodes)
 
     def _off(self, tensor: Any) -> bool:
         return not tensor.requires_grad or self.living[id(tensor)][3]
@@ -124,7 +131,7 @@ class Constants:
             if node in self._numbers:
                 continue
             if name in _ADDING or (name in _TAKING_OFF and node is None):
-                self.r.added(term, made, node, frame)
+                self.r.added(term, made, node, frame, node in self._functions)
             elif node is not None:
                 self._numbers.add(node)
 

@@ -20,6 +20,7 @@ The request is a JSON object; every key is optional, and they combine:
 ``write``    an op's in-place writes to some parameters or to tensors of a shape are left out, and counted.
 ``through``  ``.data``, ``.detach()`` and ``torch.tensor(t)`` in user lines (all, or those listed) give the
              tensor itself; in those listed so do ``.item()``, ``.numpy()`` and ``float(t)``.
+``arrays``   NumPy's functions take tensors, and are torch's; ``torch.from_numpy(t)`` gives the tensor.
 ``apart``    ``.data``, ``.detach()`` and ``.numpy()`` in the [file, line]s listed give a copy.
 ``selves``   a tensor that is compared with itself at the [file, line]s listed is compared with what it was before
              something was written into it, which keeps its graph.
@@ -48,6 +49,7 @@ from typing import Any
 import torch
 
 from .elsewhere import each_thread
+from .imposed_arrays import compute_with_torch
 from .imposed_ops import MADE, Keep, Made, Ops
 from .imposed_selves import Selves
 from .imposed_steps import Rounds, Steps
@@ -104,6 +106,8 @@ class Imposer:
             freeze_statistics()
         if "through" in self.request:
             see_through(self.request["through"])
+        if self.request.get("arrays"):
+            compute_with_torch()
         if self.request.get("apart"):
             take_apart(self.request["apart"])
         if self.request.get("selves"):

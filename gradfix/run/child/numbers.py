@@ -51,7 +51,7 @@ class Numbers:
 
     def taken(self, tensors: Any, result: Any, frame: Any) -> None:
         """`result` was read of the first of `tensors`."""
-        value = _number(result)
+        value = number_of(result)
         if not value or not tensors:
             return
         tensor, r = tensors[0], self.r
@@ -64,7 +64,7 @@ class Numbers:
 
     def met(self, adds: bool, operand: Any, made: Any, stack: Key) -> None:
         """A call at `stack` made a tensor with a graph of another and of `operand`, which is no tensor."""
-        number = _number(operand)
+        number = number_of(operand)
         if number and not adds:
             self._numbers.update(place for place, taken in self.living.items() if taken.value == number)
         elif number and (taken := self._behind(number, stack)) is not None:
@@ -73,7 +73,7 @@ class Numbers:
 
     def filled(self, tensor: Any, data: Any, stack: Key) -> None:
         """A call at `stack` made `tensor` of `data` (``torch.tensor(penalty)``)."""
-        number = _number(data)
+        number = number_of(data)
         if number and (taken := self._behind(number, stack)) is not None:
             self.r.constants.follow(tensor, taken.nodes)
 
@@ -111,7 +111,7 @@ class Numbers:
         return pair.agreed > single
 
 
-def _number(value: Any) -> float:
+def number_of(value: Any) -> float:
     """`value` where it is a number that says something, 0.0 else: one element of an array is a number, too."""
     if not isinstance(value, float):
         if type(value).__module__ != "numpy" or getattr(value, "size", 0) != 1:

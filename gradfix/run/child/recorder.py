@@ -25,6 +25,7 @@ from .aliases import Aliases
 from .alike import Alike
 from .calls import Calls
 from .checkpoints import Checkpoints
+from .computed import Computed
 from .constants import Constants
 from .custom import Custom
 from .elsewhere import Processes, Threads
@@ -83,6 +84,7 @@ class Recorder:
         self.aliases = Aliases(self)
         self.constants = Constants(self)
         self.numbers = Numbers(self)
+        self.computed = Computed(self)
         self.watch = Watch(self)  # of the thread that is recorded
         self.threads = Threads(self)
         self.processes = Processes()
@@ -336,22 +338,25 @@ class Recorder:
             node = made.grad_fn._sequence_nr()
             self.tape.event("Fed", self.clock.tick(), stack, node=node, cuts=sorted(cuts))
 
-    def added(self, term: Any, made: Any, cut: int | None, frame: Any) -> None:
-        """`term`, which has no graph, was added to something that has one: `made`. See Constants."""
+    def added(self, term: Any, made: Any, cut: int | None, frame: Any, function: bool = False) -> None:
+        """`term`, which has no graph, was added to something that has one: `made`. See Constants, and Computed for what
+        is a `function` of what was cut off."""
         with torch._C.DisableTorchFunction():
             stack = self.sites.stack(frame)
             if self._new(("added", stack), 4):
                 storage = self.storages.of(term)
                 storage.name = storage.name or self.names.local(frame, term)
-                self._added(self.tape.ref(storage, term), made, cut, stack)
+                self._added(self.tape.ref(storage, term), made, cut, stack, function)
 
-    def added_number(self, ref: Any, made: Any, cut: int | None, stack: Key) -> None:
+    def added_number(self, ref: Any, made: Any, cut: int | None, stack: Key, function: bool = False) -> None:
         """The same of a number that was taken out of the tensor `ref`. See Numbers."""
         if self._new(("added", stack), 4):
-            self._added(ref, made, cut, stack)
+            self._added(ref, made, cut, stack, function)
 
-    def _added(self, ref: Any, made: Any, cut: int | None, stack: Key) -> None:
+    def _added(self, ref: Any, made: Any, cut: int | None, stack: Key, function: bool) -> None:
         fields = {"ref": ref, "node": made.grad_fn._sequence_nr()}
+        if function:
+            fields["function"] = True
         if cut is not None:
             fields["cut"] = cut
         self.tape.event("Added", self.clock.tick(), stack, **fields)

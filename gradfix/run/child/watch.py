@@ -70,6 +70,7 @@ class Watch(TorchFunctionMode):
         self._exposed = recorder.saves.exposed
         self._constants = recorder.constants.living
         self._numbers = recorder.numbers.living
+        self._computed = recorder.computed.living
         self._known: dict[Any, tuple[Any, Any]] = {}
         self._no_grad_left, self._passes_left = _MOST_NO_GRAD, _PASSES
         self._discrete_left = _MOST_DISCRETE
@@ -100,7 +101,7 @@ class Watch(TorchFunctionMode):
                     self._read_stale((args, *(kwargs or {}).values()), stack, _getframe(1))
                 if found[1] and kind == "op":
                     given = args if len(args) > 1 or not kwargs else (*args, *kwargs.values())
-                    self._arithmetic(found[1], given, result, stack, _getframe(1))
+                    self._arithmetic(func, found[1], given, result, stack, _getframe(1))
             elif not _grad_enabled():
                 if self._no_grad_left:
                     self._no_grad(args, result)
@@ -128,7 +129,7 @@ class Watch(TorchFunctionMode):
             return self._cut(func, args, kwargs or {}, found[1])
         return getattr(self, "_" + kind.replace("-", "_"))(func, args)
 
-    def _arithmetic(self, kind: str, args: Any, result: Any, stack: Any, frame: Any) -> None:
+    def _arithmetic(self, func: Any, kind: str, args: Any, result: Any, stack: Any, frame: Any) -> None:
         """A call at `stack` added, compared or scaled (see writes.arithmetic)."""
         r = self.r
         if kind == "compares" and len(args) > 1:
@@ -137,6 +138,8 @@ class Watch(TorchFunctionMode):
             r.kept.added(result, stack, args, frame)
         if self._numbers and len(args) > 1 and not isinstance(args[1], torch.Tensor):
             r.numbers.met(kind == "adds", args[1], result, stack)
+        if kind == "adds" and self._computed and len(args) > 1 and not isinstance(args[1], torch.Tensor):
+            r.computed.met(func.__name__, args[1], result, stack)
 
     def _split(self, func: Any, args: Any, kwargs: Any) -> Any:
         before = _sequence()
@@ -238,7 +241,7 @@ class Watch(TorchFunctionMode):
                 self._read_stale((args[1:], *kwargs.values()), stack, _getframe(2))
             arithmetic = writes.arithmetic(func)
             if arithmetic:
-                self._arithmetic(arithmetic, args, result, stack, _getframe(2))
+                self._arithmetic(func, arithmetic, args, result, stack, _getframe(2))
         for tensor, address, entries, counter, moved in watched:
             if not (entries or refused or r.storages.at(address) is not None or self._how(tensor)):
                 continue  # a fresh leaf being initialised
@@ -398,6 +401,8 @@ class Watch(TorchFunctionMode):
             r.aliases.take_in(result, args[0], _getframe(2))
         if how == "tensor" and self._numbers and args and not tensors:
             r.numbers.filled(result, args[0], r.sites.stack(_getframe(2)))
+        if how == "tensor" and self._computed and args and not tensors:
+            r.computed.filled(result, r.sites.stack(_getframe(2)))
         if how == "numpy" and tensors:
             r.aliases.hand_out(tensors[0], result, _getframe(2))
         if how == "detach" and isinstance(result, torch.Tensor):
@@ -446,6 +451,7 @@ class Watch(TorchFunctionMode):
         if spelled and tensor.requires_grad:
             self.r.constants.cut("data", (tensor,), result)
             self.r.constants.left(result, self.r.cut("data", tensor, frame))
+            self.r.computed.taken("data", tensor, frame)
         return result
 
     def _set_data(self, func: Any, args: Any) -> Any:

@@ -1,0 +1,129 @@
+"""Terms of a loss that were computed past torch: ``lam * np.mean(h.detach().numpy() ** 2)``.
+
+Neither an array nor a number bears a mark, and an array that did would not be the one the script expects. That a value
+was taken off its graph is seen, and so is what is added; that this was made of that is read in the text (see flows).
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from typing import Any
+
+from .flows import FUNCTION, Text
+from .numbers import number_of
+from .sites import Key
+
+_MOST = 64  # places at which values are taken
+_COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
+_HOWS = frozenset(("detach", "data", "item", "numpy"))
+
+
+class _Cut:
+    """What was last taken off its graph at one place: its node (``~storage`` of a leaf), the Cut and the tensor."""
+
+    __slots__ = ("node", "ref", "time")
+
+    def __init__(self, node: int, time: int, ref: Any) -> None:
+        self.node, self.time, self.ref = node, time, ref
+
+
+class Computed:
+    """`living` are by their place the values taken last; empty in a run that takes none. `r` is the recorder."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.r = recorder
+        self.living: dict[Key, _Cut] = {}
+        self._texts: dict[str, Text] = {}
+        self._ways: dict[tuple[Key, Key], int] = {}
+        self._ends: dict[tuple[Key, str], Any] = {}
+        self._met: dict[Key, float] = {}
+
+    def taken(self, how: str, tensor: Any, frame: Any) -> None:
+        """`tensor` is taken off its graph in `frame`."""
+        if how not in _HOWS or sys.version_info < (3, 11):
+            return
+        r, place = self.r, self.r.sites.stack(frame)
+        known = self.living.get(place)
+        if known is not None and known.time > r.kept.stepped:
+            return  # the first of a pass is told whole (see Recorder.cut)
+        if place and (known is not None or len(self.living) < _MOST):
+            storage = r.storages.of(tensor)
+            node = tensor.grad_fn._sequence_nr() if tensor.grad_fn is not None else ~storage.number
+            self.living[place] = _Cut(node, r.clock.tick(), r.tape.ref(storage, tensor))
+
+    def met(self, name: str, operand: Any, made: Any, stack: Key) -> None:
+        """A call of `name` at `stack` made a tensor with a graph of another and of `operand`, which is no tensor."""
+        if not number_of(operand) or not stack or (end := self._end(stack, name)) is None:
+            return
+        before = self._met.setdefault(stack, number_of(operand))
+        if before == number_of(operand):
+            return  # the first pass, or a number that is the same in all
+        for cut, way in self._behind(stack, end):
+            self.r.added_number(cut.ref, made, cut.node, stack, way == FUNCTION)
+
+    def filled(self, tensor: Any, stack: Key) -> None:
+        """A call at `stack` made `tensor` of an array, numbers, or a list of such."""
+        if not stack or (end := self._end(stack, "")) is None:
+            return
+        found = self._behind(stack, end)
+        if found:
+            functions = {cut.node for cut, way in found if way == FUNCTION}
+            self.r.constants.computed(tensor, frozenset(cut.node for cut, _ in found), functions)
+
+    def _end(self, stack: Key, name: str) -> Any:
+        """The operand that is no tensor, in the text of a call at `stack`; None for a number that is written there."""
+        key = stack[:2], name
+        if key not in self._ends:
+            self._ends[key] = _operand(self._node(stack), name)
+        return self._ends[key]
+
+    def _behind(self, stack: Key, end: ast.AST) -> list[tuple[_Cut, int]]:
+        """What was taken, in this pass, of which `end` is made: in the same call of its function, or in one that this
+        has made."""
+        found = []
+        for place, cut in self.living.items():
+            inner = len(place) - len(stack)
+            if cut.time <= self.r.kept.stepped or inner < 0 or place[inner + 2 :] != stack[2:]:
+                continue
+            if place[inner] == stack[0] and (way := self._way(place, stack, end)):
+                found.append((cut, way))
+        return found
+
+    def _way(self, place: Key, stack: Key, end: ast.AST) -> int:
+        key = place, stack
+        if key not in self._ways:
+            inner, ways, start = len(place) - len(stack), [], None
+            others = {node for node in self._ends.values() if node is not None}
+            for at in range(0, inner + 2, 2):
+                start = start or self._node(place[at:])
+                if at < inner and self.r.sites.resolve(place[at : at + 2])[0][5].endswith(_COMPREHENSIONS):
+                    continue  # part of the function around it, in the text
+                text = self._text(place[at:])
+                ways.append(text.way(start, end if at == inner else None, others) if start else 0)
+                start = None
+            self._ways[key] = max(ways) if all(ways) else 0
+        return self._ways[key]
+
+    def _text(self, stack: Key) -> Text:
+        sites = self.r.sites
+        file = sites.resolve(stack[:2])[0][0]
+        if file not in self._texts:
+            self._texts[file] = Text(sites.text(file), sites.lines(file))
+        return self._texts[file]
+
+    def _node(self, stack: Key) -> Any:
+        return self._text(stack).node(self.r.sites.resolve(stack[:2])[0][1:5])
+
+
+def _operand(node: Any, name: str) -> Any:
+    """What a call, or a sum that Python calls `name` for, is given beside a tensor."""
+    if isinstance(node, ast.AugAssign):
+        found: Any = node.value
+    elif isinstance(node, ast.BinOp):
+        found = node.left if name == "__radd__" else node.right
+    elif isinstance(node, ast.Call) and node.args:
+        found = node.args[-1 if name else 0]
+    else:
+        return None
+    return None if isinstance(found, ast.Constant) else found

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from gradfix.read import calls, objects
 from gradfix.read.expressions import settled
-from gradfix.read.frames import Machine
+from gradfix.read.frames import Machine, Raised
+from gradfix.read.libraries import EXIT
+from gradfix.read.trace import Exhausted
 from gradfix.read.values import Later, ModuleValue, Value
 
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _BINDS = (*_DEFINES, ast.Assign, ast.AnnAssign)
+SHARE = 3  # of an entry's budget, for one statement of a module
 _QUIET = (*_BINDS, ast.Import, ast.ImportFrom, ast.If, ast.Try, ast.Pass)
 
 
@@ -53,13 +58,33 @@ def load(m: Machine, unit: objects.Unit) -> objects.Unit:
     frame = calls.Frame(unit, "<module>", m.frame.stack() if m.frame else (), unit.names, None)
     grad, m.grad = m.grad, True
     try:
-        with m.inside(frame):
+        with _bounded(m), m.inside(frame):
             block(m, unit.tree.body if _acts(unit) else later(m, frame, _DEFINES))
     except calls.Deep:
         pass
     finally:
         m.grad = grad
     return unit
+
+
+@contextmanager
+def _bounded(m: Machine, asked: bool = False) -> Iterator[None]:
+    """What a module does when it is loaded (it parses its settings, say) must leave enough for the way that asks for
+    it: past a share of what there is, the rest of that is not known. Nor is it where that raises, and nobody takes it:
+    the program was loaded. Not so in the file that was `asked` for."""
+    limit, guarded = m.limit, m.guards > 0
+    if not asked:
+        m.limit = min(limit, m.steps + m.budget.entry // SHARE)
+    try:
+        yield
+    except Exhausted:
+        if m.steps <= m.limit or m.limit == limit:
+            raise
+    except Raised as raised:
+        if asked or guarded or raised.failure is not None or raised.value is EXIT:
+            raise
+    finally:
+        m.limit = limit
 
 
 def _acts(unit: objects.Unit) -> bool:
@@ -125,7 +150,7 @@ def _waiting(m: Machine, frame: calls.Frame, statement: ast.stmt, name: str) -> 
         before = m.grad, m.inference, m.autocast, m.doubts, m.loops
         m.grad, m.inference, m.autocast, m.doubts, m.loops = True, False, False, 0, 0
         try:
-            with m.inside(frame):
+            with _bounded(m, frame.unit.name == "__main__"), m.inside(frame):
                 block(m, [statement])
         except calls.Deep:
             pass

@@ -1,4 +1,4 @@
-"""Differentiate each of two losses that were added up into the parameters it is there for."""
+"""Differentiate each of the losses that were added up into the parameters it is there for."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import libcst as cst
 
 from gradfix.codemod import Codemod, Example, Proposal
+from gradfix.dataclass import dataclass
 from gradfix.detect import Conflict
-from gradfix.detect.opposed import Side, sides
+from gradfix.detect.opposed import ends, sides, summed
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
+from gradfix.graph import Graph
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.calls import backward_call, loss_of, parameters_of, says, with_arguments
 from gradfix.rewrite.statements import (
@@ -28,11 +30,11 @@ from gradfix.rewrite.statements import (
 from gradfix.tape import Terms, Unbounded
 from gradfix.verdict import Effect
 
-OWN = Effect("cut-own-loss", "each of the two losses feeds only the parameters that it is there for")
+OWN = Effect("cut-own-loss", "each loss feeds only the parameters that it is there for")
 
 
 class SplitBackward(Codemod):
-    """Run a backward for each of two losses that pull a value opposite ways, with `inputs=` for what it trains.
+    """Run a backward for each of the losses that pull a value opposite ways, with `inputs=` for what it trains.
 
     Why: `(errD + errG).backward()` gives the discriminator the gradient of the generator's loss as well, and the
     generator that of the discriminator's: what each of them gets of the other's undoes its own. Two backwards over
@@ -89,8 +91,8 @@ for real in torch.randn(4, 8, 3):
         backward, event = conflict.backward, conflict.event
         if conflict.pattern != "opposed" or backward is None or not isinstance(event, Terms | Unbounded):
             return
-        pair, place = sides(project.graph, backward, event), backward_call(project, backward)
-        if pair is None or place is None or says(place[1], "inputs"):
+        its, place = dict(sides(project.graph, backward, event)), backward_call(project, backward)
+        if not its or place is None or says(place[1], "inputs"):
             return
         view, call = place
         total = _sum(view, call)
@@ -98,12 +100,69 @@ for real in torch.randn(4, 8, 3):
         index = unit_in(view, block, call) if block is not None else None
         if total is None or block is None or index is None:
             return
-        for rank, retain in enumerate((False, True)):
-            edits = _apart(project, view, call, units(block)[index], total, pair, retain)
+        parts = _parts(project.graph, summed(project.graph, backward), total, its)
+        groups: dict[frozenset[int], list[_Part]] = {}
+        for part in parts:
+            groups.setdefault(part.optimizers, []).append(part)
+        for rank, retain in enumerate((False, True) if len(groups) == 2 else ()):
+            edits = _apart(project, view, call, units(block)[index], groups, retain)
             if not edits:
                 return
             said = "differentiate each loss into the parameters it trains"
             yield Proposal(said, OWN, gather((view, [*edits, *_unread(view, call)])), rank)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """A summand as it is written, maybe a sum itself, and what it is there for."""
+
+    expression: cst.BaseExpression
+    minus: bool
+    nodes: tuple[int, ...]
+    optimizers: frozenset[int]
+
+
+def _parts(
+    graph: Graph,
+    node: int,
+    expression: cst.BaseExpression,
+    its: dict[int, frozenset[int]],
+    minus: bool = False,
+) -> list[_Part]:
+    """The summands of what is written and makes `node`, where each is there for the same; nothing where one is not."""
+    below = {node, *ends(graph, node)} & its.keys()
+    record, meant = graph.records.get(node), {its[n] for n in below}
+    if len(meant) == 1:
+        return [_Part(expression, minus, (node,), meant.pop())]
+    added = isinstance(expression, cst.BinaryOperation) and isinstance(
+        expression.operator, (cst.Add, cst.Subtract)
+    )
+    if (
+        not isinstance(expression, cst.BinaryOperation)
+        or not added
+        or record is None
+        or len(record.parents) != 2
+    ):
+        return []
+    turned = isinstance(expression.operator, cst.Subtract) is not minus
+    left = _parts(graph, record.parents[0], expression.left, its, minus)
+    right = _parts(graph, record.parents[1], expression.right, its, turned)
+    return [*left, *right] if left and right else []
+
+
+def _added(parts: list[_Part]) -> cst.BaseExpression:
+    """The sum of these."""
+    total: cst.BaseExpression | None = None
+    for part in parts:
+        each = part.expression.deep_clone()
+        if part.minus:
+            each = parenthesized(each)
+        if total is not None:
+            total = cst.BinaryOperation(total, cst.Subtract() if part.minus else cst.Add(), each)
+        else:
+            total = cst.UnaryOperation(cst.Minus(), each) if part.minus else each
+    assert total is not None
+    return total
 
 
 def _unread(view: View, call: cst.Call) -> list[Edit]:
@@ -116,7 +175,7 @@ def _unread(view: View, call: cst.Call) -> list[Edit]:
 
 
 def _sum(view: View, call: cst.Call) -> cst.BinaryOperation | None:
-    """``errD + errG``, of two that are no sums themselves, at the call or bound to a name right before it."""
+    """``errD + errG``, at the call or bound to a name right before it."""
     loss, block = loss_of(call), block_of(view, call)
     name = dotted(loss)
     if name is not None and block is not None and (at := unit_in(view, block, call)) is not None:
@@ -128,15 +187,8 @@ def _sum(view: View, call: cst.Call) -> cst.BinaryOperation | None:
         if dotted(made.node.targets[0].target) != name or any(touches(u.writes, made.reads) for u in later):
             return None
         loss = made.node.value
-    plain = isinstance(loss, cst.BinaryOperation) and isinstance(loss.operator, cst.Add)
-    if not plain or not isinstance(loss, cst.BinaryOperation):
-        return None
-    # (of more than two, which belong together is nowhere said)
-    several = any(
-        isinstance(n, cst.BinaryOperation) and isinstance(n.operator, (cst.Add, cst.Subtract))
-        for n in (loss.left, loss.right)
-    )
-    return None if several else loss
+    added = isinstance(loss, cst.BinaryOperation) and isinstance(loss.operator, (cst.Add, cst.Subtract))
+    return loss if isinstance(loss, cst.BinaryOperation) and added else None
 
 
 def _apart(
@@ -144,25 +196,21 @@ def _apart(
     view: View,
     call: cst.Call,
     unit: Unit,
-    total: cst.BinaryOperation,
-    pair: tuple[Side, Side],
+    groups: dict[frozenset[int], list[_Part]],
     retain: bool,
 ) -> list[Edit]:
     if not isinstance(unit.node, cst.Expr) or unit.node.value is not call:
         return []
     puts: list[dict[str, cst.BaseExpression]] = []
-    for node, optimizers in pair:
-        if project.graph.reached_optimizers(node) <= optimizers:
+    for optimizers, parts in groups.items():
+        if all(project.graph.reached_optimizers(n) <= optimizers for part in parts for n in part.nodes):
             puts.append({})
             continue
         lists = [parameters_of(project, k, view, call) for k in sorted(optimizers)]
         if len(lists) != 1 or lists[0] is None:
             return []
         puts.append({"inputs": lists[0]})
-    calls = [
-        call.deep_replace(loss_of(call), parenthesized(side.deep_clone()))
-        for side in (total.left, total.right)
-    ]
+    calls = [call.deep_replace(loss_of(call), parenthesized(_added(parts))) for parts in groups.values()]
     first, second = (cst.ensure_type(c, cst.Call) for c in calls)
     keep: dict[str, cst.BaseExpression] = {"retain_graph": cst.Name("True")} if retain else {}
     one, other = with_arguments(first, {**keep, **puts[0]}), with_arguments(second, puts[1])

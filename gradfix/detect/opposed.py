@@ -116,15 +116,21 @@ _LINEAR = {
 }
 
 
-def sides(graph: Graph, backward: Backward, event: Terms | Unbounded) -> tuple[Side, Side] | None:
-    """The two summands of a loss, left and right, each with the optimizers that it is there for: that one is a
-    discriminator's which has terms of its network alone (its score of real data), that one a generator's which has
-    terms of that network alone; the other is the other's. None where both are, or neither."""
+def sides(graph: Graph, backward: Backward, event: Terms | Unbounded) -> tuple[Side, ...]:
+    """The summands of a loss, in order, each with the optimizers that it is there for; nothing where that is not seen.
+
+    Of two terms that pull opposite ways, the two that are added up: that is a discriminator's which has terms of its
+    network alone (its score of real data), that one a generator's which has terms of that network alone; the other is
+    the other's. Of one that has no best value in the other network: every number that makes up the loss; this one is
+    there for what it differentiates through that network, all others for the networks that alone compute them.
+    """
     first = graph.reached_optimizers(event.node)
     later = graph.serves(backward) - first
     total = _total(graph, backward)
     if total is None or not first or not later:
-        return None
+        return ()
+    if isinstance(event, Unbounded):
+        return _each_alone(graph, total, event, first, later)
     left, right = total.parents
     ours = [
         [any(True for _ in _terms_alone(graph, side, k)) for k in (first, later)] for side in (left, right)
@@ -136,14 +142,37 @@ def sides(graph: Graph, backward: Backward, event: Terms | Unbounded) -> tuple[S
             mine = later if ours[one][1] else first
             pair = (mine, (first | later) - mine)
             return (left, pair[one]), (right, pair[other])
-    return None
+    return ()
+
+
+def _each_alone(
+    graph: Graph, total: Record, event: Unbounded, first: frozenset[int], later: frozenset[int]
+) -> tuple[Side, ...]:
+    found: list[Side] = []
+    for node in ends(graph, total.node):
+        reached = graph.reached_optimizers(node)
+        its = next((some for some in (first, later) if reached <= some), None)
+        if its is None and graph.stack_number(graph.records[event.node].stack) in {
+            graph.stack_number(graph.records[n].stack) for n in graph.below(node) if n in graph.records
+        }:
+            its = first
+        if its is None:
+            return ()
+        found.append((node, its))
+    return tuple(sorted(found)) if len({its for _, its in found}) > 1 else ()
+
+
+def summed(graph: Graph, backward: Backward) -> int:
+    """The node of the sum that the backward differentiates; -1 for none."""
+    total = _total(graph, backward)
+    return total.node if total is not None else -1
 
 
 def _total(graph: Graph, backward: Backward) -> Record | None:
-    """The sum of two that the backward differentiates, scaled maybe."""
+    """The sum (or difference) of two that the backward differentiates, scaled maybe."""
     node = backward.roots[0] if len(backward.roots) == 1 else -1
     while (record := graph.records.get(node)) is not None:
-        if plain_op(record) == "add" and len(record.parents) == 2 and min(record.parents) >= 0:
+        if plain_op(record) in ("add", "sub") and len(record.parents) == 2 and min(record.parents) >= 0:
             return record
         if plain_op(record) not in _SCALES or len(record.parents) != 1:
             return None
@@ -153,13 +182,13 @@ def _total(graph: Graph, backward: Backward) -> Record | None:
 
 def _terms_alone(graph: Graph, node: int, optimizers: frozenset[int]) -> Iterator[int]:
     """Those of the numbers that make up a summand which the networks of `optimizers` alone compute."""
-    for n in _ends(graph, node):
+    for n in ends(graph, node):
         reached = graph.reached_optimizers(n)
         if reached and reached <= optimizers:
             yield n
 
 
-def _ends(graph: Graph, node: int) -> Iterator[int]:
+def ends(graph: Graph, node: int) -> Iterator[int]:
     """The numbers that `node` adds up."""
     pending = [node]
     while pending:

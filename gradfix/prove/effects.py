@@ -346,7 +346,7 @@ def own_loss_by_time(before: Measured) -> list[list[int] | None]:
 
 
 def own_summands(conflicts: Sequence[Conflict], tape: Tape) -> dict[str, list[list[Any]]]:
-    """The backwards of a sum of two losses that are there for different optimizers, by their number: each summand as
+    """The backwards of a sum of losses that are there for different optimizers, by their number: each summand as
     [node, optimizers]."""
     graph = Graph(tape)
     found: dict[str, list[list[Any]]] = {}
@@ -355,9 +355,9 @@ def own_summands(conflicts: Sequence[Conflict], tape: Tape) -> dict[str, list[li
         if conflict.pattern != "opposed" or not isinstance(event, Summed | Unbounded) or backward is None:
             continue
         for number, b in enumerate(graph.backwards):
-            pair = sides(graph, b, event) if b.stack == backward.stack else None
-            if pair is not None:
-                found[str(number)] = [[node, sorted(optimizers)] for node, optimizers in pair]
+            its = sides(graph, b, event) if b.stack == backward.stack else ()
+            if its:
+                found[str(number)] = [[node, sorted(optimizers)] for node, optimizers in its]
     return found
 
 

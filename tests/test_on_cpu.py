@@ -170,3 +170,31 @@ def test_whole_numbers_on_a_gpu(run: Callable[..., Outcome]) -> None:
         record=True,
     )
     assert [(c.kind, c.pattern) for c in detect(outcome.tape)] == [("legacy-api", "filled")]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("y = w.exp()\n    y.data.mul_(2)\n    y.sum().backward()", ("silent-overwrite", "data", 8)),
+        ("loss = w.exp().mean()\n    print(loss.data.cpu().numpy()[0])", ("legacy-api", "removed", 8)),
+        ("w.exp().sum().backward()\n    w.grad.mul_(0)\n    w.grad = None", None),
+    ],
+)
+def test_what_the_program_does_itself(
+    run: Callable[..., Outcome], body: str, told: tuple[str, str, int] | None
+) -> None:
+    """A mode that stands between the program and the recorder's is not who made the call."""
+    outcome = run(
+        f"""
+import torch
+from torch.autograd import Variable
+x = Variable(torch.ones(3)).cuda()
+w = torch.nn.Parameter(torch.ones(3))
+for _ in range(3):
+    {body}
+""",
+        record=True,
+    )
+    found = [(c.kind, c.pattern, c.at.line) for c in detect(outcome.tape) if c.severity != "note"]
+    assert found == ([told] if told else [])
+    assert any(type(e).__name__ == "GradWrite" for e in outcome.tape.events) == (told is None)

@@ -51,7 +51,7 @@ class Gradients:
         self.moved()
         if value is None:
             self.cleared((leaf,), None, frame)
-        elif self.r.sites.is_user(frame.f_code):
+        elif self.r.sites.called_by_user(frame):
             with torch._C.DisableTorchFunction():
                 self._emit("GradWrite", self.r.sites.stack(frame), [leaf], assigned=True)
 
@@ -61,7 +61,7 @@ class Gradients:
         if not targets or not isinstance(targets[0], torch.Tensor) or targets[0].requires_grad:
             return  # (its grad_fn may not be asked for: of a view that no_grad made that raises once it is written)
         clears, unscales = func.__name__ in _CLEARS, func.__name__ == _UNSCALES
-        if not (clears or unscales) and not self.r.sites.is_user(frame.f_code):
+        if not (clears or unscales) and not self.r.sites.called_by_user(frame):
             return
         with torch._C.DisableTorchFunction():
             leaves = [leaf for t in targets if (leaf := self._leaf_of(t)) is not None]
@@ -124,7 +124,7 @@ class Gradients:
     def used(self, leaf: Any, frame: Any) -> None:
         """``.grad`` of a leaf that has one."""
         r = self.r
-        if not r.sites.is_user(frame.f_code) or r.off():
+        if not r.sites.called_by_user(frame) or r.off():
             return
         stack = r.sites.stack(frame)
         if r.seen(("use", stack)) <= _MANY:
@@ -144,7 +144,7 @@ class Gradients:
         """``.grad`` of a leaf that has none, maybe since ``zero_grad()``: before PyTorch 2.0 it was a tensor of zeros
         then."""
         r = self.r
-        if r.off() or not r.sites.is_user(frame.f_code):
+        if r.off() or not r.sites.called_by_user(frame):
             return
         stack = r.sites.stack(frame)
         if r.seen(("none", stack)) > 1:

@@ -88,7 +88,7 @@ class Legacy:
 
     def _emit(self, use: str, frame: Any, tensor: Any = None, said: str = "") -> None:
         r = self.r
-        if r.off() or frame is None or not r.sites.is_user(frame.f_code):
+        if r.off() or not r.sites.called_by_user(frame):
             return
         stack = r.sites.stack(frame)
         fields: dict[str, Any] = {"use": use}

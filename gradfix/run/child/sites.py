@@ -24,7 +24,8 @@ from torch.nn import Module
 Key = tuple[int, ...]  # id(code), lasti, ... innermost first
 Span = tuple[int, int, int, int]  # line, column, end line, end column; columns in code points from 0
 
-_RUNNER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "execute.py")
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_RUNNER = _OURS + "execute.py"
 _USER, _OUTER, _FOREIGN = "user", "outer", ""
 _STORES = frozenset(
     dis.opmap[name]
@@ -122,6 +123,13 @@ class Sites:
     def is_user(self, code: CodeType) -> bool:
         kind = self._kinds.get(id(code))
         return (self._classify(code) if kind is None else kind) is _USER
+
+    def called_by_user(self, frame: FrameType | None) -> bool:
+        """Whether the program itself made the call that `frame` is of, whatever mode of this package's stands between
+        (on_cpu.py)."""
+        while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+            frame = frame.f_back
+        return frame is not None and self.is_user(frame.f_code)
 
     def is_user_file(self, file: str) -> bool:
         """Whether `file` is the user's: not of the interpreter, of an installed package or of this one."""

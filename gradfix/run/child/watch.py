@@ -446,7 +446,7 @@ class Watch(TorchFunctionMode):
         tensor = args[0]
         result = func(*args)
         frame = _getframe(2)
-        spelled = self.r.sites.is_user(frame.f_code)
+        spelled = self.r.sites.called_by_user(frame)
         self._alias(result, "data" if spelled else _LIBRARY)
         if spelled and tensor.requires_grad:
             self.r.constants.cut("data", (tensor,), result)
@@ -482,7 +482,7 @@ class Watch(TorchFunctionMode):
             "aten.set_",
             tensor,
             counted=False,
-            how="set_data" if r.sites.is_user(_getframe(2).f_code) else "",
+            how="set_data" if r.sites.called_by_user(_getframe(2)) else "",
             threatens=threatens,
             frame=_getframe(2),
         )

@@ -15,6 +15,7 @@ from gradfix import wording
 from gradfix.detect.attacks import attacks
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.derivatives import second_order
+from gradfix.detect.drawn import drawn
 from gradfix.detect.finding import Findings, Found, make, optimizer_words
 from gradfix.detect.flat import zero_derivatives
 from gradfix.detect.leaves import unreset_leaf
@@ -43,6 +44,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     found = Findings()
     without = (
         stray_optimizers,  # first: that a target's graph is cut is a consequence, where its optimizer is a stray one
+        drawn,
         dead_parameters,
         starved,
         zero_derivatives,

@@ -20,6 +20,7 @@ def follow(m: Machine, name: str, args: Sequence[Value], made: Value) -> None:
     terms: list[Tensor | Taken] = [v for v in args if isinstance(v, Taken)]
     terms += [t for value in args for t in ops.tensors_of(value) if t.cut or t.storage.plain or t.left]
     left = frozenset(m.leaving).union(*(t.left for t in terms if isinstance(t, Tensor) and not t.requires))
+    fresh = frozenset(m.leaving)
     m.leaving.clear()
     if not terms and not left:
         return
@@ -28,6 +29,9 @@ def follow(m: Machine, name: str, args: Sequence[Value], made: Value) -> None:
             result.storage.plain = any(_plain(t) for t in terms)
             result.cut = frozenset[int]().union(*(t.cut for t in terms))
             result.left |= left
+        elif result.requires is False and (fresh or left & m.drawn):
+            m.drawn |= fresh
+            result.left |= left
         elif result.requires is None:
             result.left |= left
         elif result.requires and result.node is not None:
@@ -35,6 +39,14 @@ def follow(m: Machine, name: str, args: Sequence[Value], made: Value) -> None:
                 _used(m, name.strip("_"), term, result.node)
             if left:
                 m.trace.fed(result.node, left)
+
+
+def drawn(m: Machine, made: Tensor) -> Tensor:
+    """`made` are indices that were drawn just now."""
+    made.left |= m.leaving
+    m.drawn |= m.leaving
+    m.leaving.clear()
+    return made
 
 
 def _plain(term: Tensor | Taken) -> bool:

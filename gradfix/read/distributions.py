@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gradfix.read import calls, ops, shapes, tensors
+from gradfix.read import calls, constants, ops, shapes, tensors
 from gradfix.read.frames import Machine
 from gradfix.read.objects import MISSING
 from gradfix.read.values import Instance, Native, Shape, Tensor, Unknown, Value
@@ -277,7 +277,12 @@ def _sample(m: Machine, value: Instance, args: list[Value], kwargs: dict[str, Va
             m.grad = recording
         if isinstance(made, Tensor) and made.requires is False:
             return made
-    return tensors.fresh(m, _sizes(value, args, kwargs), "int64" if _name(value) in _WHOLE else "float32")
+    if _name(value) not in _WHOLE:
+        return tensors.fresh(m, _sizes(value, args, kwargs), "float32")
+    made = tensors.fresh(m, _sizes(value, args, kwargs), "int64")
+    given = [t for t in value.extra.get("given", {}).values() if isinstance(t, Tensor)]
+    ops.discrete(m, given)
+    return constants.drawn(m, made)
 
 
 def _rsample(m: Machine, value: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -98,6 +98,7 @@ class Machine:
         self.started: set[tuple[Any, ...]] = set()  # what was run in threads and processes of its own
         self.escaped = False  # code that isn't known got a model or an optimizer
         self.computed: set[int] = set()  # nodes of whose value something was computed past torch
+        self.drawn: set[int] = set()  # times of the Cuts that gave indices, whole numbers or truth values
         self.numbers: set[int] = set()  # nodes off which a value was cut that is used as a number on purpose
         self.constants = (
             False  # gradients without a graph, or what was cut off its own, may be part of a loss

@@ -270,7 +270,8 @@ def discrete(m: Machine, inputs: Iterable[Value]) -> None:
     m.asked["discrete"] = m.asked.get("discrete", 0) + 1
     if cut is not None and m.grad and m.asked["discrete"] <= 64:
         names.local(m, cut)
-        m.trace.cut("discrete", cut, cut.node)
+        m.leaving.add(m.trace.cut("discrete", cut, cut.node))
+        m.constants = True
 
 
 def keep(

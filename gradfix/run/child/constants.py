@@ -35,6 +35,7 @@ class Constants:
         # graph (it is not asked for one: that would make it one, once it was written to); empty in most passes
         self.living: dict[int, tuple[weakref.ref[Any], frozenset[int | None], frozenset[int], bool]] = {}
         self._functions: set[int] = set()  # nodes of whose value something was computed past torch
+        self._drawn: set[int] = set()  # Cuts that gave indices, or other whole numbers or truth values
         self._numbers: set[int | None] = set()  # nodes whose value is used as a number on purpose
 
     def install(self) -> None:
@@ -84,6 +85,8 @@ class Constants:
             cuts = self._cuts_of(result)
             if len(cuts) >= _MOST_CUTS:
                 return
+            if not result.is_floating_point():
+                self._drawn.add(time)
             if view and result.requires_grad and result.is_floating_point():
                 self._keep(result, self.nodes_of(result), cuts | {time}, True)
             else:
@@ -141,7 +144,8 @@ class Constants:
 
     def follow(self, tensor: Any, cut: frozenset[int | None], left: frozenset[int] = frozenset()) -> None:
         """`tensor` is the value of these nodes, or of what these Cuts took, or made of it."""
-        if isinstance(tensor, torch.Tensor) and not tensor.requires_grad and tensor.is_floating_point():
+        known = isinstance(tensor, torch.Tensor) and not tensor.requires_grad
+        if known and (tensor.is_floating_point() or not self._drawn.isdisjoint(left)):
             self._keep(tensor, cut, left)
 
     def _keep(

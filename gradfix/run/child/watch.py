@@ -110,7 +110,7 @@ class Watch(TorchFunctionMode):
                 and isinstance(result, torch.Tensor)
                 and not result.dtype.is_floating_point
             ):
-                self._discrete(args, _getframe(1))
+                self._discrete(args, result, _getframe(1))
             if self._constants:
                 r.constants.met(func, args, kwargs or {}, result, _getframe(1))
             return result
@@ -434,12 +434,12 @@ class Watch(TorchFunctionMode):
                     self.r.constants.left(result, self.r.cut(how, a, frame), viewed)
                 return
 
-    def _discrete(self, args: Any, frame: Any) -> None:
+    def _discrete(self, args: Any, result: Any, frame: Any) -> None:
         """A function of a tensor with a graph gives indices, other whole numbers or truth values: they have none."""
         for a in args:
             if isinstance(a, torch.Tensor) and a.requires_grad and a.grad_fn is not None:
                 self._discrete_left -= 1
-                self.r.cut("discrete", a, frame)
+                self.r.constants.left(result, self.r.cut("discrete", a, frame))
                 return
 
     def _get_data(self, func: Any, args: Any) -> Any:

@@ -101,3 +101,22 @@ def test_the_graph_of_what_is_written_shows_behind_it(zygote, tmp_path):
     ((_, new),) = result.files.values()
     assert "target = q.detach().clone()\n" in new
     assert "0.9 * model(following[k]).max().detach()\n" in new
+
+
+UNDER_NO_GRAD = SCRIPT.replace(
+    "    for k in range(5):\n        target[k, k % 2] = rewards[k] + 0.9 * {best}\n",
+    "    with torch.no_grad():\n        target[torch.arange(5), 0] = rewards + 0.9 * model(following).max(1).values\n",
+)
+
+
+def test_what_no_graph_knows_of(zygote, both, tmp_path):
+    """Under no_grad, the write is in no graph."""
+    text = UNDER_NO_GRAD.format(**PLAIN)
+    assert both(text) == ([("itself", 13)], [("itself", 13)])
+    result = testing.one(tmp_path / "train.py", zygote, Settings())
+    assert [(d.cures[0].codemod, d.cures[0].verdict.status) for d in result.diagnoses] == [
+        ("own-target", "intended")
+    ]
+    ((_, new),) = result.files.values()
+    assert new == text.replace("target = q\n", "target = q.detach().clone()\n")
+    assert both(new) == ([], [])

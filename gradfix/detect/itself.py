@@ -75,12 +75,15 @@ def _written(
         first, made = made, _through_views(graph, made.parents[0])
     if made is None:
         return None
-    if first is not None and len(set(compared.parents)) == 1:
+    one = len(set(compared.parents)) == 1
+    if first is not None and one:
         return made, first, None
+    # (into the tensor itself, and no gradient knows of it: under no_grad)
+    hows = (*ALIASES, "") if one else ALIASES
     writes = (
         e
         for e in graph.tape.events
-        if isinstance(e, Mutate) and e.ref.storage == event.ref.storage and e.how in ALIASES
+        if isinstance(e, Mutate) and e.ref.storage == event.ref.storage and e.how in hows
     )
     write = next((e for e in writes if made.time < e.time < event.time), None) or by_array
     if write is None:

@@ -486,6 +486,8 @@ def write(
 
     names.local(m, target)
     how = target.alias if target.alias in ("data", "detach", "numpy") else "module" if module else ""
+    if not m.grad and (target.base or target).node is not None:
+        target.storage.known = True  # its graph knows nothing of it
     m.trace.wrote(op, target, target.alias not in ("data", "numpy"), how, refused, module)
     leaf = target.storage.grad_of
     if leaf is not None and isinstance(leaf.grad, Tensor) and leaf.grad.storage is target.storage:

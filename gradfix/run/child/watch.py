@@ -194,6 +194,7 @@ class Watch(TorchFunctionMode):
                 or storage is not None
                 or (tensor.requires_grad and _is_leaf(tensor))
                 or self._how(tensor)
+                or writes.unseen(tensor)
             ):
                 moved: set[int] = set()
                 for entry in entries:
@@ -243,7 +244,8 @@ class Watch(TorchFunctionMode):
             if arithmetic:
                 self._arithmetic(func, arithmetic, args, result, stack, _getframe(2))
         for tensor, address, entries, counter, moved in watched:
-            if not (entries or refused or r.storages.at(address) is not None or self._how(tensor)):
+            known = r.storages.at(address) is not None or self._how(tensor) or writes.unseen(tensor)
+            if not (entries or refused or known):
                 continue  # a fresh leaf being initialised
             if stack is None:
                 stack = r.sites.stack(_getframe(2))

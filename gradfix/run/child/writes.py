@@ -231,3 +231,11 @@ def needs_grad(values: Any) -> bool:
         elif isinstance(value, (list, tuple)) and needs_grad(value):
             return True
     return False
+
+
+def unseen(tensor: Any) -> bool:
+    """Whether a write goes into what has a graph, under no_grad: the graph knows nothing of it."""
+    if torch.is_grad_enabled():
+        return False
+    base = tensor._base if tensor._is_view() else tensor
+    return base is not None and base.grad_fn is not None

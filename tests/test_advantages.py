@@ -140,3 +140,22 @@ def test_a_return_that_shares_the_state_of_what_it_is_regressed_on(recurrent, gi
 )
 def test_what_is_no_return_or_no_value(recurrent, given):
     assert recurrent(**given) == [[], []]
+
+
+def test_gradients_that_the_program_hands_on(run, tmp_path):
+    """A3C's optimizer has a shared model's parameters, which are given the gradients of the one that was trained."""
+    text = RECURRENT.format(last=LAST, cut=".detach()", losses=BOTH, reward="torch.rand(())")
+    text = text.replace(
+        "torch.optim.Adam(trained,",
+        "torch.optim.Adam(shared := [p.detach().clone().requires_grad_() for p in trained],",
+    )
+    text = text.replace("    optimizer.zero_grad()\n", "    for p in trained:\n        p.grad = None\n")
+    handed = "    for p, q in zip(shared, trained):\n        p.grad = q.grad.clone()\n    optimizer.step()\n"
+    text = text.replace("    optimizer.step()\n", handed)
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    (reading, *_) = read(path, text)
+    for tape in (run(text, record=True).tape, reading.tape):
+        assert [(c.kind, c.pattern) for c in detect(tape) if c.severity != "note"] == [
+            ("attached-target", "return")
+        ]

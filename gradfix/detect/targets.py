@@ -16,7 +16,7 @@ from gradfix.detect.finding import Findings, make
 from gradfix.detect.returns import SHAPES, WRITTEN, is_return, through
 from gradfix.detect.weights import PRODUCTS, REGRESSIONS, Weights
 from gradfix.graph import Graph, plain_op
-from gradfix.tape import Backward, Cut, Record, Stack, Step
+from gradfix.tape import Backward, Cut, GradUse, Record, Stack, Step
 
 LEAST = {"minimum", "min", "amin"}
 JOINED = {"stack", "cat", "select", "slice"}
@@ -79,10 +79,18 @@ def _attached(graph: Graph) -> Iterator[tuple[str, Record, Record, Backward]]:
     """(pattern, the attached value, the op of the loss that it enters, the backward) in every pass."""
     weights = Weights(graph)
     advantages = Advantages(graph, weights)
+    read = {e.ref.storage for e in graph.tape.events if isinstance(e, GradUse)}
     for backward in graph.backwards:
-        if backward.create or not graph.filled(backward):
+        if backward.create:
             continue
         owned = graph.owned_mask(graph.uses(backward))  # what is cleared before it is used does no harm
+        if not graph.filled(
+            backward
+        ):  # the program hands the gradients on by itself: A3C's, to a shared model
+            leaves = {r.storage for r in backward.accumulates}
+            owned = graph.mask(leaves) if leaves & read else 0
+        if not owned:
+            continue
         records = [graph.records[n] for n in sorted(graph.walk(backward), reverse=True) if n in graph.records]
         regressed = [r for r in records if plain_op(r) in REGRESSIONS and len(r.parents) == _inputs(r)]
         returns = {r.node: target for r in regressed if (target := _return(graph, r, owned, advantages))}

@@ -17,6 +17,7 @@ EffectKind = Literal[
     "cut-target",
     "moved-write",
     "own-memory",
+    "straight-through",
     "adds-gradient",
     "restored",
     "changes-value",

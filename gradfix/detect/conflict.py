@@ -131,6 +131,7 @@ PATTERNS = {
         "plain-gradient": "a term of the loss is made of gradients that autograd.grad gave without a graph",
         "bypassed": "a forward() reads parameters that are stepped with by .data or .detach() alone",
         "drawn": "all that a model's loss knows of it are indices, which were drawn or chosen, and train nothing",
+        "quantized": "a term of the loss knows what an encoder makes by codes alone, and does not train it",
         "constant-term": "a term of the loss was cut off its graph, and trains nothing",
         "computed-term": "a term of the loss was computed past torch, and trains nothing",
         "withheld": "a custom Function's backward returns None for parameters that nothing else reaches",

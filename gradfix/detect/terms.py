@@ -198,7 +198,7 @@ def _idle(
     cut = next((c for c in mine if _behind(graph, c) & trained), None)
     if cut is None:
         return None
-    terms = [(n, graph.reached_optimizers(n), graph.reach_mask(n)) for n in _summands(graph, loss.roots)]
+    terms = [(n, graph.reached_optimizers(n), graph.reach_mask(n)) for n in summands(graph, loss.roots)]
     above = graph.leading(graph.walk(loss), [fed.node])
     idle = [(n, theirs) for n, theirs, mask in terms if n in above and theirs and not mask & trained]
     others = [(theirs, mask) for n, theirs, mask in terms if n not in above]
@@ -219,7 +219,7 @@ def _behind(graph: Graph, cut: Cut) -> int:
     return graph.reach_mask(cut.node) if cut.node is not None else graph.mask([cut.ref.storage])
 
 
-def _summands(graph: Graph, roots: Iterable[int]) -> Iterator[int]:
+def summands(graph: Graph, roots: Iterable[int]) -> Iterator[int]:
     """The nodes that a loss adds up, scaled and averaged maybe."""
     pending, seen = list(roots), set(roots)
     while pending:

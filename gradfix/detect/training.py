@@ -29,6 +29,7 @@ from gradfix.detect.parameters import (
     rewrapped,
     withheld,
 )
+from gradfix.detect.quantized import quantized
 from gradfix.detect.starved import starved
 from gradfix.detect.stray import replaced_later, stray_optimizers
 from gradfix.detect.terms import constant_terms, idle_terms, plain_terms
@@ -45,6 +46,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     without = (
         stray_optimizers,  # first: that a target's graph is cut is a consequence, where its optimizer is a stray one
         drawn,
+        quantized,
         dead_parameters,
         starved,
         zero_derivatives,

@@ -40,6 +40,7 @@ from gradfix.verdict import Effect, EffectKind
 Impose = Mapping[str, Any]
 
 _ALIASING = ("detach", "data", "numpy")
+PUT_IN = "put in"  # the lines that a cure put in
 MIXED = 3  # silent overwrites of which each is tried by either reading
 
 
@@ -153,6 +154,8 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
             yield Attempt(before={"apart": made})
         elif themselves:
             yield Attempt(before={"selves": themselves})
+    elif kind == "straight-through" and any(c.pattern == "quantized" for c in conflicts):
+        yield Attempt(after={"through": PUT_IN})
     elif kind == "adds-gradient":
         still = {"null": "steps", **counted}
         if before.steps:

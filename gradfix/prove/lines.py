@@ -33,6 +33,11 @@ class Lines:
                 )
         return range(0)
 
+    def put_in(self) -> list[list[object]]:
+        """[file, line] of every line after that was none before."""
+        changes = ((path, op) for path, ops in self._changes.items() for op in ops if op[0] != "equal")
+        return [[path, line] for path, (_, _, _, j1, j2) in changes for line in range(j1 + 1, j2 + 1)]
+
     def texts_before(self) -> dict[str, str]:
         """The files that changed, as they were."""
         texts = {path: self.before.get(path, on_disk(path)) for path in self.after}

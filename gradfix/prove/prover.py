@@ -13,7 +13,7 @@ from gradfix.prove.accept import Trial, accepted, doubted
 from gradfix.prove.alike import now_constant
 from gradfix.prove.compare import Difference, difference, likeness
 from gradfix.prove.cured import left, stale_for_ever
-from gradfix.prove.effects import Attempt, Impose, attempts, beside, kept_sites
+from gradfix.prove.effects import PUT_IN, Attempt, Impose, attempts, beside, kept_sites
 from gradfix.prove.lines import Lines
 from gradfix.prove.measured import Measured, head, read
 from gradfix.prove.runner import Runner
@@ -310,6 +310,8 @@ class Prover:
         run = None
         if attempt.after is not None:
             impose = {**after.base, **attempt.after}
+            if impose.get("through") == PUT_IN:
+                impose["through"] = Lines(baseline.files, trial.files).put_in()
             run = self.runner.start(trial.files, record=bool(after.left.others), impose=impose)
         before = baseline.oracle
         if attempt.before is not None:

@@ -147,6 +147,7 @@ def imposed(effects: Sequence[EffectKind]) -> str:
         "cut-round": "with the earlier passes cut off before, too",
         "cut-own-loss": "with each loss kept to its own parameters before, too",
         "moved-write": "with the write left out of both",
+        "straight-through": "with the gradient let to where it went before",
     }
     return next((said[e] for e in effects if e in said), "once the effect is taken into account")
 

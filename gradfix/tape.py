@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 from pathlib import Path
+from typing import get_args
 
 from gradfix.dataclass import dataclass
 
@@ -147,13 +148,15 @@ class Optimizer(Event):
     steps.
 
     `refs` are in the order of its param_groups. A tensor among them that is not a leaf is a non-leaf
-    "parameter".
+    "parameter". `unregistered` are parameters that a module, all of whose own it steps, holds in a plain list, tuple
+    or dictionary: ``net.layers[0].weight``.
     """
 
     optimizer: int
     kind: str
     name: str = ""
     refs: tuple[Ref, ...] = ()
+    unregistered: tuple[Ref, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,38 +441,7 @@ AnyEvent = (
     | Note
     | End
 )
-EVENTS: dict[str, type[Event]] = {
-    c.__name__: c
-    for c in (
-        Record,
-        Mutate,
-        Backward,
-        Free,
-        Optimizer,
-        Step,
-        Zero,
-        GradWrite,
-        Cut,
-        Off,
-        Frozen,
-        Added,
-        Fed,
-        Mode,
-        Custom,
-        Terms,
-        Unbounded,
-        GradRead,
-        GradUse,
-        ViewUse,
-        Legacy,
-        Kept,
-        Alike,
-        Itself,
-        Failure,
-        Note,
-        End,
-    )
-}
+EVENTS: dict[str, type[Event]] = {c.__name__: c for c in get_args(AnyEvent)}
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-_REFS = {"saves", "held", "refs", "without", "accumulates"}
+_REFS = {"saves", "held", "refs", "without", "accumulates", "unregistered"}
 _REF = {"ref", "output"}
 
 

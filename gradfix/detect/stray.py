@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
-from gradfix.detect.parameters import by_hand, filled_ever, given_values, rewrapped
+from gradfix.detect.parameters import by_hand, filled_ever, given, given_values, rewrapped
 from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, GradUse, GradWrite, Mutate, Record, Ref, Site
 
@@ -129,6 +129,49 @@ def replaced_later(graph: Graph) -> Found:
                 ref=new[0][0],
                 backward=first,
                 event=steps[0],
+            ),
+        )
+
+
+def unregistered(graph: Graph) -> Found:
+    """Layers that a module holds in a plain list or dictionary: its other parameters are stepped, and of these its
+    ``parameters()`` knows nothing. Not those that were given values (a teacher's, kept out of sight)."""
+    for number, optimizer in graph.optimizers.items():
+        steps = graph.steps_of(number)
+        if not optimizer.unregistered or len(steps) < 2:
+            continue
+        homeless = nobodys(graph)
+        left = [
+            r
+            for r in optimizer.unregistered
+            if r.storage in homeless and not _by_the_program(graph, r.storage)
+        ]
+        left = [r for r in left if not any(given(w, steps[0].time) for w in graph.writes.get(r.storage, ()))]
+        if not left or _looked_at(graph, {r.storage for r in left}):
+            continue
+        first = homeless[left[0].storage][1]
+        if len(graph.passes(first)) < 2 or number not in graph.serves(first):
+            continue
+        names = wording.listed([f"`{r.name}`" for r in left])
+        held, _, key = left[0].name.partition("[")
+        kind = "dictionary" if key[:1] in "'\"" else "list"
+        yield (
+            ("unregistered", number),
+            steps[0],
+            make(
+                "stray-optimizer",
+                "unregistered",
+                f"{names} get gradients and are never updated: `{held}` is a plain {kind}, and parameters() knows "
+                "nothing of what it holds",
+                [
+                    ("made", optimizer.stack, f"is not given what `{held}` holds"),
+                    ("needed", first.stack, "computes gradients for it"),
+                    ("step", steps[0].stack, "steps without it"),
+                ],
+                "made",
+                ref=left[0],
+                backward=first,
+                event=optimizer,
             ),
         )
 

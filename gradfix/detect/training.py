@@ -31,7 +31,7 @@ from gradfix.detect.parameters import (
 )
 from gradfix.detect.quantized import quantized
 from gradfix.detect.starved import starved
-from gradfix.detect.stray import replaced_later, stray_optimizers
+from gradfix.detect.stray import replaced_later, stray_optimizers, unregistered
 from gradfix.detect.terms import constant_terms, idle_terms, plain_terms
 from gradfix.detect.unstepped import never_stepped
 from gradfix.detect.waste import data_attributes, discarded, idle_retain, kept_losses, running_sums
@@ -52,6 +52,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         zero_derivatives,
         rewrapped,
         replaced_later,
+        unregistered,
         converted,
         second_order,
         plain_terms,

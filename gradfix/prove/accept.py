@@ -35,7 +35,7 @@ class Trial:
     @cached_property
     def like(self) -> Mapping[int, Likeness]:
         """How the gradients as they are now compare with the exact ones, nothing imposed, by optimizer."""
-        return likeness(self.after.measured, self.baseline.oracle)
+        return likeness(self.held_before(self.after.measured), self.baseline.oracle)
 
     def held_before(self, now: Measured) -> Measured:
         """Of a run after, what the optimizers held before: only for those that hold more now; where one is made anew

@@ -65,6 +65,58 @@ def owner(m: Machine, thing: Instance) -> str:
     return str(thing.extra.get("name", ""))
 
 
+def unregistered(m: Machine, stepped: list[Tensor]) -> list[Tensor]:
+    """What modules hold in plain lists, tuples and dictionaries, layer by layer, where all that is registered of a
+    module around them is among `stepped`. They are named."""
+    from gradfix.read import layers
+
+    own, found = {id(t) for t in stepped}, dict[int, Tensor]()
+    if any("add_param_group" in unit.text for unit in m.project.units.values()):
+        return []  # it may yet be given them
+    for name, module in _whole(m):
+        hiding = [(inner, some) for inner, child in layers.modules(module) if (some := list(_hidden(child)))]
+        registered = [t for _, t in layers.parameters(module) if t.requires is not False] if hiding else []
+        if registered and all(id(t) in own for t in registered) and not layers.vague(module):
+            for inner, some in hiding:
+                for end, tensor in some:
+                    if tensor.requires is True and id(tensor) not in own and id(tensor) not in found:
+                        tensor.storage.known, found[id(tensor)] = True, tensor
+                        _offer(".".join(x for x in (name, inner, end) if x), tensor, (False, 0))
+    return list(found.values())
+
+
+def _whole(m: Machine) -> Iterator[tuple[str, Instance]]:
+    """The modules that variables hold, and the attributes of plain objects."""
+    from gradfix.read import layers
+
+    seen: set[int] = set()
+    for frame in reversed(m.frames):
+        pending = [(name, value, 0) for name, value in _variables(frame)]
+        while pending:
+            name, value, depth = pending.pop(0)
+            if id(value) in seen or not isinstance(value, Instance):
+                continue
+            seen.add(id(value))
+            if layers.is_module(value):
+                yield name, value
+            elif value.cls is not None and depth < _DEEPEST:
+                pending += [(f"{name}.{key}", item, depth + 1) for key, item in value.attrs.items()]
+
+
+def _hidden(module: Instance) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of layers that an attribute holds as items."""
+    from gradfix.read import layers
+
+    for key, value in list(module.attrs.items()):
+        if not isinstance(value, list | tuple | dict) or len(value) > _MOST_ITEMS:
+            continue
+        for at, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(item, Tensor) and item.parameter:
+                yield f"{key}[{at!r}]", item
+            elif layers.is_module(item):
+                yield from ((f"{key}[{at!r}].{inner}", t) for inner, t in layers.parameters(item))
+
+
 def _variables(frame: Frame) -> Iterator[tuple[str, Value]]:
     for name, value in list(frame.names.items()):
         if not name.startswith("__") and not isinstance(value, _DULL):

@@ -67,7 +67,8 @@ def _told(m: Machine, optimizer: Instance) -> None:
         each.storage.known = True
     names.look(m, True)
     kind = optimizer.cls.name if optimizer.cls else optimizer.kind.rpartition(".")[2]
-    m.trace.optimizer(optimizer.extra["number"], kind, names.owner(m, optimizer), found)
+    hidden = names.unregistered(m, found)
+    m.trace.optimizer(optimizer.extra["number"], kind, names.owner(m, optimizer), found, hidden)
 
 
 def _groups(m: Machine, given: Value) -> tuple[list[dict[str, Value]], bool]:

@@ -19,6 +19,7 @@ _DEEPEST = 3
 _LOOKS = 4
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _PASSING, _WORST = 2, 9
+_REGISTERED = frozenset(vars(torch.nn.Module()))  # a module's own dictionaries
 
 
 class _Place(NamedTuple):
@@ -94,6 +95,27 @@ class Names:
     def _known(self, thing: Any) -> _Owner | None:
         found = self._owners.get(id(thing))
         return found if found is not None and found.of() is thing else None
+
+    def unregistered(self, stepped: Any) -> list[tuple[str, Any]]:
+        """What modules hold in plain lists, tuples and dictionaries, layer by layer, where all that is registered of a
+        module around them is among `stepped`."""
+        known = [(o.name, m) for o in list(self._owners.values()) if isinstance(m := o.of(), torch.nn.Module)]
+        hiding = {id(m): some for _, m in known if (some := list(_hidden(m)))}
+        own = {id(p) for p in stepped}
+        found: dict[int, tuple[str, Any]] = {}
+        for name, module in known if hiding else ():
+            registered = [p for p in module.parameters() if p.requires_grad]
+            if not registered or any(id(p) not in own for p in registered):
+                continue
+            for inner, child in module.named_modules():
+                for end, p in hiding.get(id(child), ()):
+                    if p.requires_grad and id(p) not in own:
+                        found.setdefault(id(p), (".".join(x for x in (name, inner, end) if x), p))
+        return list(found.values())
+
+    def call(self, tensor: Any, name: str) -> None:
+        """Let it be a name of this leaf's."""
+        self._offer(name, tensor, _Place(False, 0))
 
     def _is_handed(self, frame: FrameType, name: str, optimizer: Any) -> bool:
         """Whether a function's variable has held another optimizer, which it does not name, either: ``opt`` of
@@ -173,6 +195,19 @@ class Names:
         known = self._known(thing)
         if known is None or rank < known.rank:
             self._owners[id(thing)] = _Owner(weakref.ref(thing), rank, name)
+
+
+def _hidden(module: Any) -> Iterator[tuple[str, Any]]:
+    """The parameters of layers that an attribute holds as items."""
+    for key, value in list(vars(module).items()):
+        if key in _REGISTERED or type(value) not in (list, tuple, dict) or len(value) > _MOST_ITEMS:
+            continue
+        items = value.items() if type(value) is dict else enumerate(value)
+        for at, item in list(items):
+            if isinstance(item, torch.nn.Parameter):
+                yield f"{key}[{at!r}]", item
+            elif isinstance(item, torch.nn.Module):
+                yield from ((f"{key}[{at!r}].{inner}", p) for inner, p in item.named_parameters())
 
 
 def _rank(name: str, place: _Place) -> tuple[int, int, int]:

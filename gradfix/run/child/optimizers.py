@@ -14,6 +14,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as module
 
+from . import unstepped
 from .saves import GONE, Entry, fate_of
 from .storages import address_of, addresses_of
 
@@ -169,6 +170,12 @@ class Optimizers:
             fields["name"] = name
             known = self._of(optimizer)
             known.name, known.named = name, True
+        hidden = r.names.unregistered(params)
+        for name, p in hidden:
+            r.leaves.of(p)
+            r.names.call(p, name)
+        if hidden and not unstepped.adds_groups():
+            fields["unregistered"] = [r.tape.ref(r.storages.of(p), p) for _, p in hidden]
         r.tape.event(
             "Optimizer",
             r.clock.tick(),

@@ -1,5 +1,5 @@
-"""Whether the script's text has a call left that may step an optimizer which has not stepped: read from the names that
-hold it. Where an optimizer is handed around under other names, that is taken to be so."""
+"""Whether the script's text has a call left that may step an optimizer which has not stepped, or give it more: read
+from the names that hold it. Where an optimizer is handed around under other names, that is taken to be so."""
 
 from __future__ import annotations
 
@@ -149,6 +149,11 @@ def _names(optimizer: Any, frame: Any) -> Iterator[str]:
         yield from [
             name for name, value in list(each.items()) if value is optimizer and isinstance(name, str)
         ]
+
+
+def adds_groups() -> bool:
+    """Whether some file of the user's speaks of ``add_param_group``: what an optimizer lacks, it may yet be given."""
+    return any("add_param_group" in "".join(linecache.getlines(file)) for file in _files())
 
 
 def _files() -> set[str]:

@@ -112,7 +112,7 @@ def _hooked(
 def _heard(m: Machine, node: Node) -> list[Written] | None:
     """The writes of a node's one hook into the gradient that it is given, and hands on; None where that is not known
     of it."""
-    if len(node.hooks) != 1 or not isinstance(node.hooks[0], Function | Bound) or node.output is None:
+    if len(node.hooks) != 1 or not _known(node.hooks[0]) or node.output is None:
         return None
     outside = len(m.stack())
     with _aside(m) as aside:
@@ -125,6 +125,15 @@ def _heard(m: Machine, node: Node) -> list[Written] | None:
     if not same or aside.differentiates:
         return None
     return [Written(w.stack[outside:], w.sure) for s, w in aside.writes if s is gradient.storage]
+
+
+def _known(hook: Value) -> bool:
+    """Whether it is a function of the program's, or what calls one: a partial of it, an object with a __call__."""
+    if isinstance(hook, Instance) and hook.kind == "functools.partial":
+        return _known(hook.extra["call"][0])
+    if isinstance(hook, Instance) and hook.cls is not None:
+        return isinstance(objects.lookup(hook.cls, "__call__"), Function)
+    return isinstance(hook, Function | Bound)
 
 
 # ---- reading a backward

@@ -34,7 +34,7 @@ class TensorHooks:
         torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
 
     def _watching(self, tensor: Any, hook: Any) -> Any:
-        code = getattr(getattr(hook, "__func__", hook), "__code__", None)
+        code = _code(hook)
         if self.r.off() or self.r.quiet or code is None or not self.r.sites.is_user(code):
             return hook  # (this one's own among them: torch calls it once more from within a mode)
         node = tensor.grad_fn
@@ -82,3 +82,11 @@ class TensorHooks:
                 known.time = r.clock.tick()
                 known.ref = r.tape.ref(r.storages.of(grad), grad)
         return made
+
+
+def _code(hook: Any) -> Any:
+    """What runs when a hook is called: a function, a method, a partial of one, or an object that can be called."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    code = getattr(getattr(hook, "__func__", hook), "__code__", None)
+    return code if code is not None else getattr(type(hook).__call__, "__code__", None)

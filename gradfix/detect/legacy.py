@@ -21,6 +21,8 @@ REMOVED = (
     ("ImportError", r"from 'torch\.autograd"),
 )
 
+BYTES = "a mask is of truth values since PyTorch 1.2, and one of bytes is refused; `.bool()` makes it one"
+BYTE_MASKS = re.compile(r"only supports boolean masks, but got mask with dtype (unsigned char|Byte)")
 INT_BETAS = "betas must be either both floats"  # what Adam says of (0, 0.9)
 INT_STEPS = "argument must contain a list of singleton tensors"  # and of a count of steps that is none
 STEPS = "an optimizer's count of steps is a tensor today"
@@ -192,6 +194,8 @@ def _gone(graph: Graph, event: Failure) -> str:
         )
     if kind == "ValueError" and INT_BETAS in said:
         return "Adam takes no int among its betas today: `0.0` is what `0` was"
+    if kind == "RuntimeError" and BYTE_MASKS.search(said):
+        return BYTES
     if kind == "RuntimeError" and INT_STEPS in said:
         return f"{STEPS}: `torch.tensor(0.0)` is what `0` was"
     if any(kind == k and re.search(words, event.message) for k, words in REMOVED):

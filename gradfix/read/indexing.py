@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradfix.read import effects, ops, strides
+from gradfix.read import effects, masks, ops, strides
 from gradfix.read.frames import Machine
 from gradfix.read.values import Shape, Spread, Tensor, Unknown, Value
 
@@ -119,6 +119,8 @@ def set_item(m: Machine, tensor: Tensor, index: Value, value: Value) -> None:
     if isinstance(value, list | tuple) and ops.tensors_of(value):
         return  # no tensor takes a list of tensors: what was taken for one is a list
     parts = index if isinstance(index, tuple) else (index,)
+    for part in parts if isinstance(value, int | float) else ():
+        masks.look(m, part)
     advanced = any(isinstance(p, Tensor | list) for p in parts)
     name, node_name = ("index_put", "IndexPutBackward0") if advanced else ("copy", "CopySlices")
     overlaps = False

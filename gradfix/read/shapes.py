@@ -37,7 +37,7 @@ SAME = {
 DTYPES = {
     "float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32",
     "short": "int16",
-    "bool": "bool", "cfloat": "complex64", "char": "int8", "uint8": "uint8",
+    "bool": "bool", "cfloat": "complex64", "char": "int8", "byte": "uint8", "uint8": "uint8",
 }  # fmt: skip
 _COMPARING = {
     "eq",

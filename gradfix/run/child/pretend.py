@@ -284,8 +284,8 @@ def _to_zero(plain: Any) -> Any:
 
 def restore_old_calls() -> None:
     """PyTorch 0.x took: loss.data[0], loss.data.numpy()[0], backward(retain_variables=), clip_grad_norm,
-    Variable(volatile=), and Variable was the type of what has a graph; later ones whole numbers as betas, and as counts
-    of steps in the state that a program makes."""
+    Variable(volatile=), masks of bytes, and Variable was the type of what has a graph; later ones whole numbers as
+    betas, and as counts of steps in the state that a program makes."""
     getitem, backward = torch.Tensor.__getitem__, torch.Tensor.backward
     numpy, tolist = torch.Tensor.numpy, torch.Tensor.tolist
 
@@ -302,12 +302,22 @@ def restore_old_calls() -> None:
         found = tolist(self)
         return [found] if not self.dim() and _indexes_next(sys._getframe(1)) else found
 
+    setitem = torch.Tensor.__setitem__
+
+    def old_setitem(self: Any, index: Any, value: Any) -> Any:
+        return setitem(self, _of_truth(index), value)
+
     def old_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "retain_variables" in kwargs:
             kwargs["retain_graph"] = kwargs.pop("retain_variables")
         return backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     torch.Tensor.__getitem__ = old_getitem  # type: ignore
+    torch.Tensor.__setitem__ = old_setitem  # type: ignore
+    for owner in (torch.Tensor, torch):
+        for name in ("masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_"):
+            if hasattr(owner, name):
+                setattr(owner, name, _masked(getattr(owner, name)))
     torch.Tensor.numpy = old_numpy  # type: ignore
     torch.Tensor.tolist = old_tolist  # type: ignore
     torch.Tensor.backward = old_backward  # type: ignore
@@ -369,6 +379,21 @@ def _indexes_next(frame: Any) -> bool:
         and after[0].argval == 0
         and (after[1].opname == "BINARY_SUBSCR" or after[1].argrepr == "[]")
     )
+
+
+def _of_truth(mask: Any) -> Any:
+    """A mask was a tensor of bytes before PyTorch 1.2."""
+    if type(mask) is tuple:
+        return tuple(map(_of_truth, mask))
+    return mask.bool() if isinstance(mask, torch.Tensor) and mask.dtype == torch.uint8 else mask
+
+
+def _masked(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def call(self: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
+        return plain(self, _of_truth(mask), *args, **kwargs)
+
+    return call
 
 
 class _WasVariable(type):

@@ -475,3 +475,11 @@ def test_the_number_of_a_row_is_read_where_a_row_has_dimensions(
     assert found(tmp_path, text, zygote if line == 0 else None) == (
         [("legacy-api", "removed", line, "certain")] if line else []
     )
+
+
+@pytest.mark.parametrize(
+    "made", ["nn.functional.softmax(w)", "nn.functional.log_softmax(w)", "nn.Softmax()(w)"]
+)
+def test_a_softmax_that_is_told_no_dimension(tmp_path: Path, zygote: Zygote, made: str) -> None:
+    text = f"w = torch.randn(3, requires_grad=True)\ny = {made}\ny += 1\ny.sum().backward()\n"
+    assert found(tmp_path, text, zygote) == [("stale-saved-tensor", "write", 3, "certain")]

@@ -173,7 +173,7 @@ def _activation(
     if "ropout" in name:
         options["p"] = given.get("p", made[0] if made else 0.5)
     if function in ("softmax", "log_softmax", "softmin"):
-        extra = [given.get("dim", made[0] if made else -1)]
+        extra = [given.get("dim", made[0] if made else None)]
     return functional(
         m, function, [args[0], *extra], options, _writer(m, module, args[0]) if options.get("inplace") else ""
     )
@@ -362,10 +362,15 @@ def _embed_bag(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value
     return made
 
 
-def _op(name: str) -> Callable[..., Value]:
-    return lambda m, args, kwargs: ops.apply(
-        m, name, args[:2], {k: v for k, v in kwargs.items() if k == "dim"}
-    )
+def _softmax(name: str) -> Callable[..., Value]:
+    def call(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        if dim is None:  # PyTorch chooses it, and warns
+            shape = args[0].shape if args and isinstance(args[0], Tensor) else None
+            dim = m.unknown("dim") if shape is None else 0 if len(shape) in (0, 1, 3) else 1
+        return ops.apply(m, name, args[:1], {"dim": dim})
+
+    return call
 
 
 FUNCTIONAL: dict[str, Callable[..., Value]] = {
@@ -382,8 +387,8 @@ FUNCTIONAL: dict[str, Callable[..., Value]] = {
     "pad": _plain("Pad", False),
     "embedding": _embed,
     "embedding_bag": _embed_bag,
-    "softmax": _op("softmax"),
-    "log_softmax": _op("log_softmax"),
+    "softmax": _softmax("softmax"),
+    "log_softmax": _softmax("log_softmax"),
     "one_hot": lambda m, args, kwargs: tensors.fresh(m, None, "int64"),
 }
 

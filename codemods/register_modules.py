@@ -9,21 +9,19 @@ import libcst as cst
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
-from gradfix.rewrite.spelling import torch_names
+from gradfix.rewrite.spelling import drop_keyword, function_of, torch_names
 from gradfix.rewrite.statements import dotted
 from gradfix.tape import Optimizer
 
-HELD = Effect("adds-gradient", "the optimizer trains the layers that the list holds, too")
-_MAPS = (cst.Dict, cst.DictComp)
-_ROWS = (cst.List, cst.ListComp, cst.Tuple)
+HELD = Effect("adds-gradient", "the optimizer trains what the module holds there, too")
 
 
 class RegisterModules(Codemod):
-    """Keep layers in an `nn.ModuleList` or `nn.ModuleDict` (parameters in an `nn.ParameterList`), not in a plain list.
+    """Keep layers in an `nn.ModuleList` or `nn.ModuleDict`; make an `nn.Parameter` of a tensor that is to be trained.
 
     Why: `parameters()`, `to()`, `train()` and `state_dict()` know only what is registered: an attribute that is a
-    module or a parameter itself. What a plain list or dictionary holds gets gradients, is not stepped, is not moved to
-    the GPU and not saved, without a word.
+    module or a parameter itself. A tensor that merely requires a gradient, and what a plain list or dictionary holds,
+    is not stepped, not moved to the GPU and not saved, without a word.
 
     When not: where a network is kept in a list so that it is not registered (a teacher, a loss's own features). Then
     freeze it.
@@ -94,40 +92,48 @@ for x in torch.randn(3, 4, 3):
         made = conflict.event
         if conflict.pattern != "unregistered" or not isinstance(made, Optimizer):
             return
-        names = [r.name for r in made.unregistered]
-        attributes = {n.partition("[")[0].rpartition(".")[2]: n.partition("]")[2] for n in names}
-        edits: dict[str, tuple[Edit, ...]] = {}
-        said: list[str] = []
+        # what stands behind the item, a layer's parameter; None for no item
+        attributes: dict[str, str | None] = {}
+        for ref in made.unregistered:
+            held, item, rest = ref.name.partition("[")
+            attributes[held.rpartition(".")[2]] = rest.partition("]")[2] if item else None
+        edits: dict[str, list[Edit]] = {}
+        said: dict[str, None] = {}
         for view in filter(None, map(project.view, project.files)):
             for node in view.parents:
-                attribute = _bound(node)
-                value = node.value if isinstance(node, (cst.Assign, cst.AnnAssign)) else None
+                attribute, value = _bound(node)
                 prefix = _prefix(view) if attribute in attributes else None
-                if (
-                    value is None
-                    or attribute is None
-                    or prefix is None
-                    or not isinstance(value, (*_MAPS, *_ROWS))
-                ):
-                    continue
-                kind = "Dict" if isinstance(value, _MAPS) else "List"
-                called = f"{prefix}{'Module' if attributes[attribute] else 'Parameter'}{kind}"
-                edits[view.path] = (*edits.get(view.path, ()), _into(value, called))
-                said.append(f"`{called}`")
+                kept = _registered(value, attributes[attribute]) if value and prefix else None
+                if value is not None and kept is not None:
+                    edits.setdefault(view.path, []).append(_into(value, kept[1], f"{prefix}{kept[0]}"))
+                    said[f"`{prefix}{kept[0]}`"] = None
         if edits:
             where = " and ".join(f"`{a}`" for a in sorted(attributes))
-            yield Proposal(f"make {where} a {' and a '.join(dict.fromkeys(said))}", HELD, edits)
+            summary = f"make {where} {'an' if len(attributes) == 1 else 'each an'} {' or '.join(said)}"
+            yield Proposal(summary, HELD, {path: tuple(some) for path, some in edits.items()})
 
 
-def _bound(node: cst.CSTNode) -> str | None:
-    """``layers`` of ``self.layers = …``."""
+def _registered(value: cst.BaseExpression, inner: str | None) -> tuple[str, cst.BaseExpression] | None:
+    """What of torch.nn's registers it, and what that is made of."""
+    if inner is None:
+        kept = _values(value)
+        return None if kept is None else ("Parameter", kept)
+    what = "Module" if inner else "Parameter"
+    if isinstance(value, (cst.Dict, cst.DictComp)):
+        return f"{what}Dict", value
+    return (f"{what}List", value) if isinstance(value, (cst.List, cst.ListComp, cst.Tuple)) else None
+
+
+def _bound(node: cst.CSTNode) -> tuple[str, cst.BaseExpression | None]:
+    """``layers`` of ``self.layers = …``, and what is bound to it."""
     if isinstance(node, cst.AnnAssign):
         target: cst.BaseExpression = node.target
     elif isinstance(node, cst.Assign) and len(node.targets) == 1:
         target = node.targets[0].target
     else:
-        return None
-    return target.attr.value if isinstance(target, cst.Attribute) and dotted(target.value) == "self" else None
+        return "", None
+    own = isinstance(target, cst.Attribute) and dotted(target.value) == "self"
+    return (cst.ensure_type(target, cst.Attribute).attr.value, node.value) if own else ("", None)
 
 
 def _prefix(view: View) -> str | None:
@@ -141,12 +147,25 @@ def _prefix(view: View) -> str | None:
     return "torch.nn." if "torch" in torch_names(view) else None
 
 
-def _into(value: cst.BaseExpression, called: str) -> Edit:
+def _values(value: cst.BaseExpression) -> cst.BaseExpression | None:
+    """What a tensor that was made to require a gradient is made of: ``torch.zeros(3)`` of ``torch.zeros(3,
+    requires_grad=True)`` and of ``torch.zeros(3).requires_grad_()``."""
+    if not isinstance(value, cst.Call):
+        return None
+    if function_of(value) == "requires_grad_" and isinstance(value.func, cst.Attribute) and not value.args:
+        return value.func.value
+    plain = drop_keyword(value, "requires_grad")
+    if plain is not None and function_of(plain) == "Variable":
+        return plain.args[0].value if len(plain.args) == 1 else None
+    return plain
+
+
+def _into(value: cst.BaseExpression, kept: cst.BaseExpression, called: str) -> Edit:
+    empty = isinstance(kept, (cst.List, cst.Tuple, cst.Dict)) and not kept.elements
+
     def build(node: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(node, cst.BaseExpression)
-        given = node
-        if isinstance(node, (cst.List, cst.Tuple, cst.Dict)) and not node.elements:
-            return cst.Call(cst.parse_expression(called))
-        return cst.Call(cst.parse_expression(called), [cst.Arg(given)])
+        given = node if kept is value else kept.deep_clone()
+        assert isinstance(given, cst.BaseExpression)
+        return cst.Call(cst.parse_expression(called), [] if empty else [cst.Arg(given)])
 
     return Replace(value, build)

@@ -172,8 +172,8 @@ PATTERNS = {
     "stray-optimizer": {
         "replaced": "a parameter was replaced after the optimizer was made",
         "replaced-later": "a parameter was replaced between two steps of the optimizer that holds it",
-        "unregistered": "layers or parameters in a plain list or dictionary of a module, of which parameters() knows "
-        "nothing",
+        "unregistered": "a plain tensor of a module, or layers in a plain list or dictionary, of which parameters() "
+        "knows nothing",
     },
     "data-attribute": {"": ".data is read or written"},
     "legacy-api": {

@@ -241,7 +241,7 @@ def converted(graph: Graph) -> Found:
         walks = [b for b in graph.backwards if record.node in graph.walk(b) and not b.inputs]
         if len(walks) < 2 or graph.stack_number(walks[0].stack) != graph.stack_number(walks[1].stack):
             continue
-        if _differentiated_by(graph, record.node):
+        if differentiated_by(graph, record.node):
             continue
         name = wording.name(record.output, "this tensor")
         yield (
@@ -266,7 +266,7 @@ def converted(graph: Graph) -> Found:
         )
 
 
-def _differentiated_by(graph: Graph, node: int) -> bool:
+def differentiated_by(graph: Graph, node: int) -> bool:
     """Whether a backward that was given its inputs may have been given what `node` made: collocation points, say, by
     which the output of a network is differentiated."""
     return any(

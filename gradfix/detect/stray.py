@@ -11,9 +11,26 @@ from itertools import pairwise
 
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
-from gradfix.detect.parameters import by_hand, filled_ever, given, given_values, rewrapped
+from gradfix.detect.parameters import by_hand, differentiated_by, filled_ever, given, given_values, rewrapped
 from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, GradUse, GradWrite, Mutate, Record, Ref, Site
+
+# what gives parts of a tensor, or its numbers in another order
+_PARTS = {
+    *(
+        "select",
+        "slice",
+        "index",
+        "index_select",
+        "gather",
+        "narrow",
+        "view",
+        "reshape",
+        "unsqueeze",
+        "squeeze",
+    ),
+    *("expand", "permute", "transpose", "t", "flatten", "cat", "stack", "clone", "split", "chunk", "unbind"),
+}
 
 
 def stray_optimizers(graph: Graph) -> Found:
@@ -134,8 +151,9 @@ def replaced_later(graph: Graph) -> Found:
 
 
 def unregistered(graph: Graph) -> Found:
-    """Layers that a module holds in a plain list or dictionary: its other parameters are stepped, and of these its
-    ``parameters()`` knows nothing. Not those that were given values (a teacher's, kept out of sight)."""
+    """Layers that a module holds in a plain list or dictionary, or a plain tensor: its other parameters are stepped,
+    and of these its ``parameters()`` knows nothing. Not those that were given values (a teacher's, out of sight), nor
+    what something is differentiated by (collocation points), nor a tensor that is handed to a layer as data are."""
     for number, optimizer in graph.optimizers.items():
         steps = graph.steps_of(number)
         if not optimizer.unregistered or len(steps) < 2:
@@ -147,6 +165,11 @@ def unregistered(graph: Graph) -> Found:
             if r.storage in homeless and not _by_the_program(graph, r.storage)
         ]
         left = [r for r in left if not any(given(w, steps[0].time) for w in graph.writes.get(r.storage, ()))]
+        left = [
+            r
+            for r in left
+            if not differentiated_by(graph, ~r.storage) and ("[" in r.name or not _enters_a_layer(graph, r))
+        ]
         if not left or _looked_at(graph, {r.storage for r in left}):
             continue
         first = homeless[left[0].storage][1]
@@ -154,17 +177,18 @@ def unregistered(graph: Graph) -> Found:
             continue
         names = wording.listed([f"`{r.name}`" for r in left])
         held, _, key = left[0].name.partition("[")
-        kind = "dictionary" if key[:1] in "'\"" else "list"
+        kind = "tensor" if not key else "dictionary" if key[:1] in "'\"" else "list"
+        what = f"what `{held}` holds" if key else f"`{held}`"
         yield (
             ("unregistered", number),
             steps[0],
             make(
                 "stray-optimizer",
                 "unregistered",
-                f"{names} get gradients and are never updated: `{held}` is a plain {kind}, and parameters() knows "
-                "nothing of what it holds",
+                f"{names} {'get gradients and are' if len(left) > 1 else 'gets a gradient and is'} never updated: "
+                f"`{held}` is a plain {kind}, and parameters() knows nothing of {what if key else 'it'}",
                 [
-                    ("made", optimizer.stack, f"is not given what `{held}` holds"),
+                    ("made", optimizer.stack, f"is not given {what}"),
                     ("needed", first.stack, "computes gradients for it"),
                     ("step", steps[0].stack, "steps without it"),
                 ],
@@ -174,6 +198,19 @@ def unregistered(graph: Graph) -> Found:
                 event=optimizer,
             ),
         )
+
+
+def _enters_a_layer(graph: Graph, leaf: Ref) -> bool:
+    """Whether a leaf, or a part of it, meets a parameter of an optimizer's in an op."""
+    made = {~leaf.storage}
+    for record in sorted(graph.records.values(), key=lambda r: r.time):
+        if made.isdisjoint(record.parents):
+            continue
+        if any(p < 0 and ~p in graph.owners for p in record.parents):
+            return True
+        if plain_op(record) in _PARTS:
+            made.add(record.node)
+    return False
 
 
 def nobodys(graph: Graph) -> dict[int, tuple[Ref, Backward]]:

@@ -104,10 +104,17 @@ def _whole(m: Machine) -> Iterator[tuple[str, Instance]]:
 
 
 def _hidden(module: Instance) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of layers that an attribute holds as items."""
+    """The leaves that attributes hold, and the parameters of layers that they hold as items."""
     from gradfix.read import layers
 
     for key, value in list(module.attrs.items()):
+        if (
+            isinstance(value, Tensor)
+            and not value.parameter
+            and value.node is None
+            and value.requires is True
+        ):
+            yield key, value
         if not isinstance(value, list | tuple | dict) or len(value) > _MOST_ITEMS:
             continue
         for at, item in value.items() if isinstance(value, dict) else enumerate(value):

@@ -198,8 +198,10 @@ class Names:
 
 
 def _hidden(module: Any) -> Iterator[tuple[str, Any]]:
-    """The parameters of layers that an attribute holds as items."""
+    """The leaves that attributes hold, and the parameters of layers that they hold as items."""
     for key, value in list(vars(module).items()):
+        if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad:
+            yield key, value
         if key in _REGISTERED or type(value) not in (list, tuple, dict) or len(value) > _MOST_ITEMS:
             continue
         items = value.items() if type(value) is dict else enumerate(value)

@@ -129,6 +129,8 @@ class _Way:
                 return self._bind(above, node)
             if above in self._around:
                 return _ELSEWHERE, []
+            if (one := self._unpacked(above, node)) is not None:
+                return _NOTHING, [one]
             if isinstance(above, ast.Return):
                 return (_ELSEWHERE if scaled and self.end is not None else _RETURN), []
             scaled = scaled or isinstance(above, ast.BinOp)
@@ -214,6 +216,27 @@ class _Way:
         self._bound.add(statement)
         names = [t for t in targets if isinstance(t, ast.Name)]
         return _NOTHING if len(names) == len(targets) else _ELSEWHERE, names
+
+    def _unpacked(self, above: ast.AST, node: ast.AST) -> ast.Name | None:
+        """The name that an element is bound to: ``a, b = x.numpy(), y.numpy()``."""
+        statement = self.text.parents.get(above)
+        if (
+            not isinstance(above, ast.Tuple)
+            or not isinstance(statement, ast.Assign)
+            or above is not statement.value
+        ):
+            return None
+        target = statement.targets[0]
+        same = (
+            len(statement.targets) == 1
+            and isinstance(target, ast.Tuple)
+            and len(target.elts) == len(above.elts)
+        )
+        one = target.elts[above.elts.index(node)] if same else None  # type: ignore[attr-defined, arg-type]
+        if not isinstance(one, ast.Name):
+            return None
+        self._bound.add(statement)
+        return one
 
     def _of(self, scope: Any, name: str) -> list[ast.Name]:
         return [n for n in self.text.names.get(name, ()) if self._scope(n) is scope]

@@ -11,8 +11,9 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View, targets
 from gradfix.rewrite.blocks import of_torch
 from gradfix.rewrite.boundary import gather
-from gradfix.rewrite.calls import with_arguments
+from gradfix.rewrite.calls import backward_call, loss_of, with_arguments
 from gradfix.rewrite.carried import outlives
+from gradfix.rewrite.dropped import asked
 from gradfix.rewrite.liveness import dotted, statement_before
 from gradfix.rewrite.peeling import MAKERS, innermost, layer_in, outermost, put
 from gradfix.rewrite.recording import Part, cut_for_others, drawn_anew, recorded
@@ -92,6 +93,7 @@ for x in torch.randn(3, 4, 3):
                 continue
             if found is not None:
                 said, parts = found
+                parts = [*parts, *_asked(conflict, project)]
                 every += parts
                 yield Proposal(said, effect, gather(*parts), rank + (conflict.pattern == "dead-parameter"))
                 if others := cut_for_others(cut, conflict.backward, project):
@@ -106,6 +108,13 @@ for x in torch.randn(3, 4, 3):
                 together.append((view, new))
             rank = 0 if conflict.pattern == "dead-parameter" else PLACES
             yield Proposal("keep every value of the loss in its graph", GAINS, gather(*together), rank)
+
+
+def _asked(conflict: Conflict, project: Project) -> list[Part]:
+    """The statements that let a loss without a graph require a gradient."""
+    place = backward_call(project, conflict.backward) if conflict.backward is not None else None
+    edits = asked(*place, dotted(loss_of(place[1]))) if place is not None else []
+    return [(place[0], edits)] if place is not None and edits else []
 
 
 def _cuts(conflict: Conflict, project: Project) -> list[Cut]:

@@ -41,9 +41,10 @@ def filled_ever(graph: Graph) -> set[int]:
     return {r.storage for b in graph.backwards for r in b.accumulates}
 
 
-def cuts_of(graph: Graph) -> list[Cut]:
-    """Where the graph is left by what could have kept it. (Masks and indices are made in every program.)"""
-    return [e for e in graph.tape.events if isinstance(e, Cut) and e.how != "discrete"]
+def cuts_of(graph: Graph, discrete: bool = False) -> list[Cut]:
+    """Where the graph is left by what could have kept it; by what is `discrete` too. (Masks and indices are made in
+    every program.)"""
+    return [e for e in graph.tape.events if isinstance(e, Cut) and (discrete or e.how != "discrete")]
 
 
 def dead_parameters(graph: Graph) -> Found:
@@ -67,10 +68,12 @@ def dead_parameters(graph: Graph) -> Found:
         if any(b.time < first.time for b in leading):
             yield from frozen_since(graph, number, leading)
             continue
+        # a loss that is a leaf itself was let require a gradient, whatever it is made of: indices, say
+        alone = bool(earlier) and not graph.walk(earlier[-1])
         cut = next(
             (
                 c
-                for c in reversed(cuts_of(graph))
+                for c in reversed(cuts_of(graph, discrete=alone))
                 if c.time < before and c.stack and _reached(graph, c) & mine and _leads_to(graph, c, earlier)
             ),
             None,

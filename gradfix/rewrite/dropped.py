@@ -23,6 +23,25 @@ def detached_name(node: cst.CSTNode) -> str | None:
     return dotted(call.func.value) if call.func.attr.value == "detach" and not call.args else None
 
 
+def asked(view: View, node: cst.CSTNode, name: str | None) -> list[Edit]:
+    """Edits that take ``name.requires_grad = True`` and ``name.requires_grad_()`` around `node` away: what
+    has a graph needs none, and PyTorch refuses the first."""
+    found: list[Edit] = []
+    for unit in walk(body_of(view, node)) if name is not None else ():
+        block = block_of(view, unit.node) if _asks(unit.node, f"{name}.requires_grad") else None
+        if block is not None and len(units(block)) > 1:
+            found += take_away(unit, view)
+    return found
+
+
+def _asks(node: cst.CSTNode, attribute: str) -> bool:
+    """Whether a statement sets this attribute to True, or calls the method of that name with an underscore."""
+    if isinstance(node, cst.Assign) and len(node.targets) == 1:
+        return dotted(node.targets[0].target) == attribute and dotted(node.value) == "True"
+    call = node.value if isinstance(node, cst.Expr) else None
+    return isinstance(call, cst.Call) and dotted(call.func) == f"{attribute}_" and not call.args
+
+
 def kept(unit: Unit, name: str, shape: str = "tensor") -> Edit:
     """The statement ``name.detach()`` becomes ``name = name.detach()``."""
     small = rebinding(name, shape)

@@ -13,6 +13,7 @@ from functools import reduce
 
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
+from gradfix.detect.freed import summed
 from gradfix.detect.parameters import cuts_of, filled_ever, given, names_of, rewrapped
 from gradfix.detect.refused import CUT_WORDS
 from gradfix.graph import Graph
@@ -33,6 +34,7 @@ def starved(graph: Graph) -> Found:
             told: set[object] = set()
             if cuts:
                 yield from _taken_by_layers(graph, number, dead, stepped, cuts, told)
+                yield from _in_constant_terms(graph, number, dead, cuts, told)
             yield from _ending(graph, number, dead, cuts.values(), told)
 
 
@@ -91,6 +93,47 @@ def _taken_by_layers(
                 event=first,
             ),
         )
+
+
+def _in_constant_terms(
+    graph: Graph, number: int, dead: set[int], cuts: dict[int, Cut], told: set[object]
+) -> Found:
+    """What is made of them ends in a term of the loss that has no graph at all, in more than one pass: detached
+    log-probabilities, in an actor's loss."""
+    steps = graph.steps_of(number)
+    met: dict[Stack, tuple[Fed, Cut]] = {}
+    for fed in (e for e in graph.tape.events if isinstance(e, Fed)):
+        loss = next((b for b in graph.backwards if b.time > fed.time and fed.node in graph.walk(b)), None)
+        if loss is None or number not in graph.serves(loss) or fed.node not in summed(graph, loss.roots):
+            continue
+        for cut in (cuts[t] for t in fed.cuts if t in cuts and _behind(graph, cuts[t]) & dead):
+            first, since = met.setdefault(cut.stack, (fed, cut))
+            if cut.stack[-1] in told or not any(since.time < s.time < cut.time for s in steps):
+                continue
+            told.add(cut.stack[-1])
+            yield (
+                ("partly", number, cut.stack),
+                since,
+                make(
+                    "cut-graph",
+                    "partly",
+                    f"{names_of(graph, _behind(graph, cut) & dead)} of {optimizer_words(graph, number)} got no "
+                    f"gradient in any of {len(steps)} steps: {wording.at('cut', cut.stack)} has no graph, and what is "
+                    "made of it is a constant in the loss",
+                    [
+                        ("cut", since.stack, CUT_WORDS.get(since.how, "the graph is left here")),
+                        ("used", first.stack, "a constant in this sum"),
+                        ("needed", loss.stack, "this loss reaches none of them"),
+                        ("step", steps[0].stack, "steps the others alone"),
+                    ],
+                    "cut",
+                    severity="warning",
+                    ref=since.ref,
+                    record=graph.records.get(since.node) if since.node is not None else None,
+                    backward=loss,
+                    event=since,
+                ),
+            )
 
 
 def _behind(graph: Graph, cut: Cut) -> frozenset[int]:

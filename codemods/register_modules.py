@@ -9,6 +9,7 @@ import libcst as cst
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
+from gradfix.rewrite.holders import as_list, bound, holders
 from gradfix.rewrite.spelling import drop_keyword, function_of, torch_names
 from gradfix.rewrite.statements import dotted
 from gradfix.tape import Optimizer
@@ -94,15 +95,23 @@ for x in torch.randn(3, 4, 3):
             return
         # what stands behind the item, a layer's parameter; None for no item
         attributes: dict[str, str | None] = {}
+        leaves: dict[str, set[int]] = {}
         for ref in made.unregistered:
             held, item, rest = ref.name.partition("[")
-            attributes[held.rpartition(".")[2]] = rest.partition("]")[2] if item else None
+            attribute = held.rpartition(".")[2]
+            attributes[attribute] = rest.partition("]")[2] if item else None
+            leaves.setdefault(attribute, set()).add(ref.storage)
+        kinds = {name: holders(project, name, own) for name, own in leaves.items()}
+        if any(inner is not None and as_list(project, name) for name, inner in attributes.items()):
+            return
         edits: dict[str, list[Edit]] = {}
         said: dict[str, None] = {}
         for view in filter(None, map(project.view, project.files)):
             for node in view.parents:
-                attribute, value = _bound(node)
-                prefix = _prefix(view) if attribute in attributes else None
+                attribute, value = bound(node)
+                if attribute not in attributes or view.enclosing(node, cst.ClassDef) not in kinds[attribute]:
+                    continue
+                prefix = _prefix(view)
                 kept = _registered(value, attributes[attribute]) if value and prefix else None
                 if value is not None and kept is not None:
                     edits.setdefault(view.path, []).append(_into(value, kept[1], f"{prefix}{kept[0]}"))
@@ -122,18 +131,6 @@ def _registered(value: cst.BaseExpression, inner: str | None) -> tuple[str, cst.
     if isinstance(value, (cst.Dict, cst.DictComp)):
         return f"{what}Dict", value
     return (f"{what}List", value) if isinstance(value, (cst.List, cst.ListComp, cst.Tuple)) else None
-
-
-def _bound(node: cst.CSTNode) -> tuple[str, cst.BaseExpression | None]:
-    """``layers`` of ``self.layers = …``, and what is bound to it."""
-    if isinstance(node, cst.AnnAssign):
-        target: cst.BaseExpression = node.target
-    elif isinstance(node, cst.Assign) and len(node.targets) == 1:
-        target = node.targets[0].target
-    else:
-        return "", None
-    own = isinstance(target, cst.Attribute) and dotted(target.value) == "self"
-    return (cst.ensure_type(target, cst.Attribute).attr.value, node.value) if own else ("", None)
 
 
 def _prefix(view: View) -> str | None:

@@ -171,6 +171,8 @@ class Optimizers:
             known = self._of(optimizer)
             known.name, known.named = name, True
         hidden = r.names.unregistered(params)
+        asked = {held: unstepped.gives_later(held) for held in {_held(name) for name, _ in hidden}}
+        hidden = [(name, p) for name, p in hidden if not asked[_held(name)]]
         for name, p in hidden:
             r.leaves.of(p)
             r.names.call(p, name)
@@ -336,3 +338,8 @@ class Optimizers:
         else:
             r.flood()
             r.tape.common("Step", r.clock.tick(), stack, True, **fields)
+
+
+def _held(name: str) -> str:
+    """The attribute that holds ``net.layers[0].weight``."""
+    return name.partition("[")[0].rpartition(".")[2]

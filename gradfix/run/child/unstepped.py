@@ -14,6 +14,7 @@ from typing import Any
 from . import failure
 from .sites import parsed
 
+_ASKING = ("parameters", "named_parameters")
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -154,6 +155,28 @@ def _names(optimizer: Any, frame: Any) -> Iterator[str]:
 def adds_groups() -> bool:
     """Whether some file of the user's speaks of ``add_param_group``: what an optimizer lacks, it may yet be given."""
     return any("add_param_group" in "".join(linecache.getlines(file)) for file in _files())
+
+
+def gives_later(attribute: str) -> bool:
+    """Whether some file of the user's asks what this attribute holds for its parameters: an optimizer that is made
+    later may be given them."""
+    return any(_asks(node, attribute) for file in _files() for node in _text(file).within)
+
+
+def _asks(node: ast.AST, attribute: str) -> bool:
+    if isinstance(node, ast.Attribute) and node.attr in _ASKING:
+        return _speaks_of(node.value, attribute)
+    if isinstance(node, (ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)):
+        held = any(_speaks_of(each.iter, attribute) for each in node.generators)
+    elif isinstance(node, (ast.For, ast.AsyncFor)):
+        held = _speaks_of(node.iter, attribute)
+    else:
+        return False
+    return held and any(isinstance(n, ast.Attribute) and n.attr in _ASKING for n in ast.walk(node))
+
+
+def _speaks_of(node: ast.AST, attribute: str) -> bool:
+    return any(isinstance(n, ast.Attribute) and n.attr == attribute for n in ast.walk(node))
 
 
 def _files() -> set[str]:

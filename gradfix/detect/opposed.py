@@ -56,12 +56,12 @@ def unbounded(graph: Graph, foreign: Backward, meant: Backward, optimizer: int) 
     events = (e for e in graph.tape.events if isinstance(e, Unbounded) and e.stack in here)
     signs = [e.sign for e in events if e.optimizer == optimizer]
     alone = (n for root in meant.roots for n in _terms_alone(graph, root, frozenset((optimizer,))))
-    if len(signs) < 2 or len(set(signs)) > 1 or all(_linear(graph, n) for n in alone):
+    if len(signs) < 2 or len(set(signs)) > 1 or all(linear(graph, n) for n in alone):
         return ""
     return f"wants ever {_WORDS[signs[0]]} values from that model"
 
 
-def _linear(graph: Graph, node: int) -> bool:
+def linear(graph: Graph, node: int) -> bool:
     """Whether a term is linear in what a layer gives."""
     while (record := graph.records.get(node)) is not None:
         inner = [p for p in record.parents if p >= 0 and not graph.is_parameter(p)]

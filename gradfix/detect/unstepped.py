@@ -9,6 +9,7 @@ from __future__ import annotations
 from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Found, make, optimizer_words
+from gradfix.detect.opposed import linear
 from gradfix.detect.parameters import by_hand
 from gradfix.graph import Graph
 from gradfix.tape import Backward, End, GradUse, GradWrite, Zero
@@ -29,7 +30,7 @@ def never_stepped(graph: Graph) -> Found:
         if own & used or any(by_hand(w) and w.time > first for s in own for w in graph.writes.get(s, ())):
             continue
         lost = _lost(graph, own)
-        if len(lost) < 2:
+        if len(lost) < 2 or (not graph.steps and all(_no_loss(graph, b) for b, _ in lost)):
             continue
         # (of several that fill them, one that no other optimizer uses, either, was there for this one)
         backward, zero = next((pair for pair in lost if not graph.uses(pair[0])), lost[0])
@@ -62,6 +63,12 @@ def step_due(graph: Graph, conflict: Conflict) -> Backward | None:
         return None
     lost = _lost(graph, {r.storage for r in zero.refs})
     return next((b for b, z in reversed(lost) if z == zero and not graph.uses(b)), first)
+
+
+def _no_loss(graph: Graph, backward: Backward) -> bool:
+    """Whether the backward begins at a mere sum or mean of what a layer gives, which has no best value: it is timed, or
+    tried how much fits into memory."""
+    return bool(backward.roots) and all(linear(graph, n) for n in backward.roots)
 
 
 def _used(graph: Graph) -> set[int]:

@@ -104,7 +104,8 @@ def _whole(m: Machine) -> Iterator[tuple[str, Instance]]:
 
 
 def _hidden(module: Instance) -> Iterator[tuple[str, Tensor]]:
-    """The leaves that attributes hold, and the parameters of layers that they hold as items."""
+    """The leaves that attributes hold, and the parameters of layers that they hold as items. A list of a single network
+    and one that is in evaluation mode are there so that they are not registered."""
     from gradfix.read import layers
 
     for key, value in list(module.attrs.items()):
@@ -120,7 +121,7 @@ def _hidden(module: Instance) -> Iterator[tuple[str, Tensor]]:
         for at, item in value.items() if isinstance(value, dict) else enumerate(value):
             if isinstance(item, Tensor) and item.parameter:
                 yield f"{key}[{at!r}]", item
-            elif layers.is_module(item):
+            elif layers.is_module(item) and len(value) > 1 and item.attrs.get("training") is not False:
                 yield from ((f"{key}[{at!r}].{inner}", t) for inner, t in layers.parameters(item))
 
 

@@ -198,7 +198,8 @@ class Names:
 
 
 def _hidden(module: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves that attributes hold, and the parameters of layers that they hold as items."""
+    """The leaves that attributes hold, and the parameters of layers that they hold as items. A list of a single network
+    and one that is in evaluation mode are there so that they are not registered."""
     for key, value in list(vars(module).items()):
         if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad:
             yield key, value
@@ -208,7 +209,7 @@ def _hidden(module: Any) -> Iterator[tuple[str, Any]]:
         for at, item in list(items):
             if isinstance(item, torch.nn.Parameter):
                 yield f"{key}[{at!r}]", item
-            elif isinstance(item, torch.nn.Module):
+            elif isinstance(item, torch.nn.Module) and item.training and len(value) > 1:
                 yield from ((f"{key}[{at!r}].{inner}", p) for inner, p in item.named_parameters())
 
 

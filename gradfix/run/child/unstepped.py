@@ -7,6 +7,7 @@ import ast
 import functools
 import gc
 import linecache
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from . import failure
 from .sites import parsed
 
+_MEASURED = re.compile(r"\b(?:perf_counter|process_time|timeit|cuda\.Event|max_memory_allocated|profiler?)\b")
 _ASKING = ("parameters", "named_parameters")
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -155,6 +157,12 @@ def _names(optimizer: Any, frame: Any) -> Iterator[str]:
 def adds_groups() -> bool:
     """Whether some file of the user's speaks of ``add_param_group``: what an optimizer lacks, it may yet be given."""
     return any("add_param_group" in "".join(linecache.getlines(file)) for file in _files())
+
+
+def measures() -> bool:
+    """Whether some file of the user's takes exact times, or looks how much memory was needed: of a program without a
+    step that may be all that is asked for."""
+    return any(_MEASURED.search("".join(linecache.getlines(file))) for file in _files())
 
 
 def gives_later(attribute: str) -> bool:

@@ -75,12 +75,19 @@ for x in torch.randn(8, 4, 3):
         index = unit_in(view, block, at) if block is not None else None
         if block is None or index is None or function_of(clear) != "zero_grad" or _scaled(view, at):
             return
-        unit = units(block)[index]
+        clipped = [u for u in units(block)[index:] if _clips(u.node)]
+        unit = clipped[-1] if clipped else units(block)[index]
         if not isinstance(unit.node, cst.BaseCompoundStatement):
             name = view.code(clear.func.value)
             said = f"step `{name}` after `{briefly(view.code(unit.node))}`"
             step = cst.parse_statement(f"{name}.step()")
             yield Proposal(said, STEPPED, {view.path: (put_after(unit, step),)})
+
+
+def _clips(node: cst.CSTNode) -> bool:
+    """Whether gradients are clipped there, which the step is to have."""
+    called = (function_of(n) or "" for n in (node, *descendants(node)) if isinstance(n, cst.Call))
+    return any(name.startswith("clip_grad") for name in called)
 
 
 def _scaled(view: View, at: cst.CSTNode) -> bool:

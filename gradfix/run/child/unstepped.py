@@ -184,7 +184,10 @@ def _asks(node: ast.AST, attribute: str) -> bool:
 
 
 def _speaks_of(node: ast.AST, attribute: str) -> bool:
-    return any(isinstance(n, ast.Attribute) and n.attr == attribute for n in ast.walk(node))
+    every = list(ast.walk(node))  # ("layers" of getattr(net, "layers", []), too)
+    return any(isinstance(n, ast.Attribute) and n.attr == attribute for n in every) or any(
+        isinstance(n, ast.Constant) and n.value == attribute for n in every
+    )
 
 
 def _files() -> set[str]:

@@ -62,6 +62,8 @@ for x in torch.randn(3, 4, 3):
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        if conflict.pattern == "unregistered":
+            return
         made = _made(conflict, project)
         if made is None:
             return

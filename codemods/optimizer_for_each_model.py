@@ -80,6 +80,8 @@ for fold in torch.randn(2, 4, 8, 3):
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        if conflict.pattern == "unregistered":
+            return
         label = conflict.label("made")
         held = (o for o in project.graph.optimizers.values() if label is not None and o.stack == label.stack)
         made = next(held, None)

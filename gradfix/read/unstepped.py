@@ -18,7 +18,10 @@ DEEPEST = 4
 _HIDDEN = re.compile(
     r"\b(?:setattr|__dict__|eval|exec|methodcaller|attrgetter)\b|[\"']step[\"']|class\s+\w+\([^)]*Optim"
 )
-_MEASURED = re.compile(r"\b(?:perf_counter|process_time|timeit|cuda\.Event|max_memory_allocated|profiler?)\b")
+_MEASURED = re.compile(
+    r"\b(?:perf_counter|process_time|timeit|cuda\.Event|max_memory_allocated|profiler?)\b"
+    r"|[=(,\[+]\s*(?:\w+\.)*clip_grad_norm_?\("  # for the norm that it gives
+)
 _ASKED = re.compile(r"\bgetattr\s*\((?!\s*[\w.]+\s*,\s*[\"'])")
 _BASES = {
     "Module",

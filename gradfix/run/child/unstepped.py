@@ -15,7 +15,10 @@ from typing import Any
 from . import failure
 from .sites import parsed
 
-_MEASURED = re.compile(r"\b(?:perf_counter|process_time|timeit|cuda\.Event|max_memory_allocated|profiler?)\b")
+_MEASURED = re.compile(
+    r"\b(?:perf_counter|process_time|timeit|cuda\.Event|max_memory_allocated|profiler?)\b"
+    r"|[=(,\[+]\s*(?:\w+\.)*clip_grad_norm_?\("  # for the norm that it gives
+)
 _ASKING = ("parameters", "named_parameters")
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
+from gradfix.detect.returns import beginning
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.boundary import detach
 from gradfix.rewrite.dropped import detached_name, dropped, kept
@@ -75,6 +77,13 @@ for s, following, r in zip(torch.randn(3, 5, 3), torch.randn(3, 5, 3), torch.ran
             yield Proposal(summary, TARGET, {view.path: (kept(unit, name),)})
         uses = _uses(conflict)
         made = [] if conflict.pattern == "advantage" and len(uses) == 1 else list(_made(conflict, project))
+        begins = beginning(project.graph, conflict.record.node) if conflict.record is not None else None
+        if conflict.pattern == "return" and begins is not None:
+            within = {id(n) for _, e in made for n in descendants(e)}
+            first = [
+                (v, e) for v, e in _made(replace(conflict, record=begins), project) if id(e) not in within
+            ]
+            made = [*first, *made]
         places = [*dict.fromkeys((*made, *(_operands(project, uses[0]) if uses else ())))]
         for rank, (view, expression) in enumerate(places, 1 if lost else 0):
             code = " ".join(view.code(expression).split())
@@ -150,7 +159,8 @@ def _made(conflict: Conflict, project: Project) -> Iterator[tuple[View, cst.Base
         assert isinstance(node, cst.BaseExpression)
         top = _chain_top(view, node)
         small = view.small_statement(node)
-        if isinstance(small, cst.Assign) and isinstance(small.targets[0].target, cst.Tuple):
+        unpacked = isinstance(small, cst.Assign) and isinstance(small.targets[0].target, cst.Tuple)
+        if isinstance(small, cst.Assign) and unpacked and not isinstance(small.value, cst.Tuple):
             yield from _parts(conflict, project, depth, small)
             if small.value is top:
                 continue  # several values have no detach() together

@@ -8,6 +8,7 @@ difference may well be meant. What tells a return is the reward: something is ad
 from __future__ import annotations
 
 from gradfix.graph import VIEWS, Graph, plain_op
+from gradfix.tape import Record
 
 # ops that keep a value the same value: shapes, signs, types
 SHAPES = VIEWS | {"neg", "clone"}
@@ -29,6 +30,12 @@ def is_return(graph: Graph, target: int, prediction: int, mine: int, valued: boo
     if not ends or max(ends.values()) < 2 or fold.ends(prediction):
         return False
     return len(ends) > 1 or valued or graph.below(prediction).isdisjoint(graph.below(next(iter(ends))))
+
+
+def beginning(graph: Graph, target: int) -> Record | None:
+    """What made the one value that a return begins with; None where it is folded of several."""
+    ends = list(_Fold(graph, graph.reach_mask(target)).ends(target))
+    return graph.records.get(ends[0]) if len(ends) == 1 else None
 
 
 def through(graph: Graph, node: int, ops: set[str]) -> int:

@@ -16,7 +16,7 @@ from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.freed import summed
 from gradfix.detect.parameters import cuts_of, filled_ever, given, names_of, rewrapped
 from gradfix.detect.refused import CUT_WORDS
-from gradfix.graph import Graph
+from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Cut, Fed, Mode, Stack
 
 
@@ -104,7 +104,10 @@ def _in_constant_terms(
     met: dict[Stack, tuple[Fed, Cut]] = {}
     for fed in (e for e in graph.tape.events if isinstance(e, Fed)):
         loss = next((b for b in graph.backwards if b.time > fed.time and fed.node in graph.walk(b)), None)
-        if loss is None or number not in graph.serves(loss) or fed.node not in summed(graph, loss.roots):
+        added = plain_op(graph.records[fed.node]) in ("add", "stack") if fed.node in graph.records else False
+        if not added or loss is None or number not in graph.serves(loss):
+            continue
+        if fed.node not in summed(graph, loss.roots):
             continue
         for cut in (cuts[t] for t in fed.cuts if t in cuts and _behind(graph, cuts[t]) & dead):
             first, since = met.setdefault(cut.stack, (fed, cut))

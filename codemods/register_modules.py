@@ -96,9 +96,8 @@ for x in torch.randn(3, 4, 3):
         # what stands behind the item, a layer's parameter; None for no item
         attributes: dict[str, str | None] = {}
         leaves: dict[str, set[int]] = {}
-        for ref in made.unregistered:
-            held, item, rest = ref.name.partition("[")
-            attribute = held.rpartition(".")[2]
+        for ref, end in zip(made.unregistered, made.attributes, strict=True):
+            attribute, item, rest = end.partition("[")
             attributes[attribute] = rest.partition("]")[2] if item else None
             leaves.setdefault(attribute, set()).add(ref.storage)
         kinds = {name: holders(project, name, own) for name, own in leaves.items()}

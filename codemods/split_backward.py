@@ -9,7 +9,7 @@ import libcst as cst
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.dataclass import dataclass
 from gradfix.detect import Conflict
-from gradfix.detect.opposed import ends, sides, summed
+from gradfix.detect.opposed import ends, sides, total_of
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
 from gradfix.graph import Graph
 from gradfix.rewrite.boundary import gather
@@ -100,7 +100,8 @@ for real in torch.randn(4, 8, 3):
         index = unit_in(view, block, call) if block is not None else None
         if total is None or block is None or index is None:
             return
-        parts = _parts(project.graph, summed(project.graph, backward), total, its)
+        added = total_of(project.graph, backward)
+        parts = _parts(project.graph, added.node, total, its) if added is not None else []
         groups: dict[frozenset[int], list[_Part]] = {}
         for part in parts:
             groups.setdefault(part.optimizers, []).append(part)

@@ -148,8 +148,9 @@ class Optimizer(Event):
     steps.
 
     `refs` are in the order of its param_groups. A tensor among them that is not a leaf is a non-leaf
-    "parameter". `unregistered` are parameters that a module, all of whose own it steps, holds in a plain list, tuple
-    or dictionary: ``net.layers[0].weight``.
+    "parameter". `unregistered` are leaves that a module, all of whose own parameters it steps, holds as a plain tensor
+    or in a plain list, tuple or dictionary; `attributes` says for each how the module holds it:
+    ``layers[0].weight``.
     """
 
     optimizer: int
@@ -157,6 +158,7 @@ class Optimizer(Event):
     name: str = ""
     refs: tuple[Ref, ...] = ()
     unregistered: tuple[Ref, ...] = ()
+    attributes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

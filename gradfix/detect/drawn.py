@@ -7,7 +7,7 @@ from __future__ import annotations
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.frozen import frozen_in_every_pass
-from gradfix.detect.parameters import filled_ever, given_values
+from gradfix.detect.parameters import untrained
 from gradfix.detect.refused import CUT_WORDS
 from gradfix.graph import Graph
 from gradfix.tape import Backward, Cut, Fed, Step
@@ -24,12 +24,8 @@ def drawn(graph: Graph) -> Found:
         if isinstance(c, Cut) and c.how in ("discrete", "no_grad") and c.stack and c.node is not None
     }
     fed = [e for e in graph.tape.events if isinstance(e, Fed)] if cuts else []
-    filled = filled_ever(graph) if fed else set[int]()
-    for number, optimizer in graph.optimizers.items() if fed else ():
-        steps = graph.steps_of(number)
-        if len(steps) < 2 or any(s.refs for s in steps) or any(r.storage in filled for r in optimizer.refs):
-            continue
-        if given_values(graph, number) or frozen_in_every_pass(graph, number) is not None:
+    for number, steps in untrained(graph) if fed else ():
+        if frozen_in_every_pass(graph, number) is not None:
             continue
         met = [(step, _met(graph, number, step, cuts, fed)) for step in steps]
         whole = [(step, found) for step, found in met if found is not None]

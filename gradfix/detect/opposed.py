@@ -126,7 +126,7 @@ def sides(graph: Graph, backward: Backward, event: Terms | Unbounded) -> tuple[S
     """
     first = graph.reached_optimizers(event.node)
     later = graph.serves(backward) - first
-    total = _total(graph, backward)
+    total = total_of(graph, backward)
     if total is None or not first or not later:
         return ()
     if isinstance(event, Unbounded):
@@ -162,13 +162,7 @@ def _each_alone(
     return tuple(sorted(found)) if len({its for _, its in found}) > 1 else ()
 
 
-def summed(graph: Graph, backward: Backward) -> int:
-    """The node of the sum that the backward differentiates; -1 for none."""
-    total = _total(graph, backward)
-    return total.node if total is not None else -1
-
-
-def _total(graph: Graph, backward: Backward) -> Record | None:
+def total_of(graph: Graph, backward: Backward) -> Record | None:
     """The sum (or difference) of two that the backward differentiates, scaled maybe."""
     node = backward.roots[0] if len(backward.roots) == 1 else -1
     while (record := graph.records.get(node)) is not None:

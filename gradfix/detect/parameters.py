@@ -8,7 +8,7 @@ each asks for evidence that the person did not mean it.
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
@@ -50,13 +50,7 @@ def cuts_of(graph: Graph, discrete: bool = False) -> list[Cut]:
 def dead_parameters(graph: Graph) -> Found:
     """All parameters of an optimizer stay without a gradient in every step, though graphs were built on
     them."""
-    filled = filled_ever(graph)
-    for number, optimizer in graph.optimizers.items():
-        steps = graph.steps_of(number)
-        if len(steps) < 2 or any(s.refs for s in steps) or any(r.storage in filled for r in optimizer.refs):
-            continue
-        if given_values(graph, number):
-            continue  # kept up with another model's, say: a target, which no loss is meant to train
+    for number, steps in untrained(graph):
         if (frozen := frozen_in_every_pass(graph, number)) is not None:
             yield ("dead", number), steps[0], frozen
             continue
@@ -104,6 +98,18 @@ def dead_parameters(graph: Graph) -> Found:
                 event=cut,
             ),
         )
+
+
+def untrained(graph: Graph) -> Iterator[tuple[int, list[Step]]]:
+    """The optimizers none of whose parameters ever gets a gradient, with their steps. Not one whose parameters are kept
+    up with another model's, say: a target, which no loss is meant to train."""
+    filled = filled_ever(graph)
+    for number, optimizer in graph.optimizers.items():
+        steps = graph.steps_of(number)
+        if len(steps) < 2 or any(s.refs for s in steps) or any(r.storage in filled for r in optimizer.refs):
+            continue
+        if not given_values(graph, number):
+            yield number, steps
 
 
 def _leads_to(graph: Graph, cut: Cut, backwards: list[Backward]) -> bool:

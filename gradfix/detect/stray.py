@@ -159,6 +159,7 @@ def unregistered(graph: Graph) -> Found:
         if not optimizer.unregistered or len(steps) < 2:
             continue
         homeless = nobodys(graph)
+        ends = dict(zip((r.storage for r in optimizer.unregistered), optimizer.attributes, strict=True))
         left = [
             r
             for r in optimizer.unregistered
@@ -168,7 +169,8 @@ def unregistered(graph: Graph) -> Found:
         left = [
             r
             for r in left
-            if not differentiated_by(graph, ~r.storage) and ("[" in r.name or not _enters_a_layer(graph, r))
+            if not differentiated_by(graph, ~r.storage)
+            and ("[" in ends[r.storage] or not _enters_a_layer(graph, r))
         ]
         if not left or _looked_at(graph, {r.storage for r in left}):
             continue
@@ -176,7 +178,9 @@ def unregistered(graph: Graph) -> Found:
         if len(graph.passes(first)) < 2 or number not in graph.serves(first):
             continue
         names = wording.listed([f"`{r.name}`" for r in left])
-        held, _, key = left[0].name.partition("[")
+        end = ends[left[0].storage]
+        attribute, _, key = end.partition("[")
+        held = left[0].name.removesuffix(end) + attribute
         kind = "tensor" if not key else "dictionary" if key[:1] in "'\"" else "list"
         what = f"what `{held}` holds" if key else f"`{held}`"
         yield (

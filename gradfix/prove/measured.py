@@ -197,12 +197,13 @@ def head(after: Measured, before: Measured) -> Measured:
 
 def aligned(after: Measured, kept: Mapping[int, Sequence[int]]) -> Measured:
     """`after` with only the parameters `kept` of each optimizer (indices, in the order of before)."""
+    places = {k: {j: n for n, j in enumerate(which)} for k, which in kept.items()}
 
     def only(step: Stepped) -> Stepped:
         which = kept.get(step.optimizer)
         if which is None or len(step.grads) <= max(which, default=-1):
             return step
-        place = {j: n for n, j in enumerate(which)}
+        place = places[step.optimizer]
         return replace(
             step,
             grads=tuple(step.grads[j] for j in which),
@@ -210,7 +211,18 @@ def aligned(after: Measured, kept: Mapping[int, Sequence[int]]) -> Measured:
             changed=tuple(place[j] for j in step.changed if j in place),
         )
 
-    return replace(after, steps=tuple(map(only, after.steps)))
+    backwards = tuple(
+        replace(
+            b,
+            reached=frozenset(
+                (k, places[k][j] if k in places else j)
+                for k, j in b.reached
+                if k not in places or j in places[k]
+            ),
+        )
+        for b in after.backwards
+    )
+    return replace(after, steps=tuple(map(only, after.steps)), backwards=backwards)
 
 
 def merged(after: Measured, heirs: Mapping[int, int]) -> Measured:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gradfix.read.frames import Frame, Machine
 from gradfix.read.values import Class, Function, Instance, Later, Lib, ModuleValue, Tensor, Unknown, Value
@@ -65,42 +65,50 @@ def owner(m: Machine, thing: Instance) -> str:
     return str(thing.extra.get("name", ""))
 
 
-def unregistered(m: Machine, stepped: list[Tensor]) -> list[Tensor]:
+def unregistered(m: Machine, stepped: list[Tensor]) -> list[tuple[str, Tensor]]:
     """What modules hold in plain lists, tuples and dictionaries, layer by layer, where all that is registered of a
-    module around them is among `stepped`. They are named."""
+    module around them is among `stepped`; each with the end of its name, from the attribute on. They are named."""
     from gradfix.read import layers
 
-    own, found = {id(t) for t in stepped}, dict[int, Tensor]()
+    own, found = {id(t) for t in stepped}, dict[int, tuple[str, Tensor]]()
     if any("add_param_group" in unit.text for unit in m.project.units.values()):
         return []  # it may yet be given them
-    for name, module in _whole(m):
+    for module in _whole(m):
         hiding = [(inner, some) for inner, child in layers.modules(module) if (some := list(_hidden(child)))]
         registered = [t for _, t in layers.parameters(module) if t.requires is not False] if hiding else []
         if registered and all(id(t) in own for t in registered) and not layers.vague(module):
             for inner, some in hiding:
                 for end, tensor in some:
                     if tensor.requires is True and id(tensor) not in own and id(tensor) not in found:
-                        tensor.storage.known, found[id(tensor)] = True, tensor
-                        _offer(".".join(x for x in (name, inner, end) if x), tensor, (False, 0))
+                        tensor.storage.known, found[id(tensor)] = True, (end, tensor)
+                        parts = (owner(m, module), inner, end)
+                        _offer(".".join(x for x in parts if x), tensor, (False, 0))
     return list(found.values())
 
 
-def _whole(m: Machine) -> Iterator[tuple[str, Instance]]:
-    """The modules that variables hold, and the attributes of plain objects."""
+def _whole(m: Machine) -> Iterator[Instance]:
+    """The modules that variables hold, by way of containers and the attributes of plain objects, too."""
     from gradfix.read import layers
 
     seen: set[int] = set()
-    for frame in reversed(m.frames):
-        pending = [(name, value, 0) for name, value in _variables(frame)]
-        while pending:
-            name, value, depth = pending.pop(0)
-            if id(value) in seen or not isinstance(value, Instance):
-                continue
-            seen.add(id(value))
-            if layers.is_module(value):
-                yield name, value
-            elif value.cls is not None and depth < _DEEPEST:
-                pending += [(f"{name}.{key}", item, depth + 1) for key, item in value.attrs.items()]
+    pending = [(value, 0) for frame in reversed(m.frames) for _, value in _variables(frame)]
+    while pending:
+        value, depth = pending.pop(0)
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        inner: Iterable[Value] = ()
+        if layers.is_module(value):
+            assert isinstance(value, Instance)
+            yield value
+        elif isinstance(value, Instance):
+            inner = value.attrs.values() if value.cls is not None else ()
+        elif isinstance(value, dict):
+            inner = value.values()
+        elif isinstance(value, list | tuple):
+            inner = value
+        if depth < _DEEPEST:
+            pending += [(item, depth + 1) for item in list(inner)[:_MOST_ITEMS]]
 
 
 def _hidden(module: Instance) -> Iterator[tuple[str, Tensor]]:

@@ -8,6 +8,7 @@ from typing import Any
 from gradfix.read import calls, iteration, names, ops, unstepped
 from gradfix.read.frames import Machine
 from gradfix.read.values import Instance, Tensor, Unknown, Value
+from gradfix.tape import Optimizer
 
 TYPED = ("torch.optim.Adam", "torch.optim.AdamW")  # those whose betas are floats or tensors
 
@@ -68,7 +69,17 @@ def _told(m: Machine, optimizer: Instance) -> None:
     names.look(m, True)
     kind = optimizer.cls.name if optimizer.cls else optimizer.kind.rpartition(".")[2]
     hidden = names.unregistered(m, found)
-    m.trace.optimizer(optimizer.extra["number"], kind, names.owner(m, optimizer), found, hidden)
+    made = Optimizer(
+        m.trace.tick(),
+        m.stack(),
+        optimizer.extra["number"],
+        kind,
+        names.owner(m, optimizer),
+        tuple(map(m.trace.ref, found)),
+        tuple(m.trace.ref(tensor) for _, tensor in hidden),
+        tuple(end for end, _ in hidden),
+    )
+    m.trace.add(made)
 
 
 def _groups(m: Machine, given: Value) -> tuple[list[dict[str, Value]], bool]:

@@ -299,12 +299,6 @@ class Trace:
             time, ref = self.tick(), self.ref(tensor)
             self.add(ViewUse(time, self._stack(), ref, first, name, BEHIND, made.number))
 
-    def optimizer(
-        self, number: int, kind: str, name: str, tensors: Iterable[Tensor], unregistered: Iterable[Tensor]
-    ) -> None:
-        refs, others = tuple(self.ref(t) for t in tensors), tuple(self.ref(t) for t in unregistered)
-        self.add(Optimizer(self.tick(), self._stack(), number, kind, name, refs, others))
-
     def step(
         self, number: int, kind: str, having: list[Tensor], without: list[Tensor], vague: list[Tensor], counted: bool
     ) -> None:  # fmt: skip

@@ -96,13 +96,13 @@ class Names:
         found = self._owners.get(id(thing))
         return found if found is not None and found.of() is thing else None
 
-    def unregistered(self, stepped: Any) -> list[tuple[str, Any]]:
+    def unregistered(self, stepped: Any) -> list[tuple[str, str, Any]]:
         """What modules hold in plain lists, tuples and dictionaries, layer by layer, where all that is registered of a
-        module around them is among `stepped`."""
+        module around them is among `stepped`: its name, the end of that from the attribute on, and the leaf."""
         known = [(o.name, m) for o in list(self._owners.values()) if isinstance(m := o.of(), torch.nn.Module)]
         hiding = {id(m): some for _, m in known if (some := list(_hidden(m)))}
         own = {id(p) for p in stepped}
-        found: dict[int, tuple[str, Any]] = {}
+        found: dict[int, tuple[str, str, Any]] = {}
         for name, module in known if hiding else ():
             registered = [p for p in module.parameters() if p.requires_grad]
             if not registered or any(id(p) not in own for p in registered):
@@ -110,7 +110,7 @@ class Names:
             for inner, child in module.named_modules():
                 for end, p in hiding.get(id(child), ()):
                     if p.requires_grad and id(p) not in own:
-                        found.setdefault(id(p), (".".join(x for x in (name, inner, end) if x), p))
+                        found.setdefault(id(p), (".".join(x for x in (name, inner, end) if x), end, p))
         return list(found.values())
 
     def call(self, tensor: Any, name: str) -> None:

@@ -171,13 +171,14 @@ class Optimizers:
             known = self._of(optimizer)
             known.name, known.named = name, True
         hidden = r.names.unregistered(params)
-        asked = {held: unstepped.gives_later(held) for held in {_held(name) for name, _ in hidden}}
-        hidden = [(name, p) for name, p in hidden if not asked[_held(name)]]
-        for name, p in hidden:
+        asked = {held: unstepped.gives_later(held) for held in {_held(end) for _, end, _ in hidden}}
+        hidden = [each for each in hidden if not asked[_held(each[1])]]
+        for name, _, p in hidden:
             r.leaves.of(p)
             r.names.call(p, name)
         if hidden and not unstepped.adds_groups():
-            fields["unregistered"] = [r.tape.ref(r.storages.of(p), p) for _, p in hidden]
+            fields["unregistered"] = [r.tape.ref(r.storages.of(p), p) for _, _, p in hidden]
+            fields["attributes"] = [end for _, end, _ in hidden]
         r.tape.event(
             "Optimizer",
             r.clock.tick(),
@@ -340,6 +341,6 @@ class Optimizers:
             r.tape.common("Step", r.clock.tick(), stack, True, **fields)
 
 
-def _held(name: str) -> str:
-    """The attribute that holds ``net.layers[0].weight``."""
-    return name.partition("[")[0].rpartition(".")[2]
+def _held(end: str) -> str:
+    """The attribute of ``layers[0].weight``."""
+    return end.partition("[")[0]

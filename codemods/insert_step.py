@@ -8,13 +8,12 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.detect.unstepped import step_due
+from gradfix.detect.unstepped import step_behind, step_due
 from gradfix.edit import Project, View
 from gradfix.rewrite.boundary import frame, meeting
 from gradfix.rewrite.spelling import descendants, function_of
-from gradfix.rewrite.statements import block_of, put_after, unit_in, units
+from gradfix.rewrite.statements import block_of, put_after, shown, unit_in, units
 from gradfix.tape import Zero
-from gradfix.wording import briefly
 
 STEPPED = Effect("adds-gradient", "the optimizer steps with the gradients that were cleared unused")
 
@@ -61,11 +60,17 @@ for x in torch.randn(8, 4, 3):
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         zero, backward = conflict.event, step_due(project.graph, conflict)
-        if conflict.pattern != "never-stepped" or not isinstance(zero, Zero) or backward is None:
+        last = step_behind(project.graph, conflict)
+        if (
+            conflict.pattern != "never-stepped"
+            or not isinstance(zero, Zero)
+            or backward is None
+            or last is None
+        ):
             return
         depth = len(zero.stack) - 1
-        if zero.optimizer is None or meeting(zero.stack, backward.stack) != depth:
-            return  # nothing names the optimizer where the loss is
+        if zero.optimizer is None or {meeting(zero.stack, e.stack) for e in (backward, last)} != {depth}:
+            return  # nothing names the optimizer where the loss is, or where its gradients are clipped
         called = frame(project, backward.stack, depth)
         clear = called[0].call_at(zero.stack[-1]) if called is not None else None
         if called is None or clear is None or not isinstance(clear.func, cst.Attribute):
@@ -75,13 +80,15 @@ for x in torch.randn(8, 4, 3):
         index = unit_in(view, block, at) if block is not None else None
         if block is None or index is None or function_of(clear) != "zero_grad" or _scaled(view, at):
             return
-        clipped = [u for u in units(block)[index:] if _clips(u.node)]
-        unit = clipped[-1] if clipped else units(block)[index]
-        if not isinstance(unit.node, cst.BaseCompoundStatement):
-            name = view.code(clear.func.value)
-            said = f"step `{name}` after `{briefly(view.code(unit.node))}`"
-            step = cst.parse_statement(f"{name}.step()")
-            yield Proposal(said, STEPPED, {view.path: (put_after(unit, step),)})
+        here = frame(project, last.stack, depth)
+        end = unit_in(view, block, here[1]) if here is not None else None
+        if end is None or isinstance(units(block)[index].node, cst.BaseCompoundStatement):
+            return
+        unit = [u for i, u in enumerate(units(block)) if i >= index and (i <= end or _clips(u.node))][-1]
+        name = view.code(clear.func.value)
+        said = f"step `{name}` after `{shown(view, unit.node)}`"
+        step = cst.parse_statement(f"{name}.step()")
+        yield Proposal(said, STEPPED, {view.path: (put_after(unit, step),)})
 
 
 def _clips(node: cst.CSTNode) -> bool:

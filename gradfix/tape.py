@@ -193,6 +193,13 @@ class GradWrite(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Clip(Event):
+    """``clip_grad_norm_``, ``clip_grad_value_`` and the like: PyTorch clipped the gradients of these parameters."""
+
+    refs: tuple[Ref, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Cut(Event):
     """The graph was left: `how` is ``detach``, ``data``, ``item``, ``numpy``, ``tensor`` (torch.tensor(t)),
     ``no_grad``, ``checkpoint`` (a reentrant one of whose inputs none requires grad).
@@ -423,6 +430,7 @@ AnyEvent = (
     | Step
     | Zero
     | GradWrite
+    | Clip
     | Cut
     | Off
     | Frozen

@@ -511,6 +511,16 @@ def test_missing_zero_grad(bench):
     assert verdict.status == "intended", verdict.reason
 
 
+def test_a_step_before_the_clipping(bench):
+    clipped = NET + INPLACE.replace("opt.step()", "nn.utils.clip_grad_norm_(net.parameters(), 1e-3)")
+    clipped = clipped.replace("    h *= 2\n", "")
+    behind = clipped + "    opt.step()\n"
+    before = clipped.replace("backward()\n", "backward()\n    opt.step()\n")
+    assert bench.verdict(clipped, behind, "adds-gradient", "unreset-grad").status == "intended"
+    verdict = bench.verdict(clipped, before, "adds-gradient", "unreset-grad")
+    assert verdict.status == "rejected"
+
+
 def test_clipping_moved_after_the_step(bench):
     clip = "    for p in D.parameters():\n        p.data.clamp_(-0.2, 0.2)\n"
     loop = swap(

@@ -19,6 +19,7 @@ from gradfix.run.child import execute
 from gradfix.run.child.sites import Sites, code_points
 from gradfix.tape import (
     Backward,
+    Clip,
     Cut,
     End,
     Failure,
@@ -575,11 +576,12 @@ def test_gradients_written_by_hand(record: Recorded) -> None:
     """)
     assert [
         (type(e).__name__, tuple(r.name for r in e.refs), getattr(e, "assigned", False))
-        for e in of(tape, (Zero, GradWrite))
+        for e in of(tape, (Zero, GradWrite, Clip))
     ] == [
         ("GradWrite", ("a",), False),
         ("GradWrite", ("a",), False),
         ("Zero", ("a", "b"), False),
+        ("Clip", ("a", "b"), False),
         ("GradWrite", ("b",), True),
         ("GradWrite", ("b",), False),
     ]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gradfix.tape import (
     AnyEvent,
     Backward,
+    Clip,
     Cut,
     End,
     Failure,
@@ -61,6 +62,7 @@ def events(time: int) -> st.SearchStrategy[AnyEvent]:
         st.builds(Step, *at, numbers, many, many),
         st.builds(Zero, *at, many, st.none() | numbers),
         st.builds(GradWrite, *at, many, st.booleans()),
+        st.builds(Clip, *at, many),
         st.builds(Cut, *at, words, refs, st.none() | numbers),
         st.builds(Failure, *at, words, words, words),
     )

@@ -12,7 +12,7 @@ from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.opposed import linear
 from gradfix.detect.parameters import by_hand
 from gradfix.graph import Graph
-from gradfix.tape import Backward, End, GradUse, GradWrite, Zero
+from gradfix.tape import Backward, Clip, End, GradUse, GradWrite, Zero
 
 
 def never_stepped(graph: Graph) -> Found:
@@ -63,6 +63,17 @@ def step_due(graph: Graph, conflict: Conflict) -> Backward | None:
         return None
     lost = _lost(graph, {r.storage for r in zero.refs})
     return next((b for b, z in reversed(lost) if z == zero and not graph.uses(b)), first)
+
+
+def step_behind(graph: Graph, conflict: Conflict) -> Backward | Clip | None:
+    """What the step is to come behind: the backward that it is due to, or what clips the gradients of that."""
+    zero, due = conflict.event, step_due(graph, conflict)
+    if not isinstance(zero, Zero) or due is None:
+        return due
+    own = {r.storage for r in zero.refs}
+    clips = [e for e in graph.tape.events if isinstance(e, Clip) and due.time < e.time]
+    end = next(z.time for b, z in _lost(graph, own) if b == due)
+    return next((e for e in reversed(clips) if e.time < end and any(r.storage in own for r in e.refs)), due)
 
 
 def _no_loss(graph: Graph, backward: Backward) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from gradfix.detect import Conflict
 from gradfix.detect.opposed import meant_for, sides
 from gradfix.detect.targets import target_edges
-from gradfix.detect.unstepped import step_due
+from gradfix.detect.unstepped import step_behind
 from gradfix.graph import Graph
 from gradfix.prove.compare import Terms
 from gradfix.prove.measured import Measured
@@ -187,12 +187,10 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
 
 
 def _stepping(conflicts: Sequence[Conflict], tape: Tape) -> list[list[Any]]:
-    """[number, file, line]: which optimizers are to step where a backward was called."""
+    """[number, place]: which optimizers are to step behind the backward, or the clipping, called there."""
     never = [c for c in conflicts if c.pattern == "never-stepped" and isinstance(c.event, Zero)]
-    found = {c.event.optimizer: step_due(Graph(tape), c) for c in never if isinstance(c.event, Zero)}
-    return [
-        [n, b.stack[-1].file, b.stack[-1].line] for n, b in found.items() if n is not None and b and b.stack
-    ]
+    found = {c.event.optimizer: step_behind(Graph(tape), c) for c in never if isinstance(c.event, Zero)}
+    return [[n, _place(e.stack)] for n, e in found.items() if n is not None and e and e.stack]
 
 
 def _clearings(conflicts: Sequence[Conflict], tape: Tape, before: Measured) -> Iterator[Attempt]:
@@ -402,9 +400,13 @@ def _places(tape: Tape) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
+def _place(stack: Stack) -> list[list[Any]]:
+    """A place as the imposer knows it: its frames' [file, first line, last line], outermost first."""
+    return [[s.file, s.line, max(s.end_line, s.line)] for s in stack]
+
+
 def made_before(conflicts: Sequence[Conflict], tape: Tape) -> list[list[list[Any]]]:
-    """Where values were made that a backward walks again in a later pass and that no pass makes anew: each
-    place as its frames' [file, first line, last line]."""
+    """Where values were made that a backward walks again in a later pass and that no pass makes anew."""
     records = {e.node: e for e in tape.events if isinstance(e, Record)}
     found: dict[Stack, None] = {}
     for conflict in conflicts:
@@ -426,7 +428,7 @@ def made_before(conflicts: Sequence[Conflict], tape: Tape) -> list[list[list[Any
         old = [records[p] for p in entered if records[p].time < before[-1].time]
         if old and all(r.stack and r.stack not in own for r in old):
             found.update(dict.fromkeys(r.stack for r in old))
-    return [[[s.file, s.line, max(s.end_line, s.line)] for s in stack] for stack in found]
+    return [_place(stack) for stack in found]
 
 
 def replayed(conflicts: Sequence[Conflict], tape: Tape) -> list[list[list[Any]]]:
@@ -441,7 +443,7 @@ def replayed(conflicts: Sequence[Conflict], tape: Tape) -> list[list[list[Any]]]
             walked = [r for n in graph.walk(now) if (r := graph.records.get(n)) and r.time > old.time]
             entered = [graph.records[p] for r in walked for p in r.parents if p in graph.records]
             found.update((r.stack, None) for r in entered if r.time < older.time and r.stack)
-    return [[[s.file, s.line, max(s.end_line, s.line)] for s in stack] for stack in found]
+    return [_place(stack) for stack in found]
 
 
 def kept_sites(conflicts: Sequence[Conflict]) -> list[list[Any]]:

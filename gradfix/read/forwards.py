@@ -395,12 +395,13 @@ FUNCTIONAL: dict[str, Callable[..., Value]] = {
 
 def utility(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """torch.nn.utils: what changes gradients only, and the parametrisations."""
-    if name.startswith("clip_grad") and m.closely:
+    if name.startswith("clip_grad"):
         given = args[0] if args else kwargs.get("parameters")
         found = [given] if isinstance(given, Tensor) else iteration.listed(m, given) or []
-        for each in found:
-            if isinstance(each, Tensor) and isinstance(each.grad, Tensor):
-                m.trace.grad_write(each)
+        clipped = [each for each in found if isinstance(each, Tensor) and isinstance(each.grad, Tensor)]
+        m.trace.clipped(clipped)
+        for each in clipped if m.closely else ():
+            m.trace.grad_write(each)
     if name.startswith("clip_grad") or name == "parameters_to_vector":
         return m.unknown(name)
     if name in (

@@ -12,6 +12,7 @@ from gradfix.tape import (
     Added,
     AnyEvent,
     Backward,
+    Clip,
     Cut,
     Fed,
     Free,
@@ -272,6 +273,9 @@ class Trace:
     def grad_write(self, *tensors: Tensor, assigned: bool = False) -> None:
         refs, stack = tuple(self.ref(t) for t in tensors), self._stack()
         self._emit(lambda time: GradWrite(time, stack, refs, assigned))
+
+    def clipped(self, tensors: Iterable[Tensor]) -> None:
+        self.add(Clip(self.tick(), self._stack(), tuple(self.ref(t) for t in tensors)))
 
     def _emit(self, make: Callable[[int], AnyEvent]) -> None:
         """What a step does to its gradients itself comes behind it: it has used them before."""

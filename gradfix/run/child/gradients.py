@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -13,11 +14,12 @@ from .storages import address_of
 FULL = 32  # events of one kind at one place that are written
 _MANY = 1024  # where each pass has many of them: one for each parameter
 _CLEARS = ("zero_", "_foreach_zero_")
+_CLIPPING = os.path.join("torch", "nn", "utils", "clip_grad.py")
 _UNSCALES = "_amp_foreach_non_finite_check_and_unscale_"  # what GradScaler does before a step
 
 
 class Gradients:
-    """Emits Zero, GradWrite, GradRead and GradUse, and Legacy where a gradient is None. `r` is the recorder."""
+    """Emits Zero, GradWrite, Clip, GradRead and GradUse, and Legacy where a gradient is None. `r` is the recorder."""
 
     def __init__(self, recorder: Any) -> None:
         self.r = recorder
@@ -57,11 +59,12 @@ class Gradients:
 
     def written(self, func: Any, targets: list[Any], frame: Any) -> None:
         """``p.grad.zero_()``, ``p.grad.mul_(0.9)``, ``torch._foreach_zero_([p.grad, …])``: of which parameters were
-        these the gradients? What a library writes (clipping) is no more than part of the step."""
+        these the gradients? What a library writes is no more than part of the step, but for clipping."""
         if not targets or not isinstance(targets[0], torch.Tensor) or targets[0].requires_grad:
             return  # (its grad_fn may not be asked for: of a view that no_grad made that raises once it is written)
         clears, unscales = func.__name__ in _CLEARS, func.__name__ == _UNSCALES
-        if not (clears or unscales) and not self.r.sites.called_by_user(frame):
+        clips = not (clears or unscales) and frame.f_code.co_filename.endswith(_CLIPPING)
+        if not (clears or unscales or clips or self.r.sites.called_by_user(frame)):
             return
         with torch._C.DisableTorchFunction():
             leaves = [leaf for t in targets if (leaf := self._leaf_of(t)) is not None]
@@ -71,7 +74,7 @@ class Gradients:
             ):  # what the step leaves of them weighs nothing beside the next, scaled ones
                 self._held.append(("GradWrite", stack, leaves, {}))
             elif leaves:
-                self._emit("Zero" if clears else "GradWrite", stack, leaves)
+                self._emit("Zero" if clears else "Clip" if clips else "GradWrite", stack, leaves)
 
     def _leaf_of(self, gradient: Any) -> Any:
         address = address_of(gradient)

@@ -26,7 +26,8 @@ The request is a JSON object; every key is optional, and they combine:
              something was written into it, which keeps its graph.
 ``clear``    an optimizer's gradients are cleared after each of its steps; ``leaves``: those of leaves that no
              optimizer holds, before the next backward, where the script has written into them since the last.
-``step``     the [number, file, line]s: so numbered optimizers step right behind the backwards called there.
+``step``     the [number, place]s: so numbered optimizers step right behind the backward, or the clipping, that is
+             called in that place.
 ``gather``   what clears gradients in the [file, line]s listed does so behind the next step that uses them.
 ``once``     what clears gradients in the [file, line]s listed does so once for each step that uses them: the first
              time.

@@ -52,36 +52,43 @@ class Keep(TorchFunctionMode):
         return how
 
 
+class Place:
+    """A place of the user's program as its innermost frames: [file, first line, last line], outermost first."""
+
+    def __init__(self, frames: Any) -> None:
+        self.frames = [(os.path.realpath(f), a, b) for f, a, b in frames]
+
+    def here(self) -> bool:
+        """Whether the program is there now."""
+        found: list[tuple[str, int]] = []
+        frame: Any = sys._getframe(1)
+        while frame is not None and len(found) < len(self.frames):
+            if not foreign(frame.f_code.co_filename):
+                found.append((os.path.realpath(frame.f_code.co_filename), frame.f_lineno))
+            frame = frame.f_back
+        found.reverse()
+        return len(self.frames) == len(found) and all(
+            f == g and a <= n <= b
+            for (f, a, b), (g, n) in zip(self.frames, found)  # noqa: B905
+        )
+
+
 class Made(TorchFunctionMode):
     """Marks the nodes of every tensor that is made in some places of the user's program."""
 
     def __init__(self, places: Any) -> None:
         super().__init__()
-        self.places = [[(os.path.realpath(f), a, b) for f, a, b in place] for place in places]
+        self.places = [Place(place) for place in places]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         made = result if isinstance(result, (list, tuple)) else (result,)
         nodes = [x.grad_fn for x in made if isinstance(x, torch.Tensor) and x.grad_fn is not None]
-        if nodes and self._here():
+        if nodes and any(place.here() for place in self.places):
             for node in nodes:
                 marks: Any = node.metadata
                 marks[MADE] = True
         return result
-
-    def _here(self) -> bool:
-        found = []
-        frame = sys._getframe(2)
-        while frame is not None:
-            if not foreign(frame.f_code.co_filename):
-                found.append((os.path.realpath(frame.f_code.co_filename), frame.f_lineno))
-            frame = frame.f_back  # type: ignore[assignment]
-        found.reverse()
-        return any(
-            len(place) <= len(found)
-            and all(f == g and a <= n <= b for (f, a, b), (g, n) in zip(place, found[-len(place) :]))  # noqa: B905
-            for place in self.places
-        )
 
 
 class Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .imposed_ops import Place
 from .measure import parameters, quiet
 from .pretend import DATA, foreign
 
@@ -64,20 +65,28 @@ class Steps:
                 self._gather({(os.path.realpath(f), line) for f, line in self.imposer.request[when]}, clears)
 
         if "step" in self.imposer.request:
-            self._step_behind({(os.path.realpath(f), n): k for k, f, n in self.imposer.request["step"]})
+            self._step_behind([(k, Place(place)) for k, place in self.imposer.request["step"]])
 
-    def _step_behind(self, numbers: dict[tuple[str, int], int]) -> None:
-        """The optimizer of this number steps where a backward was called from there."""
-        differentiate, living = torch.autograd.backward, self.imposer.optimizers.live
+    def _step_behind(self, due: list[tuple[int, Place]]) -> None:
+        """The optimizer of a number steps behind the backward, or the clipping of gradients, that is called there."""
+        living = self.imposer.optimizers.live
 
-        def backward(*args: Any, **kwargs: Any) -> None:
-            differentiate(*args, **kwargs)
-            number = numbers.get(_user_line())
-            optimizer = living[number]() if number is not None and number < len(living) else None
-            if optimizer is not None:
-                optimizer.step()
+        def stepping(call: Callable[..., Any]) -> Callable[..., Any]:
+            def behind(*args: Any, **kwargs: Any) -> Any:
+                result = call(*args, **kwargs)
+                for number in [number for number, place in due if place.here() and number < len(living)]:
+                    optimizer = living[number]()
+                    if optimizer is not None:
+                        optimizer.step()
+                return result
 
-        torch.autograd.backward = backward
+            return behind
+
+        torch.autograd.backward = stepping(torch.autograd.backward)
+        for name in [n for n in vars(torch.nn.utils) if n.startswith("clip_grad") and n.endswith("_")]:
+            clipping = stepping(getattr(torch.nn.utils, name))
+            setattr(torch.nn.utils, name, clipping)
+            setattr(torch.nn.utils.clip_grad, name, clipping)
 
     def _behind(self, held: Iterable[Any]) -> None:
         """Gradients are cleared behind the next step that uses them."""

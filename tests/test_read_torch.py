@@ -483,3 +483,15 @@ def test_the_number_of_a_row_is_read_where_a_row_has_dimensions(
 def test_a_softmax_that_is_told_no_dimension(tmp_path: Path, zygote: Zygote, made: str) -> None:
     text = f"w = torch.randn(3, requires_grad=True)\ny = {made}\ny += 1\ny.sum().backward()\n"
     assert found(tmp_path, text, zygote) == [("stale-saved-tensor", "write", 3, "certain")]
+
+
+@pytest.mark.parametrize("kind", ["torch.LongTensor", "'torch.LongTensor'", "torch.IntTensor", "torch.long"])
+def test_a_class_of_whole_numbers_ends_the_graph(tmp_path: Path, zygote: Zygote, kind: str) -> None:
+    text = f"w = torch.randn(3, requires_grad=True)\ny = (w * 2).type({kind})\ny.float().sum().backward()\n"
+    assert found(tmp_path, text, zygote) == [("cut-graph", "no-graph", 2, "certain")]
+
+
+@pytest.mark.parametrize("kind", ["torch.DoubleTensor", "'torch.DoubleTensor'", "torch.Tensor"])
+def test_a_class_of_floats_leaves_the_graph_whole(tmp_path: Path, zygote: Zygote, kind: str) -> None:
+    text = f"w = torch.randn(3, requires_grad=True)\ny = (w * 2).type({kind})\ny.sum().backward()\n"
+    assert found(tmp_path, text, zygote) == []

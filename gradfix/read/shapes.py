@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from gradfix.read.effects import reshaping
@@ -39,6 +40,7 @@ DTYPES = {
     "short": "int16",
     "bool": "bool", "cfloat": "complex64", "char": "int8", "byte": "uint8", "uint8": "uint8",
 }  # fmt: skip
+_TYPED = re.compile(r"torch\.(?:cuda\.)?(Float|Double|Half|BFloat16|Long|Int|Short|Bool|Char|Byte)?Tensor")
 _COMPARING = {
     "eq",
     "ne",
@@ -71,11 +73,20 @@ MOST_PIECES = 64
 
 
 def dtype_name(value: Value) -> str:
-    """``float32`` of ``torch.float`` or ``torch.float32``."""
+    """``float32`` of ``torch.float``, ``torch.float32``, ``torch.FloatTensor`` or ``"torch.FloatTensor"``."""
     if isinstance(value, Lib):
         last = value.path.rpartition(".")[2]
-        return DTYPES.get(last, last)
-    return ""
+        return typed(value.path) or DTYPES.get(last, last)
+    return typed(value) if isinstance(value, str) else ""
+
+
+def typed(path: str) -> str:
+    """``int64`` of ``torch.cuda.LongTensor``; "" of what names no class of tensors."""
+    found = _TYPED.fullmatch(path)
+    if found is None:
+        return ""
+    kind = (found[1] or "float").lower()
+    return DTYPES.get(kind, kind)
 
 
 def asked(given: dict[str, Value], default: str) -> str:

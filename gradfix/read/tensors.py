@@ -265,6 +265,8 @@ def _to(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value])
             return _cast(m, tensor, each.dtype)
         if isinstance(each, Lib) and each.path.startswith("torch.") and "device" not in each.path:
             return _cast(m, tensor, shapes.dtype_name(each))
+        if isinstance(each, str) and shapes.typed(each):
+            return _cast(m, tensor, shapes.typed(each))
     if isinstance(kwargs.get("dtype"), Unknown):
         return _cast(m, tensor, "float32")
     return _moved(m, tensor, [], {})

@@ -33,13 +33,6 @@ FLOATS = {  # losses that take no target of whole numbers, and what they say
 MAKERS = {"zeros", "ones", "empty", "rand", "randn", "full"}
 FILLED = {"zeros": 0, "ones": 1}
 LIKE = {"zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "full_like", "randint_like"}
-TYPED = {
-    "torch.FloatTensor": "float32", "torch.DoubleTensor": "float64", "torch.LongTensor": "int64",
-    "torch.Tensor": "float32",
-    "torch.HalfTensor": "float16", "torch.ByteTensor": "uint8", "torch.IntTensor": "int32",
-    "torch.BoolTensor": "bool",
-    "torch.cuda.FloatTensor": "float32", "torch.cuda.LongTensor": "int64",
-}  # fmt: skip
 FALSE = {
     "torch.cuda.is_available", "torch.distributed.is_available", "torch.distributed.is_initialized",
     "torch.is_inference",
@@ -67,8 +60,8 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
     function = FUNCTIONS.get(path)
     if function is not None:
         return function(m, args, kwargs)
-    if path in TYPED:
-        return _typed(m, TYPED[path], args)
+    if typed := shapes.typed(path):
+        return _typed(m, typed, args)
     if path in FALSE:
         return False
     if path in MODES:
@@ -186,11 +179,13 @@ def _maker(m: Machine, name: str, args: list[Value], kwargs: dict[str, Value]) -
     given: Any = kwargs.get("size", args)
     if name == "full":
         given = args[:1] or kwargs.get("size")
-    dtype = shapes.asked(kwargs, "float32")
-    made = tensors.fresh(m, shapes.sizes(given), dtype, _wants(kwargs))
     value = args[1] if len(args) > 1 else kwargs.get("fill_value")
+    whole = name == "full" and kwargs.get("dtype") is None and isinstance(value, int)
+    usual = "bool" if isinstance(value, bool) else "int64"
+    dtype = shapes.asked(kwargs, usual if whole else "float32")
+    made = tensors.fresh(m, shapes.sizes(given), dtype, _wants(kwargs))
     ops.fill(made, FILLED.get(name, value if name == "full" else None))
-    if name == "full" and kwargs.get("dtype") is None and isinstance(value, int):
+    if whole:
         made.storage.whole = m.whole = True
         m.trace.filled(made)
     return made

@@ -30,7 +30,7 @@ def never_stepped(graph: Graph) -> Found:
         if own & used or any(by_hand(w) and w.time > first for s in own for w in graph.writes.get(s, ())):
             continue
         lost = _lost(graph, own)
-        if len(lost) < 2 or (not graph.steps and all(_no_loss(graph, b) for b, _ in lost)):
+        if len(lost) < 2 or (not graph.steps and all(_no_loss(graph, b) or _tested(b) for b, _ in lost)):
             continue
         # (of several that fill them, one that no other optimizer uses, either, was there for this one)
         backward, zero = next((pair for pair in lost if not graph.uses(pair[0])), lost[0])
@@ -80,6 +80,11 @@ def _no_loss(graph: Graph, backward: Backward) -> bool:
     """Whether the backward begins at a mere sum or mean of what a layer gives, which has no best value: it is timed, or
     tried how much fits into memory."""
     return bool(backward.roots) and all(linear(graph, n) for n in backward.roots)
+
+
+def _tested(backward: Backward) -> bool:
+    """Whether a test of the program calls the backward: that it can be done may be all that it asks."""
+    return any(site.function.rpartition(".")[2].startswith("test_") for site in backward.stack)
 
 
 def _used(graph: Graph) -> set[int]:

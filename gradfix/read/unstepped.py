@@ -18,8 +18,10 @@ DEEPEST = 4
 _HIDDEN = re.compile(
     r"\b(?:setattr|__dict__|eval|exec|methodcaller|attrgetter)\b|[\"']step[\"']|class\s+\w+\([^)]*Optim"
 )
-_MEASURED = re.compile(
-    r"\b(?:perf_counter|process_time|timeit|cuda\.Event|max_memory_allocated|profiler?)\b"
+_OTHERWISE = re.compile(
+    r"\b(?:perf_counter|process_time|monotonic|timeit|cuda\.Event|tracemalloc|getrusage|psutil|profiler?)\b"
+    r"|\b(?:max_)?memory_(?:allocated|reserved|stats|summary)\b|\b(?:time|time_ns|now)\(\)"
+    r"|\.grad\b(?!\s*\()|\bregister_(?!\w*(?:forward|state_dict|step))\w*hook\b"  # the gradients themselves
     r"|[=(,\[+]\s*(?:\w+\.)*clip_grad_norm_?\("  # for the norm that it gives
 )
 _ASKED = re.compile(r"\bgetattr\s*\((?!\s*[\w.]+\s*,\s*[\"'])")
@@ -70,8 +72,8 @@ def numbers(m: Machine) -> tuple[int, ...]:
     units = list(m.project.units.values())
     if any(isinstance(v, Later) and v.statement is None for u in units for v in u.names.values()):
         return ()
-    if not stepped and any(_MEASURED.search(unit.text) for unit in units):
-        return ()  # times, or memory, may be all that is asked for
+    if not stepped and any(_OTHERWISE.search(unit.text) for unit in units):
+        return ()  # times, memory or gradients may be all that is asked for
     texts = [_Text(unit) for unit in units]
     known = _BASES.union(*(text.classes for text in texts))
     if any(text.hidden or not text.bases <= known for text in texts):

@@ -96,7 +96,7 @@ class Bound:
         due = (first * _LATER**n for n in range(count))
         if count != next(n for n in due if n >= count) or any(unstepped.may_step(o, frame) for o in waiting):
             return
-        for optimizer in () if unstepped.measures() else waiting:
+        for optimizer in () if unstepped.asks_otherwise() else waiting:
             self.never(optimizer)
         self.done()
 

@@ -15,8 +15,10 @@ from typing import Any
 from . import failure
 from .sites import parsed
 
-_MEASURED = re.compile(
-    r"\b(?:perf_counter|process_time|timeit|cuda\.Event|max_memory_allocated|profiler?)\b"
+_OTHERWISE = re.compile(
+    r"\b(?:perf_counter|process_time|monotonic|timeit|cuda\.Event|tracemalloc|getrusage|psutil|profiler?)\b"
+    r"|\b(?:max_)?memory_(?:allocated|reserved|stats|summary)\b|\b(?:time|time_ns|now)\(\)"
+    r"|\.grad\b(?!\s*\()|\bregister_(?!\w*(?:forward|state_dict|step))\w*hook\b"  # the gradients themselves
     r"|[=(,\[+]\s*(?:\w+\.)*clip_grad_norm_?\("  # for the norm that it gives
 )
 _ASKING = ("parameters", "named_parameters")
@@ -162,10 +164,10 @@ def adds_groups() -> bool:
     return any("add_param_group" in "".join(linecache.getlines(file)) for file in _files())
 
 
-def measures() -> bool:
-    """Whether some file of the user's takes exact times, or looks how much memory was needed: of a program without a
-    step that may be all that is asked for."""
-    return any(_MEASURED.search("".join(linecache.getlines(file))) for file in _files())
+def asks_otherwise() -> bool:
+    """Whether some file of the user's takes times, looks how much memory was needed, or asks for gradients: of one
+    without a step that may be all that is asked for."""
+    return any(_OTHERWISE.search("".join(linecache.getlines(file))) for file in _files())
 
 
 def gives_later(attribute: str) -> bool:

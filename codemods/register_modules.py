@@ -8,11 +8,15 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
+from gradfix.detect.stray import left_out
 from gradfix.edit import Edit, Project, Replace, View
+from gradfix.rewrite.drawn import views
 from gradfix.rewrite.holders import as_list, bound, holders
+from gradfix.rewrite.registering import Held, added, by_strings, how, in_call, within
 from gradfix.rewrite.spelling import drop_keyword, function_of, torch_names
 from gradfix.rewrite.statements import dotted
 from gradfix.tape import Optimizer
+from gradfix.wording import listed
 
 HELD = Effect("adds-gradient", "the optimizer trains what the module holds there, too")
 
@@ -93,43 +97,65 @@ for x in torch.randn(3, 4, 3):
         made = conflict.event
         if conflict.pattern != "unregistered" or not isinstance(made, Optimizer):
             return
-        # what stands behind the item, a layer's parameter; None for no item
-        attributes: dict[str, str | None] = {}
+        attributes: dict[str, list[tuple[str, ...]]] = {}
         leaves: dict[str, set[int]] = {}
-        for ref, end in zip(made.unregistered, made.attributes, strict=True):
-            attribute, item, rest = end.partition("[")
-            attributes[attribute] = rest.partition("]")[2] if item else None
-            leaves.setdefault(attribute, set()).add(ref.storage)
-        kinds = {name: holders(project, name, own) for name, own in leaves.items()}
-        if any(inner is not None and as_list(project, name) for name, inner in attributes.items()):
-            return
+        left = {r.storage for r in left_out(project.graph, made)}
+        for ref, each in zip(made.unregistered, made.attributes, strict=True):
+            if ref.storage in left:
+                attributes.setdefault(each[0], []).append(each)
+                leaves.setdefault(each[0], set()).add(ref.storage)
         edits: dict[str, list[Edit]] = {}
         said: dict[str, None] = {}
-        for view in filter(None, map(project.view, project.files)):
-            for node in view.parents:
-                attribute, value = bound(node)
-                if attribute not in attributes or view.enclosing(node, cst.ClassDef) not in kinds[attribute]:
-                    continue
-                prefix = _prefix(view)
-                kept = _registered(value, attributes[attribute]) if value and prefix else None
-                if value is not None and kept is not None:
-                    edits.setdefault(view.path, []).append(_into(value, kept[1], f"{prefix}{kept[0]}"))
-                    said[f"`{prefix}{kept[0]}`"] = None
-        if edits:
-            where = " and ".join(f"`{a}`" for a in sorted(attributes))
-            summary = f"make {where} {'an' if len(attributes) == 1 else 'each an'} {' or '.join(said)}"
-            yield Proposal(summary, HELD, {path: tuple(some) for path, some in edits.items()})
+        for attribute, all_of_it in attributes.items():
+            held = how(all_of_it)
+            kinds = holders(project, attribute, leaves[attribute])
+            made_of = _edits(project, attribute, held, kinds) if held is not None else None
+            if made_of is None:
+                return
+            said[f"`{made_of[0]}`"] = None
+            for path, some in made_of[1].items():
+                edits.setdefault(path, []).extend(some)
+        where = listed([f"`{a}`" for a in sorted(attributes)])
+        summary = f"make {where} {'an' if len(attributes) == 1 else 'each an'} {' or '.join(said)}"
+        yield Proposal(summary, HELD, {path: tuple(some) for path, some in edits.items()})
 
 
-def _registered(value: cst.BaseExpression, inner: str | None) -> tuple[str, cst.BaseExpression] | None:
-    """What of torch.nn's registers it, and what that is made of."""
-    if inner is None:
-        kept = _values(value)
-        return None if kept is None else ("Parameter", kept)
-    what = "Module" if inner else "Parameter"
-    if isinstance(value, (cst.Dict, cst.DictComp)):
-        return f"{what}Dict", value
-    return (f"{what}List", value) if isinstance(value, (cst.List, cst.ListComp, cst.Tuple)) else None
+def _edits(
+    project: Project, attribute: str, held: Held, kinds: tuple[cst.ClassDef, ...]
+) -> tuple[str, dict[str, list[Edit]]] | None:
+    """What the attribute comes to be, and by which edits."""
+    if held.types and as_list(project, attribute):
+        return None
+    edits: dict[str, list[Edit]] = {}
+    called = ""
+    for view in views(project):
+        prefix = _prefix(view)
+        for node in view.parents:
+            name, value = bound(node)
+            if (
+                name != attribute
+                or value is None
+                or view.enclosing(node, cst.ClassDef) not in kinds
+                or not prefix
+            ):
+                continue
+            names = [f"{prefix}{kind}" for kind in held.kinds] or [f"{prefix}Parameter"]
+            kept = value if held.types else _values(value)
+            inner = within(value, held, names[-1]) if held.types else []
+            if kept is not None and inner is not None:
+                edits.setdefault(view.path, []).extend((*inner, _into(value, kept, names[0])))
+                called = "` of `".join(names)
+    if not edits:
+        return None
+    for more in (
+        added(project, attribute, kinds, called.rpartition("`")[2]) if len(held.types) > 1 else {},
+        by_strings(project, attribute, kinds) if held.whole else {},
+    ):
+        if more is None:
+            return None
+        for path, some in more.items():
+            edits.setdefault(path, []).extend(some)
+    return called, edits
 
 
 def _prefix(view: View) -> str | None:
@@ -157,11 +183,4 @@ def _values(value: cst.BaseExpression) -> cst.BaseExpression | None:
 
 
 def _into(value: cst.BaseExpression, kept: cst.BaseExpression, called: str) -> Edit:
-    empty = isinstance(kept, (cst.List, cst.Tuple, cst.Dict)) and not kept.elements
-
-    def build(node: cst.CSTNode) -> cst.CSTNode:
-        given = node if kept is value else kept.deep_clone()
-        assert isinstance(given, cst.BaseExpression)
-        return cst.Call(cst.parse_expression(called), [] if empty else [cst.Arg(given)])
-
-    return Replace(value, build)
+    return Replace(value, lambda node: in_call(node if kept is value else kept.deep_clone(), called))

@@ -149,8 +149,8 @@ class Optimizer(Event):
 
     `refs` are in the order of its param_groups. A tensor among them that is not a leaf is a non-leaf
     "parameter". `unregistered` are leaves that a module, all of whose own parameters it steps, holds as a plain tensor
-    or in a plain list, tuple or dictionary; `attributes` says for each how the module holds it:
-    ``layers[0].weight``.
+    or in plain lists, tuples and dictionaries; `attributes` says for each how the module holds it: the attribute, what
+    of that it is, and the types on the way there: ``("layers", "[0].weight", "list")``.
     """
 
     optimizer: int
@@ -158,7 +158,7 @@ class Optimizer(Event):
     name: str = ""
     refs: tuple[Ref, ...] = ()
     unregistered: tuple[Ref, ...] = ()
-    attributes: tuple[str, ...] = ()
+    attributes: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.parameters import by_hand, differentiated_by, filled_ever, given, given_values, rewrapped
 from gradfix.graph import Graph, plain_op
-from gradfix.tape import Backward, GradUse, GradWrite, Mutate, Record, Ref, Site
+from gradfix.tape import Backward, GradUse, GradWrite, Mutate, Optimizer, Record, Ref, Site
 
 # what gives parts of a tensor, or its numbers in another order
 _PARTS = {
@@ -31,6 +31,7 @@ _PARTS = {
     ),
     *("expand", "permute", "transpose", "t", "flatten", "cat", "stack", "clone", "split", "chunk", "unbind"),
 }
+_HOLDERS = {"list": ("list", "lists"), "tuple": ("tuple", "tuples"), "dict": ("dictionary", "dictionaries")}
 
 
 def stray_optimizers(graph: Graph) -> Found:
@@ -152,37 +153,24 @@ def replaced_later(graph: Graph) -> Found:
 
 def unregistered(graph: Graph) -> Found:
     """Layers that a module holds in a plain list or dictionary, or a plain tensor: its other parameters are stepped,
-    and of these its ``parameters()`` knows nothing. Not those that were given values (a teacher's, out of sight), nor
-    what something is differentiated by (collocation points), nor a tensor that is handed to a layer as data are."""
+    and of these its ``parameters()`` knows nothing."""
     for number, optimizer in graph.optimizers.items():
         steps = graph.steps_of(number)
         if not optimizer.unregistered or len(steps) < 2:
             continue
         homeless = nobodys(graph)
-        ends = dict(zip((r.storage for r in optimizer.unregistered), optimizer.attributes, strict=True))
-        left = [
-            r
-            for r in optimizer.unregistered
-            if r.storage in homeless and not _by_the_program(graph, r.storage)
-        ]
-        left = [r for r in left if not any(given(w, steps[0].time) for w in graph.writes.get(r.storage, ()))]
-        left = [
-            r
-            for r in left
-            if not differentiated_by(graph, ~r.storage)
-            and ("[" in ends[r.storage] or not _enters_a_layer(graph, r))
-        ]
+        how = dict(zip((r.storage for r in optimizer.unregistered), optimizer.attributes, strict=True))
+        left = left_out(graph, optimizer)
         if not left or _looked_at(graph, {r.storage for r in left}):
             continue
         first = homeless[left[0].storage][1]
         if len(graph.passes(first)) < 2 or number not in graph.serves(first):
             continue
         names = wording.listed([f"`{r.name}`" for r in left])
-        end = ends[left[0].storage]
-        attribute, _, key = end.partition("[")
-        held = left[0].name.removesuffix(end) + attribute
-        kind = "tensor" if not key else "dictionary" if key[:1] in "'\"" else "list"
-        what = f"what `{held}` holds" if key else f"`{held}`"
+        attribute, inner, *types = how[left[0].storage]
+        held = name.removesuffix(inner) if (name := left[0].name).endswith(attribute + inner) else attribute
+        kind = " of ".join(_HOLDERS[each][at > 0] for at, each in enumerate(types)) or "tensor"
+        what = f"what `{held}` holds" if types else f"`{held}`"
         yield (
             ("unregistered", number),
             steps[0],
@@ -190,7 +178,7 @@ def unregistered(graph: Graph) -> Found:
                 "stray-optimizer",
                 "unregistered",
                 f"{names} {'get gradients and are' if len(left) > 1 else 'gets a gradient and is'} never updated: "
-                f"`{held}` is a plain {kind}, and parameters() knows nothing of {what if key else 'it'}",
+                f"`{held}` is a plain {kind}, and parameters() knows nothing of {what if types else 'it'}",
                 [
                     ("made", optimizer.stack, f"is not given {what}"),
                     ("needed", first.stack, "computes gradients for it"),
@@ -202,6 +190,21 @@ def unregistered(graph: Graph) -> Found:
                 event=optimizer,
             ),
         )
+
+
+def left_out(graph: Graph, optimizer: Optimizer) -> list[Ref]:
+    """What is not registered and is to be trained: not what was given values (a teacher's, out of sight), nor what
+    something is differentiated by (collocation points), nor a tensor that is handed to a layer as data are."""
+    homeless, steps = nobodys(graph), graph.steps_of(optimizer.optimizer)
+    return [
+        r
+        for r, (_, inner, *_) in zip(optimizer.unregistered, optimizer.attributes, strict=True)
+        if r.storage in homeless
+        and not _by_the_program(graph, r.storage)
+        and not any(given(w, steps[0].time) for w in graph.writes.get(r.storage, ()))
+        and not differentiated_by(graph, ~r.storage)
+        and (inner or not _enters_a_layer(graph, r))
+    ]
 
 
 def _enters_a_layer(graph: Graph, leaf: Ref) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from gradfix.read.frames import Frame, Machine
 from gradfix.read.values import Class, Function, Instance, Later, Lib, ModuleValue, Tensor, Unknown, Value
@@ -11,6 +12,7 @@ from gradfix.read.values import Class, Function, Instance, Later, Lib, ModuleVal
 _MOST_ITEMS = 64
 _DEEPEST = 3
 _LOOKS = 4
+Held = tuple[str, ...]  # as Optimizer.attributes on the tape
 Place = tuple[bool, int]  # whether a loop binds the variable; how many functions further out it is
 _DULL = (ModuleValue, Class, Lib, Function, Later, Unknown, int, str)
 
@@ -65,12 +67,12 @@ def owner(m: Machine, thing: Instance) -> str:
     return str(thing.extra.get("name", ""))
 
 
-def unregistered(m: Machine, stepped: list[Tensor]) -> list[tuple[str, Tensor]]:
+def unregistered(m: Machine, stepped: list[Tensor]) -> list[tuple[Held, Tensor]]:
     """What modules hold in plain lists, tuples and dictionaries, layer by layer, where all that is registered of a
-    module around them is among `stepped`; each with the end of its name, from the attribute on. They are named."""
+    module around them is among `stepped`; each with how the module holds it. They are named."""
     from gradfix.read import layers
 
-    own, found = {id(t) for t in stepped}, dict[int, tuple[str, Tensor]]()
+    own, found = {id(t) for t in stepped}, dict[int, tuple[Held, Tensor]]()
     if any("add_param_group" in unit.text for unit in m.project.units.values()):
         return []  # it may yet be given them
     for module in _whole(m):
@@ -78,10 +80,10 @@ def unregistered(m: Machine, stepped: list[Tensor]) -> list[tuple[str, Tensor]]:
         registered = [t for _, t in layers.parameters(module) if t.requires is not False] if hiding else []
         if registered and all(id(t) in own for t in registered) and not layers.vague(module):
             for inner, some in hiding:
-                for end, tensor in some:
+                for held, tensor in some:
                     if tensor.requires is True and id(tensor) not in own and id(tensor) not in found:
-                        tensor.storage.known, found[id(tensor)] = True, (end, tensor)
-                        parts = (owner(m, module), inner, end)
+                        tensor.storage.known, found[id(tensor)] = True, (held, tensor)
+                        parts = (owner(m, module), inner, held[0] + held[1])
                         _offer(".".join(x for x in parts if x), tensor, (False, 0))
     return list(found.values())
 
@@ -111,7 +113,7 @@ def _whole(m: Machine) -> Iterator[Instance]:
             pending += [(item, depth + 1) for item in list(inner)[:_MOST_ITEMS]]
 
 
-def _hidden(module: Instance) -> Iterator[tuple[str, Tensor]]:
+def _hidden(module: Instance) -> Iterator[tuple[Held, Tensor]]:
     """The leaves that attributes hold, and the parameters of layers that they hold as items. A list of a single network
     and one that is in evaluation mode are there so that they are not registered."""
     from gradfix.read import layers
@@ -123,14 +125,24 @@ def _hidden(module: Instance) -> Iterator[tuple[str, Tensor]]:
             and value.node is None
             and value.requires is True
         ):
-            yield key, value
-        if not isinstance(value, list | tuple | dict) or len(value) > _MOST_ITEMS:
-            continue
-        for at, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield (key, ""), value
+        items = list(_items(value))
+        several = sum(layers.is_module(item) for _, _, item in items) > 1
+        for at, types, item in items:
             if isinstance(item, Tensor) and item.parameter:
-                yield f"{key}[{at!r}]", item
-            elif layers.is_module(item) and len(value) > 1 and item.attrs.get("training") is not False:
-                yield from ((f"{key}[{at!r}].{inner}", t) for inner, t in layers.parameters(item))
+                yield (key, at, *types), item
+            elif layers.is_module(item) and several and item.attrs.get("training") is not False:
+                yield from (((key, f"{at}.{inner}", *types), t) for inner, t in layers.parameters(item))
+
+
+def _items(value: Value, at: str = "", types: Held = ()) -> Iterator[tuple[str, Held, Any]]:
+    """What a list, a tuple or a dictionary holds, and those that it holds: where, by way of which types, and what."""
+    if not isinstance(value, list | tuple | dict) or len(value) > _MOST_ITEMS or len(types) >= _DEEPEST:
+        return
+    within = (*types, next(each.__name__ for each in (list, tuple, dict) if isinstance(value, each)))
+    for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        yield f"{at}[{key!r}]", within, item
+        yield from _items(item, f"{at}[{key!r}]", within)
 
 
 def _variables(frame: Frame) -> Iterator[tuple[str, Value]]:

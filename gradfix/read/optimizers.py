@@ -77,7 +77,7 @@ def _told(m: Machine, optimizer: Instance) -> None:
         names.owner(m, optimizer),
         tuple(map(m.trace.ref, found)),
         tuple(m.trace.ref(tensor) for _, tensor in hidden),
-        tuple(end for end, _ in hidden),
+        tuple(held for held, _ in hidden),
     )
     m.trace.add(made)
 

@@ -12,7 +12,7 @@ from gradfix.rewrite.spelling import function_of
 from gradfix.rewrite.statements import dotted
 
 # what lists and dictionaries can do and what nn.ModuleList and nn.ModuleDict cannot
-_LISTS = {"remove", "sort", "reverse", "index", "count", "copy", "get", "setdefault", "popitem"}
+_LISTS = {"remove", "sort", "reverse", "index", "count", "copy", "get", "setdefault", "popitem", "clear"}
 _TESTS = {"isinstance", "issubclass", "type", "sorted", "dumps"}
 
 
@@ -86,13 +86,14 @@ def _line(project: Project, kind: cst.ClassDef) -> list[cst.ClassDef]:
 def as_list(project: Project, attribute: str) -> bool:
     """Whether something is done with what the attribute holds that only a list or a dictionary can do."""
     return any(
-        isinstance(node, cst.Attribute) and node.attr.value == attribute and _listed(view, node)
+        isinstance(node, cst.Attribute) and node.attr.value == attribute and listed(view, node)
         for view in views(project)
         for node in view.parents
     )
 
 
-def _listed(view: View, node: cst.Attribute) -> bool:
+def listed(view: View, node: cst.BaseExpression) -> bool:
+    """Whether something is done with this that only a list or a dictionary can do."""
     above = view.parents.get(node)
     if isinstance(above, cst.Attribute):
         return above.attr.value in _LISTS and isinstance(view.parents.get(above), cst.Call)

@@ -96,21 +96,22 @@ class Names:
         found = self._owners.get(id(thing))
         return found if found is not None and found.of() is thing else None
 
-    def unregistered(self, stepped: Any) -> list[tuple[str, str, Any]]:
+    def unregistered(self, stepped: Any) -> list[tuple[str, tuple[str, ...], Any]]:
         """What modules hold in plain lists, tuples and dictionaries, layer by layer, where all that is registered of a
-        module around them is among `stepped`: its name, the end of that from the attribute on, and the leaf."""
+        module around them is among `stepped`: its name, how the module holds it, and the leaf."""
         known = [(o.name, m) for o in list(self._owners.values()) if isinstance(m := o.of(), torch.nn.Module)]
         hiding = {id(m): some for _, m in known if (some := list(_hidden(m)))}
         own = {id(p) for p in stepped}
-        found: dict[int, tuple[str, str, Any]] = {}
+        found: dict[int, tuple[str, tuple[str, ...], Any]] = {}
         for name, module in known if hiding else ():
             registered = [p for p in module.parameters() if p.requires_grad]
             if not registered or any(id(p) not in own for p in registered):
                 continue
             for inner, child in module.named_modules():
-                for end, p in hiding.get(id(child), ()):
+                for held, p in hiding.get(id(child), ()):
                     if p.requires_grad and id(p) not in own:
-                        found.setdefault(id(p), (".".join(x for x in (name, inner, end) if x), end, p))
+                        called = ".".join(x for x in (name, inner, held[0] + held[1]) if x)
+                        found.setdefault(id(p), (called, held, p))
         return list(found.values())
 
     def call(self, tensor: Any, name: str) -> None:
@@ -197,20 +198,33 @@ class Names:
             self._owners[id(thing)] = _Owner(weakref.ref(thing), rank, name)
 
 
-def _hidden(module: Any) -> Iterator[tuple[str, Any]]:
+def _hidden(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The leaves that attributes hold, and the parameters of layers that they hold as items. A list of a single network
     and one that is in evaluation mode are there so that they are not registered."""
     for key, value in list(vars(module).items()):
         if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad:
-            yield key, value
-        if key in _REGISTERED or type(value) not in (list, tuple, dict) or len(value) > _MOST_ITEMS:
+            yield (key, ""), value
+        if key in _REGISTERED:
             continue
-        items = value.items() if type(value) is dict else enumerate(value)
-        for at, item in list(items):
+        items = list(_items(value))
+        several = sum(isinstance(item, torch.nn.Module) for _, _, item in items) > 1
+        for at, types, item in items:
             if isinstance(item, torch.nn.Parameter):
-                yield f"{key}[{at!r}]", item
-            elif isinstance(item, torch.nn.Module) and item.training and len(value) > 1:
-                yield from ((f"{key}[{at!r}].{inner}", p) for inner, p in item.named_parameters())
+                yield (key, at, *types), item
+            elif isinstance(item, torch.nn.Module) and item.training and several:
+                yield from (((key, f"{at}.{inner}", *types), p) for inner, p in item.named_parameters())
+
+
+def _items(
+    value: Any, at: str = "", types: tuple[str, ...] = ()
+) -> Iterator[tuple[str, tuple[str, ...], Any]]:
+    """What a list, a tuple or a dictionary holds, and those that it holds: where, by way of which types, and what."""
+    if type(value) not in (list, tuple, dict) or len(value) > _MOST_ITEMS or len(types) >= _DEEPEST:
+        return
+    within = (*types, type(value).__name__)
+    for key, item in list(value.items() if type(value) is dict else enumerate(value)):
+        yield f"{at}[{key!r}]", within, item
+        yield from _items(item, f"{at}[{key!r}]", within)
 
 
 def _rank(name: str, place: _Place) -> tuple[int, int, int]:

@@ -171,14 +171,14 @@ class Optimizers:
             known = self._of(optimizer)
             known.name, known.named = name, True
         hidden = r.names.unregistered(params)
-        asked = {held: unstepped.gives_later(held) for held in {_held(end) for _, end, _ in hidden}}
-        hidden = [each for each in hidden if not asked[_held(each[1])]]
+        asked = {held: unstepped.gives_later(held) for held in {held[0] for _, held, _ in hidden}}
+        hidden = [each for each in hidden if not asked[each[1][0]]]
         for name, _, p in hidden:
             r.leaves.of(p)
             r.names.call(p, name)
         if hidden and not unstepped.adds_groups():
             fields["unregistered"] = [r.tape.ref(r.storages.of(p), p) for _, _, p in hidden]
-            fields["attributes"] = [end for _, end, _ in hidden]
+            fields["attributes"] = [held for _, held, _ in hidden]
         r.tape.event(
             "Optimizer",
             r.clock.tick(),
@@ -339,8 +339,3 @@ class Optimizers:
         else:
             r.flood()
             r.tape.common("Step", r.clock.tick(), stack, True, **fields)
-
-
-def _held(end: str) -> str:
-    """The attribute of ``layers[0].weight``."""
-    return end.partition("[")[0]

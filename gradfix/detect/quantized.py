@@ -81,7 +81,9 @@ def _encoder(
         return None
     trained = {r.storage for r in loss.accumulates}
     above = graph.leading(graph.walk(loss), [into.node])
-    terms = [graph.reaches(n) for n in summands(graph, loss.roots) if n in above]
+    summed = list(summands(graph, loss.roots))
+    terms = [graph.reaches(n) for n in summed if n in above]
+    others = [graph.reaches(n) & graph.owners.keys() for n in summed if n not in above]
     looked_up = (
         graph.reaches(into.node) if plain_op(graph.records[into.node]) in _LOOKUPS else frozenset[int]()
     )
@@ -91,6 +93,8 @@ def _encoder(
             continue
         if not any(reached - book and not reached & encoder for reached in terms):
             continue
+        if any(reached & encoder and reached - encoder - book for reached in others):
+            continue  # what it makes is decoded without the codes, too
         compared = next((e for e in fed if _compares(graph, e, cut, encoder, book, cuts)), None)
         if compared is not None:
             return compared, encoder

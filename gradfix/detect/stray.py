@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from gradfix import wording
 from gradfix.detect.finding import Found, make, optimizer_words
+from gradfix.detect.freed import SUMMING
 from gradfix.detect.parameters import by_hand, differentiated_by, filled_ever, given, given_values, rewrapped
 from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, GradUse, GradWrite, Mutate, Optimizer, Record, Ref, Site
@@ -194,7 +195,8 @@ def unregistered(graph: Graph) -> Found:
 
 def left_out(graph: Graph, optimizer: Optimizer) -> list[Ref]:
     """What is not registered and is to be trained: not what was given values (a teacher's, out of sight), nor what
-    something is differentiated by (collocation points), nor a tensor that is handed to a layer as data are."""
+    something is differentiated by (collocation points), nor a tensor that is handed to a layer as data are, to a
+    checkpoint for its own sake, or that losses are added to."""
     homeless, steps = nobodys(graph), graph.steps_of(optimizer.optimizer)
     return [
         r
@@ -203,8 +205,28 @@ def left_out(graph: Graph, optimizer: Optimizer) -> list[Ref]:
         and not _by_the_program(graph, r.storage)
         and not any(given(w, steps[0].time) for w in graph.writes.get(r.storage, ()))
         and not differentiated_by(graph, ~r.storage)
-        and (inner or not _enters_a_layer(graph, r))
+        and (inner or not (_enters_a_layer(graph, r) or _for_its_own_sake(graph, r)))
     ]
+
+
+def _for_its_own_sake(graph: Graph, leaf: Ref) -> bool:
+    """Whether a leaf is there to require a gradient and for nothing else: it goes into custom Functions alone, as a
+    reentrant checkpoint asks for one, or the losses are linear in it, as in a zero that they are added to."""
+    users = [r for r in graph.records.values() if ~leaf.storage in r.parents]
+    if all("." not in r.op for r in users):
+        return True
+    for backward in graph.backwards:
+        chain, pending = set[int](), list(backward.roots)
+        while pending:
+            record = graph.records.get(pending.pop())
+            if record is None or record.node in chain or plain_op(record) not in SUMMING:
+                continue
+            if len(record.parents) == 1 or plain_op(record) in ("add", "sub", "stack"):
+                chain.add(record.node)
+                pending += [p for p in record.parents if p >= 0]
+        if any(r.node not in chain and r.node in graph.walk(backward) for r in users):
+            return False
+    return True
 
 
 def _enters_a_layer(graph: Graph, leaf: Ref) -> bool:

@@ -171,9 +171,26 @@ def asks_otherwise() -> bool:
 
 
 def gives_later(attribute: str) -> bool:
-    """Whether some file of the user's asks what this attribute holds for its parameters: an optimizer that is made
-    later may be given them."""
-    return any(_asks(node, attribute) for file in _files() for node in _text(file).within)
+    """Whether some file of the user's asks what this attribute holds for its parameters, or lists what it holds as one:
+    an optimizer that is made later may be given them."""
+    nodes = (node for file in _files() for node in _text(file).within)
+    return any(_asks(node, attribute) or _lists(node, attribute) for node in nodes)
+
+
+def _lists(node: ast.AST, attribute: str) -> bool:
+    """Whether an optimizer, a variable or a group of parameters is given a list with the attribute. (What a function is
+    given, ``torch.cat([self.token, x])``, is computed with.)"""
+    given: list[Any] = []
+    if isinstance(node, ast.Call) and (_last(node.func) or "")[:1].isupper():
+        given = [*node.args, *(k.value for k in node.keywords)]
+    elif isinstance(node, ast.Assign):
+        given = [node.value]
+    elif isinstance(node, ast.Dict):
+        given = node.values
+    inner = [e for each in given if isinstance(each, ast.List) for e in each.elts]
+    if isinstance(node, ast.Dict):
+        inner += given
+    return any(isinstance(e, ast.Attribute) and e.attr == attribute for e in inner)
 
 
 def _asks(node: ast.AST, attribute: str) -> bool:

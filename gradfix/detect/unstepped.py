@@ -10,7 +10,7 @@ from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.opposed import linear
-from gradfix.detect.parameters import by_hand
+from gradfix.detect.parameters import by_hand, given
 from gradfix.graph import Graph
 from gradfix.tape import Backward, Clip, End, GradUse, GradWrite, Zero
 
@@ -34,6 +34,8 @@ def never_stepped(graph: Graph) -> Found:
             continue
         # (of several that fill them, one that no other optimizer uses, either, was there for this one)
         backward, zero = next((pair for pair in lost if not graph.uses(pair[0])), lost[0])
+        if graph.uses(backward) and any(given(w, first) for s in own for w in graph.writes.get(s, ())):
+            continue  # it was loaded, and another is trained through it or behind it: a latent, a new head
         yield (
             ("never-stepped", number),
             backward,

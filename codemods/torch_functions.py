@@ -15,7 +15,7 @@ from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.liveness import dotted, statement_before
 from gradfix.rewrite.peeling import MAKERS, innermost, layer_in, outermost, peel, put
 from gradfix.rewrite.spelling import descendants, function_of
-from gradfix.rewrite.statements import body_of, reads_of
+from gradfix.rewrite.statements import block_of, body_of, reads_of, take_away, unit_in, units
 from gradfix.tape import Added, Backward, Cut, Stack
 
 TERM = Effect(
@@ -154,7 +154,10 @@ class _Way:
         made = view.parents.get(whole)
         if isinstance(made, cst.Assign) and self._taken(view, made, whole):
             return True
-        self._edit(view, put(view, whole, innermost(whole)))
+        if isinstance(made, cst.Assign) and _same(made, innermost(whole)):
+            self._edit(view, *_gone(view, made))
+        else:
+            self._edit(view, put(view, whole, innermost(whole)))
         return _torch_made(whole) or self._goes_on(view, whole)
 
     def _taken(self, view: View, made: cst.Assign, whole: cst.BaseExpression) -> bool:
@@ -294,7 +297,9 @@ class _Way:
     def _read(self, view: View, statement: cst.CSTNode, name: str) -> bool:
         """Whatever reads the name behind the statement takes a tensor from now on."""
         reads = [r for r in reads_of(body_of(view, statement), name) if r not in self._done]
-        reads = [r for r in reads if _after(view, statement, r)]
+        reads = [
+            r for r in reads if _after(view, statement, r) and not _bound_again(view, statement, r, name)
+        ]
         self._done.update(reads)
         going = [r for r in reads if self._may(view, r)]
         shown = [r for r in reads if r not in going]
@@ -362,6 +367,28 @@ def _within(new: cst.CSTNode, view: View, call: cst.Call) -> cst.BaseExpression:
         inner = new.args[0].value if takes else new.func.value if isinstance(new.func, cst.Attribute) else new
     plain = isinstance(view.parents.get(call), cst.Arg | cst.Assign | cst.Return | cst.AugAssign)
     return inner if plain else parenthesized(inner)
+
+
+def _same(made: cst.Assign, value: cst.BaseExpression) -> bool:
+    """``h = h``, as it would be."""
+    return len(made.targets) == 1 and dotted(made.targets[0].target) == dotted(value) is not None
+
+
+def _gone(view: View, made: cst.Assign) -> tuple[Edit, ...]:
+    block = block_of(view, made)
+    index = unit_in(view, block, made) if block is not None else None
+    return () if block is None or index is None else take_away(units(block)[index], view, comments=True)
+
+
+def _bound_again(view: View, statement: cst.CSTNode, read: cst.BaseExpression, name: str) -> bool:
+    """Whether the name is bound to another value in between, whatever way the program takes."""
+    last = statement_before(view, read, name)
+    return (
+        last is not None
+        and last is not view.statement(statement)
+        and _after(view, statement, last)
+        and block_of(view, last) is block_of(view, statement)
+    )
 
 
 def _after(view: View, statement: cst.CSTNode, read: cst.CSTNode) -> bool:

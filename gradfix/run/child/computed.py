@@ -7,12 +7,14 @@ was taken off its graph is seen, and so is what is added; that this was made of 
 from __future__ import annotations
 
 import ast
+import linecache
 import sys
 from typing import Any
 
 from .flows import FUNCTION, Text
 from .numbers import number_of
 from .sites import Key
+from .unstepped import user_files
 
 _MOST = 64  # places at which values are taken
 _COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
@@ -83,10 +85,11 @@ class Computed:
         has made."""
         found = []
         for place, cut in self.living.items():
-            inner = len(place) - len(stack)
-            if cut.time <= self.r.kept.stepped or inner < 0 or place[inner + 2 :] != stack[2:]:
+            if cut.time <= self.r.kept.stepped:
                 continue
-            if place[inner] == stack[0] and (way := self._way(place, stack, end)):
+            inner = len(place) - len(stack)
+            within = inner >= 0 and place[inner] == stack[0] and place[inner + 2 :] == stack[2:]
+            if way := (within and self._way(place, stack, end)) or self._kept(place, stack, end):
                 found.append((cut, way))
         return found
 
@@ -105,15 +108,31 @@ class Computed:
             self._ways[key] = max(ways) if all(ways) else 0
         return self._ways[key]
 
+    def _kept(self, place: Key, stack: Key, end: ast.AST) -> int:
+        """The way by an attribute, which another function reads than where the value was taken."""
+        key = place[:2], stack[:2]
+        if key not in self._ways:
+            text, start = self._text(place), self._node(place)
+            others = {node for node in self._ends.values() if node is not None}
+            apart = start and text is self._text(stack) and text.function(start) is not text.function(end)
+            self._ways[key] = text.way(start, end, others) if apart else 0
+        return self._ways[key]
+
     def _text(self, stack: Key) -> Text:
         sites = self.r.sites
         file = sites.resolve(stack[:2])[0][0]
         if file not in self._texts:
-            self._texts[file] = Text(sites.text(file), sites.lines(file))
+            self._texts[file] = Text(sites.text(file), sites.lines(file), lambda name: _spoken_of(name, file))
         return self._texts[file]
 
     def _node(self, stack: Key) -> Any:
         return self._text(stack).node(self.r.sites.resolve(stack[:2])[0][1:5])
+
+
+def _spoken_of(attribute: str, file: str) -> bool:
+    """Whether some other file of the user's that is loaded speaks of the attribute."""
+    others = (each for each in user_files() if each != file)
+    return any(f".{attribute}" in "".join(linecache.getlines(each)) for each in others)
 
 
 def _operand(node: Any, name: str) -> Any:

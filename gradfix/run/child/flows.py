@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from .sites import Span, code_points, parsed
@@ -47,10 +47,15 @@ _END, _RETURN, _NOTHING, _ELSEWHERE = "end", "return", "nothing", "elsewhere"
 
 
 class Text:
-    """One file's text. Nodes are found by their spans, in code points as the tape has them."""
+    """One file's text. Nodes are found by their spans, in code points as the tape has them. `elsewhere` says of an
+    attribute whether other files speak of it, too."""
 
-    def __init__(self, text: str, lines: list[str]) -> None:
+    def __init__(
+        self, text: str, lines: list[str], elsewhere: Callable[[str], bool] = lambda name: False
+    ) -> None:
         tree = parsed(text) or ast.Module([], [])
+        self.elsewhere = elsewhere
+        self.attributes: dict[str, list[ast.Attribute]] = {}
         self.parents: dict[ast.AST, ast.AST] = {}
         self.names: dict[str, list[ast.Name]] = {}
         self.functions: dict[str, list[Any]] = {}
@@ -60,6 +65,8 @@ class Text:
                 self.parents[child] = node
             if isinstance(node, ast.Name):
                 self.names.setdefault(node.id, []).append(node)
+            elif isinstance(node, ast.Attribute):
+                self.attributes.setdefault(node.attr, []).append(node)
             elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 self.functions.setdefault(node.name, []).append(node)
             if isinstance(node, (ast.expr, ast.AugAssign)):
@@ -81,12 +88,20 @@ class Text:
         way = _Way(self, end, others=others)
         return (FUNCTION if way.function else SCALED) if way.leads([start]) else 0
 
+    def function(self, node: ast.AST) -> Any:
+        """The function that a node stands in, None for none."""
+        above = self.parents.get(node)
+        while above is not None and not isinstance(above, _FUNCTIONS):
+            above = self.parents.get(above)
+        return above
+
 
 class _Way:
     """One search. `deep` counts the functions it has gone into."""
 
     def __init__(self, text: Text, end: ast.AST | None, deep: int = 0, others: Collection[Any] = ()) -> None:
         self.text, self.end, self.deep, self._others = text, end, deep, others
+        self._begun: set[ast.AST] = set()  # what it begins with
         self._bound: set[ast.AST] = set()  # statements that bind what the value makes
         self._found: set[ast.AST] = set()
         self._around: set[ast.AST] = set()  # what the end is part of
@@ -99,6 +114,7 @@ class _Way:
 
     def leads(self, starts: list[ast.AST]) -> bool:
         """Whether one of them comes to the end, and none goes elsewhere."""
+        self._begun.update(node for start in starts for node in ast.walk(start))
         pending, reached = list(starts), False
         while pending:
             node = pending.pop()
@@ -110,12 +126,12 @@ class _Way:
                 return False
             reached = reached or how is self._goal
             for name in names:
-                if self._old(name):
+                if self._kept(name) if isinstance(name, ast.Attribute) else self._old(name):
                     return False
                 pending += self._reads(name)
         return reached
 
-    def _climb(self, node: ast.AST) -> tuple[str, list[ast.Name]]:
+    def _climb(self, node: ast.AST) -> tuple[str, list[Any]]:
         """Where the value of an expression comes to, and the names that it is bound to there. (What comes to the sum
         beside its end is more than a term of it.)"""
         scaled = False
@@ -132,7 +148,10 @@ class _Way:
             if (one := self._unpacked(above, node)) is not None:
                 return _NOTHING, [one]
             if isinstance(above, ast.Return):
-                return (_ELSEWHERE if scaled and self.end is not None else _RETURN), []
+                another = self.end is not None and self.text.function(above) is not self.text.function(
+                    self.end
+                )
+                return (_ELSEWHERE if (scaled and self.end is not None) or another else _RETURN), []
             scaled = scaled or isinstance(above, ast.BinOp)
             if isinstance(above, ast.Call) or isinstance(self.text.parents.get(above), ast.Call):
                 appended = _appended(above)
@@ -166,7 +185,7 @@ class _Way:
         if isinstance(above, ast.keyword):
             return self._given(node, above, self.text.parents[above])
         if isinstance(above, ast.Call):
-            return self._given(node, None, above)
+            return self._given(node, None, above) if node is not above.func else _ELSEWHERE
         shown = (
             ast.Expr,
             ast.Compare,
@@ -207,14 +226,15 @@ class _Way:
         reads = [n for n in self._of(function, name) if isinstance(n.ctx, ast.Load)]
         return [n for n in reads if self._last_bound(n) is None]
 
-    def _bind(self, statement: Any, value: ast.AST) -> tuple[str, list[ast.Name]]:
+    def _bind(self, statement: Any, value: ast.AST) -> tuple[str, list[Any]]:
         if isinstance(statement, ast.comprehension) and value is not statement.iter:
             return _NOTHING, []
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         if isinstance(statement, ast.AugAssign) and not isinstance(statement.op, _OPERATORS):
             return _ELSEWHERE, []
         self._bound.add(statement)
-        names = [t for t in targets if isinstance(t, ast.Name)]
+        held = ast.Name if isinstance(statement, ast.AugAssign) else (ast.Name, ast.Attribute)
+        names = [t for t in targets if isinstance(t, held)]
         return _NOTHING if len(names) == len(targets) else _ELSEWHERE, names
 
     def _unpacked(self, above: ast.AST, node: ast.AST) -> ast.Name | None:
@@ -239,17 +259,19 @@ class _Way:
         return one
 
     def _of(self, scope: Any, name: str) -> list[ast.Name]:
-        return [n for n in self.text.names.get(name, ()) if self._scope(n) is scope]
+        return [n for n in self.text.names.get(name, ()) if self.text.function(n) is scope]
 
-    def _scope(self, node: ast.AST) -> Any:
-        above = self.text.parents.get(node)
-        while above is not None and not isinstance(above, _FUNCTIONS):
-            above = self.text.parents.get(above)
-        return above
+    def _kept(self, held: ast.Attribute) -> bool:
+        """Whether the attribute may hold something else as well, or what it held before, or be read out of sight."""
+        every = [(node, self._statement(node)) for node in self.text.attributes[held.attr]]
+        read = {statement for node, statement in every if isinstance(node.ctx, ast.Load)}
+        bound = {statement for node, statement in every if not isinstance(node.ctx, ast.Load)}
+        others = [each for each in bound - self._bound if not _begins(each)]
+        return bool(others or read & self._bound) or self.text.elsewhere(held.attr)
 
     def _old(self, name: ast.Name) -> bool:
         """Whether the name holds what it held before, too, scaled: an average over the passes."""
-        for store in self._of(self._scope(name), name.id):
+        for store in self._of(self.text.function(name), name.id):
             statement: Any = self._statement(store)
             if not isinstance(store.ctx, ast.Store):
                 continue
@@ -258,22 +280,25 @@ class _Way:
             if isinstance(statement, ast.AugAssign) and not isinstance(statement.op, (ast.Add, ast.Sub)):
                 return True
             inner = ast.walk(statement.value) if isinstance(statement, ast.Assign) else ()
-            reads = [n for n in inner if isinstance(n, ast.Name) and n.id == name.id]
+            reads = [n for n in inner if isinstance(n, ast.Name) and n.id == name.id and n not in self._begun]
             strange = statement in self._bound and any(n not in self._found for n in reads)
             if strange and any(self._last_bound(n) in (None, statement) for n in reads):
                 return True
         return False
 
-    def _reads(self, name: ast.Name) -> Iterator[ast.AST]:
-        """Where a name is read that was last bound to what the value makes."""
-        for read in self._of(self._scope(name), name.id):
+    def _reads(self, name: Any) -> Iterator[ast.AST]:
+        """Where a name is read that was last bound to what the value makes, or an attribute of any object."""
+        if isinstance(name, ast.Attribute):
+            yield from (n for n in self.text.attributes[name.attr] if isinstance(n.ctx, ast.Load))
+            return
+        for read in self._of(self.text.function(name), name.id):
             if isinstance(read.ctx, ast.Load) and self._last_bound(read) in self._bound:
                 yield read
 
     def _last_bound(self, read: ast.Name) -> Any:
         """The last statement before `read`, in the text, that binds the name; not one that begins a sum."""
         last, latest = None, (0, 0)
-        for node in self._of(self._scope(read), read.id):
+        for node in self._of(self.text.function(read), read.id):
             statement = self._statement(node)
             whole = (
                 statement

@@ -35,7 +35,7 @@ def may_step(optimizer: Any, frame: Any) -> bool:
     """Whether some file of the user's that is loaded may come to step it. `frame` and those that it was called from may
     know it as a variable."""
     names = set(_names(optimizer, frame))
-    texts = [_text(file) for file in _files()]
+    texts = [_text(file) for file in user_files()]
     return not names or any(_May(names, texts).steps_in(text) for text in texts)
 
 
@@ -161,19 +161,19 @@ def _names(optimizer: Any, frame: Any) -> Iterator[str]:
 
 def adds_groups() -> bool:
     """Whether some file of the user's speaks of ``add_param_group``: what an optimizer lacks, it may yet be given."""
-    return any("add_param_group" in "".join(linecache.getlines(file)) for file in _files())
+    return any("add_param_group" in "".join(linecache.getlines(file)) for file in user_files())
 
 
 def asks_otherwise() -> bool:
     """Whether some file of the user's takes times, looks how much memory was needed, or asks for gradients: of one
     without a step that may be all that is asked for."""
-    return any(_OTHERWISE.search("".join(linecache.getlines(file))) for file in _files())
+    return any(_OTHERWISE.search("".join(linecache.getlines(file))) for file in user_files())
 
 
 def gives_later(attribute: str) -> bool:
     """Whether some file of the user's asks what this attribute holds for its parameters, or lists what it holds as one:
     an optimizer that is made later may be given them."""
-    nodes = (node for file in _files() for node in _text(file).within)
+    nodes = (node for file in user_files() for node in _text(file).within)
     return any(_asks(node, attribute) or _lists(node, attribute) for node in nodes)
 
 
@@ -212,7 +212,8 @@ def _speaks_of(node: ast.AST, attribute: str) -> bool:
     )
 
 
-def _files() -> set[str]:
+def user_files() -> set[str]:
+    """Those of the program that are loaded."""
     found = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return {file for file in found if isinstance(file, str) and failure.is_user_file(file)}
 

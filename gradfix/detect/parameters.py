@@ -15,7 +15,7 @@ from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.frozen import frozen_in_every_pass, frozen_since
 from gradfix.detect.refused import CUT_WORDS, NO_GRAPH
 from gradfix.graph import Graph, plain_op
-from gradfix.tape import Backward, Cut, Fed, GradUse, Mutate, Record, Ref, Stack, Step
+from gradfix.tape import Backward, Cut, Fed, GradUse, Mutate, Record, Ref, Stack, Step, Zero
 
 # what makes a non-leaf of a parameter by accident
 CONVERSIONS = {"to_copy", "mul", "div", "clone", "add", "to"}
@@ -106,10 +106,24 @@ def untrained(graph: Graph) -> Iterator[tuple[int, list[Step]]]:
     filled = filled_ever(graph)
     for number, optimizer in graph.optimizers.items():
         steps = graph.steps_of(number)
-        if len(steps) < 2 or any(s.refs for s in steps) or any(r.storage in filled for r in optimizer.refs):
+        if not steps or any(s.refs for s in steps) or any(r.storage in filled for r in optimizer.refs):
             continue
-        if not given_values(graph, number):
+        if not given_values(graph, number) and (len(steps) > 1 or _of_an_idle_loss(graph, steps[0])):
             yield number, steps
+
+
+def _of_an_idle_loss(graph: Graph, step: Step) -> bool:
+    """Whether a loss is differentiated for nobody else, between the one step of an optimizer and where all of its
+    gradients were cleared: one pass tells, too, that it was to be trained by that."""
+    own = {r.storage for r in graph.optimizers[step.optimizer].refs}
+    cleared = (
+        e.time
+        for e in graph.tape.events
+        if isinstance(e, Zero) and e.time < step.time and own <= {r.storage for r in e.refs}
+    )
+    since = max(cleared, default=step.time)
+    between = [b for b in graph.backwards if since < b.time < step.time]
+    return bool(between) and not graph.serves(between[-1])
 
 
 def _leads_to(graph: Graph, cut: Cut, backwards: list[Backward]) -> bool:

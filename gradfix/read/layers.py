@@ -261,11 +261,12 @@ def _requires_grad_(m: Machine, module: Instance, args: list[Value], kwargs: dic
 
 
 def _zero_grad(m: Machine, module: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    from gradfix.read.optimizers import clear
+    from gradfix.read.optimizers import clear, known_again
 
     found = [t for _, t in parameters(module)]
     clear(m, found, args[0] if args else kwargs.get("set_to_none", True))
     m.trace.zero(found)
+    known_again(m, found)
     return None
 
 

@@ -203,6 +203,15 @@ def clear(m: Machine, parameters: list[Tensor], to_none: Value) -> None:
             each.grad = None
 
 
+def known_again(m: Machine, cleared: list[Tensor]) -> None:
+    """Whatever has filled the gradients of optimizers that have these parameters alone, they have none now."""
+    among = {id(t) for t in cleared}
+    for optimizer in m.optimizers:
+        own = list(owned(optimizer))
+        if own and among.issuperset(map(id, own)):
+            optimizer.extra["blurs"] = m.blurs
+
+
 def _zero_grad(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if "number" not in optimizer.extra:
         return None

@@ -146,3 +146,27 @@ def test_a_step_that_is_written_meanwhile(tmp_path: Path) -> None:
         results = check_text(Source(path, text.encode(), text), Settings(repair=False), None, kept)
         told.append([d.conflict.pattern for r in results for d in r.diagnoses])
     assert told == [["never-stepped"], [], ["never-stepped"]]
+
+
+OWN = """\
+import torch
+class Plain(torch.optim.SGD):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.count = 0
+    def step(self, closure=None):
+        self.count += 1
+        super().step(closure)
+net = torch.nn.Linear(2, 2)
+optimizer = Plain(net.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    net(torch.ones(2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_an_optimizer_of_the_programs_own_is_not_called_self(tmp_path: Path) -> None:
+    main, *_ = read(tmp_path / "train.py", OWN.replace("    optimizer.zero_grad()\n", ""))
+    (found,) = detect(main.tape)
+    assert "gradients of `optimizer` between its steps" in found.message

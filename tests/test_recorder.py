@@ -1036,3 +1036,27 @@ def test_a_helpers_variable_names_no_optimizer_that_has_another_name(record: Rec
         main()
     """)
     assert {o.optimizer: o.name for o in of(tape, Optimizer)} == {0: "opts['g']", 1: "opts['d']"}
+
+
+def test_an_optimizer_of_the_programs_own_is_not_called_self(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        class Plain(torch.optim.SGD):
+            def __init__(self, parameters, lr):
+                super().__init__(parameters, lr)
+                for p in self.param_groups[0]["params"]:
+                    self.state[p]["step"] = torch.zeros(1)
+            def step(self, closure=None):
+                with torch.no_grad():
+                    for p in self.param_groups[0]["params"]:
+                        p -= 0.1 * p.grad
+        net = torch.nn.Linear(2, 2)
+        optimizer = Plain(net.parameters(), lr=0.1)
+        def train():
+            for _ in range(2):
+                optimizer.zero_grad()
+                net(torch.ones(2)).sum().backward()
+                optimizer.step()
+        train()
+    """)
+    assert [o.name for o in of(tape, Optimizer)] == ["optimizer"]

@@ -156,7 +156,8 @@ def _visit(m: Machine, name: str, value: Value, place: Place, depth: int, seen: 
         _offer(name, value, place)
         return
     if isinstance(value, Instance) and value.kind.startswith("torch.optim."):
-        _own(name, value, place)
+        if name != "self":  # in a method of its own class
+            _own(name, value, place)
         return
     module = isinstance(value, Instance) and value.kind.startswith("torch.nn.")
     if id(value) in seen and not module:

@@ -142,13 +142,17 @@ def _step(m: Machine, optimizer: Instance, args: list[Value], kwargs: dict[str, 
     own = optimizer.extra.get("state", {}).values() if optimizer.kind in TYPED else ()
     if any(isinstance(each, dict) and type(each.get("step")) is int for each in own):
         m.outdated("RuntimeError", "`state_steps` argument must contain a list of singleton tensors")
-    names.look(m)
-    m.trace.optimizer_names[optimizer.extra["number"]] = names.owner(m, optimizer)
+    _call_by_name(m, optimizer)
     found = list(owned(optimizer))
     having = [t for t in found if isinstance(t.grad, Tensor)]
     without = [t for t in found if t.grad is None]
     _emit_step(m, optimizer, found, having, without)
     return result
+
+
+def _call_by_name(m: Machine, optimizer: Instance) -> None:
+    names.look(m)
+    m.trace.optimizer_names[optimizer.extra["number"]] = names.owner(m, optimizer)
 
 
 def _emit_step(
@@ -176,6 +180,7 @@ def own_step(
     number = optimizer.extra.get("number")
     if number is None or m.trace.stepping is not None:
         return calls.call(m, function, [optimizer, *args], kwargs)
+    _call_by_name(m, optimizer)
     found = list(owned(optimizer))
     having = [t for t in found if isinstance(t.grad, Tensor)]
     optimizer.extra["stepped"] = False

@@ -151,7 +151,8 @@ class Names:
         if isinstance(value, torch.nn.Module):
             self._module(name, value, place)
         elif isinstance(value, torch.optim.Optimizer):
-            self._own(name, value, place)
+            if name != "self":  # in a method of its own class
+                self._own(name, value, place)
         elif depth >= _DEEPEST:
             return
         elif isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:

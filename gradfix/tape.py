@@ -414,11 +414,13 @@ class Note(Event):
 class End(Event):
     """How the run ended: ``finished``, ``steps`` (each optimizer stepped enough), ``timeout``, ``exit``,
     ``failed``. `unstepped` are optimizers that never stepped, got gradients again and again, and that no call in the
-    text may step."""
+    text may step. `later` says that a loss may be given terms behind what a run came to that ended at so many
+    ``steps``, some of them without a gradient."""
 
     how: str
     seconds: float = 0.0
     unstepped: tuple[int, ...] = ()
+    later: bool = False
 
 
 AnyEvent = (

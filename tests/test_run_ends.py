@@ -15,7 +15,7 @@ from runs import IGNORES_SIGNALS, MODEL, copying, processes_named, project, run,
 from gradfix.detect import detect
 from gradfix.run import Outcome
 from gradfix.run.zygote import Zygote
-from gradfix.tape import Tape
+from gradfix.tape import End, Tape
 
 
 def test_exception_has_the_users_traceback(run: Callable[..., Outcome], project: Path) -> None:
@@ -316,3 +316,38 @@ def test_nothing_survives_a_daemon(
     """
     assert run(text, zygote if namespaces else copying).ended == "finished"
     assert until(lambda: processes_named(mark) == [])
+
+
+TWO_NETWORKS = """
+import torch
+one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in (one, other)]
+def loss_of(step, shown=0.0):
+    loss = one(torch.ones(3, 2)).square().mean()
+    {}
+    return loss
+for step in range(9):
+    loss_of(step).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "later"),
+    [
+        ("if step > 5: loss = loss + other(torch.ones(3, 2)).square().mean()", True),
+        ("if step > 5: loss += other(torch.ones(3, 2)).square().mean()", True),
+        ("if step >= 1: loss = loss + torch.ones(2).sum()", False),
+        ("if step > 5: shown = shown + loss", False),
+        ("if shown: loss = loss + 1", False),
+    ],
+)
+def test_terms_that_join_the_loss_later(run: Callable[..., Outcome], line: str, later: bool) -> None:
+    """Said of a run that ended before what a number decides, where an optimizer has stepped without a gradient."""
+    outcome = run(TWO_NETWORKS.format(line), record=True)
+    assert outcome.tape is not None
+    end = outcome.tape.events[-1]
+    assert isinstance(end, End)
+    assert (end.how, end.later) == ("steps", later)

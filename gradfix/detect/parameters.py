@@ -15,7 +15,7 @@ from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.frozen import frozen_in_every_pass, frozen_since
 from gradfix.detect.refused import CUT_WORDS, NO_GRAPH
 from gradfix.graph import Graph, plain_op
-from gradfix.tape import Backward, Cut, Fed, GradUse, Mutate, Record, Ref, Stack, Step, Zero
+from gradfix.tape import Backward, Cut, End, Fed, GradUse, Mutate, Record, Ref, Stack, Step, Zero
 
 # what makes a non-leaf of a parameter by accident
 CONVERSIONS = {"to_copy", "mul", "div", "clone", "add", "to"}
@@ -102,8 +102,11 @@ def dead_parameters(graph: Graph) -> Found:
 
 def untrained(graph: Graph) -> Iterator[tuple[int, list[Step]]]:
     """The optimizers none of whose parameters ever gets a gradient, with their steps. Not one whose parameters are kept
-    up with another model's, say: a target, which no loss is meant to train."""
+    up with another model's, say: a target, which no loss is meant to train. Nor where a loss may be given more terms
+    behind what the run came to, as after a warm-up."""
     filled = filled_ever(graph)
+    if any(isinstance(e, End) and e.later for e in graph.tape.events):
+        return
     for number, optimizer in graph.optimizers.items():
         steps = graph.steps_of(number)
         if not steps or any(s.refs for s in steps) or any(r.storage in filled for r in optimizer.refs):

@@ -22,11 +22,12 @@ _FULL = 32  # steps at one place that are written whatever they are
 
 
 class _Known:
-    __slots__ = ("name", "named", "number", "seen", "steps", "weak")
+    __slots__ = ("filled", "name", "named", "number", "seen", "steps", "weak")
 
     def __init__(self, number: int, optimizer: Any, forget: Any) -> None:
         self.number = number
         self.steps = 0
+        self.filled = False  # whether any step had a gradient
         self.seen: dict[Any, int] = {}  # steps by their stack
         self.name = ""
         self.named = False  # whether its frames were looked at twice
@@ -199,6 +200,10 @@ class Optimizers:
         """Those, unless they were stepped after all."""
         return sorted({known.number for known in self._never if not known.steps})
 
+    def untrained(self) -> bool:
+        """Whether one steps and has never had a gradient."""
+        return any(known.steps and not known.filled for known in self._known.values())
+
     def _pre(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         r = self.r
         if r.off():
@@ -325,6 +330,7 @@ class Optimizers:
             )
         if step.guard is None:  # a closure, or an optimizer of the user's: its step() may make gradients
             had = [h or p.grad is not None for h, p in zip(had, params)]  # noqa: B905 (Python 3.9)
+        known.filled = known.filled or any(had)
         fields: dict[str, Any] = {"optimizer": known.number}
         if all(had):
             fields["refs"] = r.leaves.refs(params)

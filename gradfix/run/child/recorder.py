@@ -34,6 +34,7 @@ from .frozen import Frozen
 from .gradients import FULL, Gradients
 from .gradmode import GradMode
 from .kept import Kept
+from .later import more_terms
 from .leaves import Leaves
 from .legacy import Legacy
 from .modes import Modes
@@ -136,7 +137,9 @@ class Recorder:
             self.tape.rename(storage)
         seconds = round(monotonic() - self._started, 3)
         never = self.optimizers.unstepped()
-        more = {"unstepped": never} if never else {}
+        more: dict[str, Any] = {"unstepped": never} if never else {}
+        if how == "steps" and self.optimizers.untrained() and more_terms(self.sites):
+            more["later"] = True
         self.tape.end(self.clock.tick(), how=how, seconds=seconds, **more)
         self.tape.flush()
 

@@ -236,6 +236,11 @@ class Sites:
             self._clearing[file] = {n.lineno for n in tests if _clears(n)}
         return self._clearing[file]
 
+    def met(self) -> set[tuple[str, int]]:
+        """The files and lines of all stacks there were."""
+        places = {key[i : i + 2] for key in self._keys for i in range(0, len(key), 2)}
+        return {self.site(self._codes[code], lasti)[:2] for code, lasti in places}
+
     def files(self) -> list[str]:
         """The user's files that were executed."""
         return list(self._lines)

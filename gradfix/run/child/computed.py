@@ -11,6 +11,8 @@ import linecache
 import sys
 from typing import Any
 
+import torch
+
 from .flows import FUNCTION, Text
 from .numbers import number_of
 from .sites import Key
@@ -54,15 +56,32 @@ class Computed:
             node = tensor.grad_fn._sequence_nr() if tensor.grad_fn is not None else ~storage.number
             self.living[place] = _Cut(node, r.clock.tick(), r.tape.ref(storage, tensor))
 
-    def met(self, name: str, operand: Any, made: Any, stack: Key) -> None:
-        """A call of `name` at `stack` made a tensor with a graph of another and of `operand`, which is no tensor."""
-        if not number_of(operand) or not stack or (end := self._end(stack, name)) is None:
+    def met(self, name: str, args: Any, made: Any, stack: Key) -> None:
+        """A call of `name` at `stack` made a tensor with a graph of the first two of `args`: of a number, maybe."""
+        if not stack:
+            return
+        operand = args[1]
+        if isinstance(operand, torch.Tensor):
+            if not self._text(stack).legacy:
+                return
+            unseen = [at for at in (0, 1) if self._is_unseen(args[at])]
+            if len(unseen) != 1:
+                return
+            operand = float(args[unseen[0]].detach())
+            name = name if unseen[0] else "__radd__"
+        if not number_of(operand) or (end := self._end(stack, name)) is None:
             return
         before = self._met.setdefault(stack, number_of(operand))
         if before == number_of(operand):
             return  # the first pass, or a number that is the same in all
         for cut, way in self._behind(stack, end):
             self.r.added_number(cut.ref, made, cut.node, stack, way == FUNCTION)
+
+    def _is_unseen(self, value: Any) -> bool:
+        """Whether it is a tensor of one number of which nothing is known: ``torch.FloatTensor([number])`` is a call
+        that comes to no mode."""
+        known = not isinstance(value, torch.Tensor) or value.requires_grad or value.numel() != 1
+        return not known and value.is_floating_point() and not self.r.constants.nodes_of(value)
 
     def filled(self, tensor: Any, stack: Key) -> None:
         """A call at `stack` made `tensor` of an array, numbers, or a list of such."""

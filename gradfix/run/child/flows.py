@@ -26,9 +26,11 @@ _PLAIN = frozenset(("float", "abs", "sum", "max", "min", "list", "tuple", "sqrt"
 _METHODS = frozenset((
     "mean", "sum", "max", "min", "var", "std", "prod", "clip", "dot", "reshape", "flatten", "ravel", "squeeze", "copy",
     "astype", "item", "tolist", "transpose", "cpu", "numpy", "detach", "clone", "float", "double", "view", "to", "abs",
-    "pow", "square", "sqrt", "exp", "log", "norm", "unsqueeze", "contiguous",
+    "pow", "square", "sqrt", "exp", "log", "norm", "unsqueeze", "contiguous", "cuda",
 ))  # fmt: skip
+_LEGACY = ("FloatTensor", "DoubleTensor")  # of torch, and no functions of its own
 _SAME = frozenset((  # of those
+    *_LEGACY, "Variable", "cuda",
     "float", "list", "tuple", "array", "asarray", "ascontiguousarray", "copy", "squeeze", "ravel", "reshape", "flatten",
     "float32", "float64", "item", "tolist", "cpu", "numpy", "detach", "clone", "double", "view", "to", "astype",
     "unsqueeze", "contiguous", "transpose", "expand_dims",
@@ -55,6 +57,7 @@ class Text:
     ) -> None:
         tree = parsed(text) or ast.Module([], [])
         self.elsewhere = elsewhere
+        self.legacy = any(f"torch.{name}(" in text for name in _LEGACY)
         self.attributes: dict[str, list[ast.Attribute]] = {}
         self.parents: dict[ast.AST, ast.AST] = {}
         self.names: dict[str, list[ast.Name]] = {}
@@ -347,5 +350,5 @@ def _of_numbers(func: ast.AST) -> bool:
 def _smooth(func: ast.AST, text: Text) -> bool:
     if isinstance(func, ast.Name):
         known = hasattr(builtins, func.id) or func.id in ("sqrt", "exp", "log")
-        return func.id in _PLAIN and known and func.id not in text.functions
-    return _of_numbers(func)
+        return ((func.id in _PLAIN and known) or func.id == "Variable") and func.id not in text.functions
+    return _of_numbers(func) or (_last(func) in _LEGACY and ast.unparse(func) == f"torch.{_last(func)}")

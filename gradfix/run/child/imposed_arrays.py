@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .pretend import joined
+
 _OTHERS = {
     "absolute": "abs",
     "fabs": "abs",
@@ -31,8 +33,21 @@ def compute_with_torch() -> None:
     torch.Tensor.__array_function__ = _function  # type: ignore[attr-defined]
     torch.Tensor.__array_ufunc__ = _ufunc  # type: ignore[attr-defined]
 
+    for name in ("FloatTensor", "DoubleTensor"):
+        setattr(torch, name, _of_tensors(getattr(torch, name)))
+
     if (random := getattr(sys.modules.get("numpy"), "random", None)) is not None:
         random.choice = _of_values(random.choice, lambda t: numpy(detach(t)))
+
+
+def _of_tensors(plain: Any) -> Any:
+    """A class of tensors that is given tensors in a list stacks them."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        kept = joined(args[0]) if len(args) == 1 else None
+        return plain(*args, **kwargs) if kept is None else kept.type(plain)
+
+    return make
 
 
 def _of_values(draw: Any, values: Any) -> Any:

@@ -138,8 +138,8 @@ class Watch(TorchFunctionMode):
             r.kept.added(result, stack, args, frame)
         if self._numbers and len(args) > 1 and not isinstance(args[1], torch.Tensor):
             r.numbers.met(kind == "adds", args[1], result, stack)
-        if kind == "adds" and self._computed and len(args) > 1 and not isinstance(args[1], torch.Tensor):
-            r.computed.met(func.__name__, args[1], result, stack)
+        if kind == "adds" and self._computed and len(args) > 1:
+            r.computed.met(func.__name__, args, result, stack)
 
     def _split(self, func: Any, args: Any, kwargs: Any) -> Any:
         before = _sequence()

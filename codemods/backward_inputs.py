@@ -14,9 +14,10 @@ from gradfix.detect.opposed import meant_for
 from gradfix.detect.terms import has_idle_term
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.behind import DRIVES, Guarded, along, calls, guarded, harmless
-from gradfix.rewrite.boundary import frame, gather, meeting, pass_end, same_place
-from gradfix.rewrite.calls import backward_call, parameters_of, says, with_arguments
+from gradfix.rewrite.boundary import frame, gather, meeting
+from gradfix.rewrite.calls import backward_call, says, with_arguments
 from gradfix.rewrite.liveness import dotted, scope_of
+from gradfix.rewrite.passes import inputs_of, overlap, sharing, stepped_with, trained
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import (
     Block,
@@ -108,8 +109,8 @@ for _ in range(2):
 def _wants(project: Project, backward: Backward, record: Record) -> bool:
     """Whether the gradient of anything that the backward trains flows through what `record` made."""
     graph = project.graph
-    trained = {r.storage for k in graph.serves(backward) for r in graph.optimizers[k].refs}
-    return not trained or bool(graph.reaches(record.node) & trained)
+    wanted = {r.storage for k in graph.serves(backward) for r in graph.optimizers[k].refs}
+    return not wanted or bool(graph.reaches(record.node) & wanted)
 
 
 def _spared(conflict: Conflict, project: Project) -> Iterator[Proposal]:
@@ -119,7 +120,7 @@ def _spared(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     if place is None or says(place[1], "inputs"):
         return
     backward = conflict.backward
-    inputs = _inputs(project, *place, _trained(project, backward, [backward]))
+    inputs = inputs_of(project, *place, trained(project, backward, [backward]))
     if inputs is not None:
         edits = gather((place[0], [with_arguments(place[1], {"inputs": inputs})]))
         plain = _of_models(inputs)  # and no roundabout way of saying it
@@ -160,84 +161,22 @@ def _of_the_input(conflict: Conflict, project: Project) -> Iterator[Proposal]:
 def _restricted(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     """`inputs=` alone, on each backward that fills another's gradients."""
     assert conflict.backward is not None
-    group, own = _group(project, conflict.backward), meant_for(project.graph, conflict)
+    group, own = sharing(project, conflict.backward), meant_for(project.graph, conflict)
     named = [b for b in (conflict.earlier, conflict.backward) if b is not None]
     ways = (tuple({b.time: b for b in (*group, *named)}.values()), tuple(named), named[:1])
     for rank, some in enumerate(ways, int(conflict.pattern == "left-over")):  # (what is left can be cleared)
         parts = []
         for b in some:
             place = backward_call(project, b)
-            mine = own.get(b.stack) or _trained(project, b, group)
+            mine = own.get(b.stack) or trained(project, b, group)
             if place is None or says(place[1], "inputs") or _keeps_to_itself(project, b, mine, group):
                 continue
-            inputs = _inputs(project, *place, mine)
+            inputs = inputs_of(project, *place, mine)
             if inputs is None:
                 continue
             parts.append((place[0], [with_arguments(place[1], {"inputs": inputs})]))
         if parts:
             yield Proposal("restrict each backward to the parameters it trains", OWN, gather(*parts), rank)
-
-
-def _inputs(
-    project: Project, view: View, call: cst.Call, trained: frozenset[int]
-) -> cst.BaseExpression | None:
-    """What the backward of `call` trains, the parameters of these optimizers, as an expression."""
-    found: list[cst.BaseExpression] = []
-    for optimizer in sorted(trained):
-        expression = parameters_of(project, optimizer, view, call)
-        if expression is None:
-            return None
-        found.append(expression)
-    if len(found) < 2:
-        return found[0] if found else None
-    return cst.List([cst.StarredElement(_unlisted(f)) for f in found])
-
-
-def _trained(project: Project, backward: Backward, group: Sequence[Backward]) -> frozenset[int]:
-    """The optimizers that a backward is for; of several that step behind it, not those that another backward of the
-    pass is there for."""
-    graph = project.graph
-    serves = graph.serves(backward)
-    taken = [graph.serves(b) for b in group if b.time != backward.time]
-    return serves.difference(*(t for t in taken if t < serves)) or serves
-
-
-def _unlisted(node: cst.BaseExpression) -> cst.BaseExpression:
-    """``x`` of ``list(x)`` and of ``x or None``."""
-    if isinstance(node, cst.BooleanOperation):
-        return node.left
-    if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "list":
-        return node.args[0].value
-    return node
-
-
-def _group(project: Project, backward: Backward) -> tuple[Backward, ...]:
-    """The backwards of the same pass that share nodes with `backward`, or with one that does."""
-    window = _pass(project, backward)
-    nodes = {n for n in backward.nodes if n >= 0}
-    chosen: list[Backward] = []
-    while True:
-        more = [b for b in window if b not in chosen and nodes & set(b.nodes)]
-        if not more:
-            return tuple(sorted(chosen, key=lambda b: b.time))
-        chosen += more
-        nodes |= {n for b in more for n in b.nodes if n >= 0}
-
-
-def _pass(project: Project, backward: Backward) -> list[Backward]:
-    """Every backward of the same pass."""
-    graph = project.graph
-    since = max((b.time for b in same_place(graph, backward) if b.time < backward.time), default=-1)
-    until = pass_end(graph, backward)
-    return [b for b in project.tape.events if isinstance(b, Backward) and since < b.time < until]
-
-
-def _stepped(project: Project, backward: Backward, step: Step) -> list[Backward]:
-    """The backwards of the same pass whose gradient `step` uses. (A pass that comes to `backward` now and then only
-    may hold several steps, each with its own.)"""
-    graph = project.graph
-    own = graph.before_step(step)
-    return [b for b in _pass(project, backward) if b in own and step.optimizer in graph.serves(b)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +191,9 @@ class _Placed:
 
 def _together(project: Project, backward: Backward, culprit: object) -> Iterator[Proposal] | None:
     """All backwards first, then all steps."""
-    group = _group(project, backward)
+    group = sharing(project, backward)
     if isinstance(culprit, Step):  # its own loss may share no graph with the one that it comes too early for
-        both = {b.time: b for b in (*group, *_stepped(project, backward, culprit))}
+        both = {b.time: b for b in (*group, *stepped_with(project, backward, culprit))}
         group = tuple(b for _, b in sorted(both.items()))
     if len({b.stack for b in group}) != len(group) or len(group) < 2:
         return None
@@ -302,6 +241,8 @@ def _moved(
     end = max((p.index for p in placed), default=-1)
     if len(placed) != len(group) or end < 0:
         return None
+    if {unit_in(view, block, node) for node in stepping} & {p.index for p in placed}:
+        return None  # one statement does both: their order is all there is (`reorder-updates`)
     early = [guarded(view, block, node) for node in dict.fromkeys(stepping)]
     clearing = [guarded(view, block, node) for node in clears]
     chosen = [g for g in early if g is not None]
@@ -387,17 +328,13 @@ def _before(body: Sequence[Unit], placed: Sequence[_Placed]) -> frozenset[str]:
     return frozenset().union(*(u.writes for u in body[:first])) - later
 
 
-def _shared(one: Backward, other: Backward) -> bool:
-    return any(n >= 0 for n in set(one.nodes) & set(other.nodes))
-
-
 def _keeps_to_itself(
     project: Project, backward: Backward, mine: frozenset[int], group: Sequence[Backward]
 ) -> bool:
     """Whether a backward fills no gradients but those of the parameters it trains, of the optimizers `mine`: the others
     may be frozen, or cleared before anybody steps with them."""
     graph = project.graph
-    used = graph.uses(backward).union(*(_trained(project, b, group) for b in group)) - mine
+    used = graph.uses(backward).union(*(trained(project, b, group) for b in group)) - mine
     own, others = ({r.storage for k in some for r in graph.optimizers[k].refs} for some in (mine, used))
     return not (others - own) & {r.storage for r in backward.accumulates}
 
@@ -424,9 +361,9 @@ def _proposal(
     every = [p.event for p in placed]
     for n, p in enumerate(placed):
         put: dict[str, cst.BaseExpression] = {}
-        mine = _trained(project, p.event, every)
+        mine = trained(project, p.event, every)
         if not says(p.call, "inputs") and not _keeps_to_itself(project, p.event, mine, every):
-            inputs = _inputs(project, p.view, p.call, mine)
+            inputs = inputs_of(project, p.view, p.call, mine)
             if inputs is None:
                 return
             put, restrained = {"inputs": inputs}, True
@@ -441,7 +378,7 @@ def _proposal(
     if others:
         summary += f"; what sees the stepped parameters goes along ({listed(others)})"
     # Where the boundary can be detached, or the later loss be made behind the step, that is the field's way.
-    mixed = any(project.graph.uses(b) - _trained(project, b, every) for b in every)
+    mixed = any(project.graph.uses(b) - trained(project, b, every) for b in every)
     effect = (
         OWN if mixed else NONE
     )  # (what another optimizer would have stepped with is no part of it any more)
@@ -458,7 +395,7 @@ def _retaining(
     """The ``retain_graph`` to put into a backward's call, and what to drop: all but the last keep what is shared. A
     variable that says so already is for other callers, too."""
     said = says(this.call, "retain_graph")
-    if not any(_shared(this.event, other.event) for other in placed if other is not this):
+    if not any(overlap(this.event, other.event) for other in placed if other is not this):
         return {}, ()
     if last:
         return {}, ("retain_graph",) if said == "True" else ()

@@ -1,0 +1,330 @@
+"""See :class:`ReorderUpdates`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import libcst as cst
+
+from gradfix.codemod import NONE, Codemod, Example, Proposal
+from gradfix.detect import Conflict
+from gradfix.edit import Edit, Project, View
+from gradfix.rewrite.behind import along
+from gradfix.rewrite.boundary import frame, gather, meeting, same_place
+from gradfix.rewrite.calls import backward_call, says, with_arguments
+from gradfix.rewrite.literals import Elements, put_in_order, written_out
+from gradfix.rewrite.passes import inputs_of, named_inputs, sharing, stepped_with, trained
+from gradfix.rewrite.statements import (
+    Unit,
+    common_block,
+    lifted,
+    put_after,
+    shown,
+    stored,
+    take_away,
+    unit_in,
+    units,
+)
+from gradfix.tape import Backward, Step
+
+
+class ReorderUpdates(Codemod):
+    """Run one network's update before another that overwrites what it needs.
+
+    Why: a function that clears, differentiates and steps (`self.update(optimizer, loss)`) leaves its caller one
+    choice, the order. The loss that reaches a network's parameters has to be differentiated before these are stepped.
+    Where each loss reaches the other's network, `inputs=` keeps the later backward to its own parameters, and away
+    from those that have been stepped.
+
+    When not: where the later loss is meant to see the updated network (`recompute-after-step`).
+    """
+
+    kinds = ("stale-saved-tensor", "freed-graph", "silent-overwrite")
+    effects = ("none",)
+
+    examples = (
+        Example(
+            """\
+import torch
+
+actor, critic = torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1))
+opt_a, opt_c = torch.optim.SGD(actor.parameters(), 0.1), torch.optim.SGD(critic.parameters(), 0.1)
+
+
+def update(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()  # conflict: stale-saved-tensor
+
+
+for obs, action, value in zip(torch.randn(2, 4, 3), torch.randn(2, 4, 2), torch.randn(2, 4, 1)):
+    actor_loss = -critic(actor(obs)).mean()
+    critic_loss = (critic(action) - value).pow(2).mean()
+    update(opt_c, critic_loss)
+    update(opt_a, actor_loss)
+""",
+            """\
+import torch
+
+actor, critic = torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1))
+opt_a, opt_c = torch.optim.SGD(actor.parameters(), 0.1), torch.optim.SGD(critic.parameters(), 0.1)
+
+
+def update(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()  # conflict: stale-saved-tensor
+
+
+for obs, action, value in zip(torch.randn(2, 4, 3), torch.randn(2, 4, 2), torch.randn(2, 4, 1)):
+    actor_loss = -critic(actor(obs)).mean()
+    critic_loss = (critic(action) - value).pow(2).mean()
+    update(opt_a, actor_loss)
+    update(opt_c, critic_loss)
+""",
+        ),
+    )
+
+    @classmethod
+    def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        found = _updates(project, conflict)
+        if found is None:
+            return
+        for rank, restricted in enumerate((False, True)):
+            order = _order(project, found.updates, restricted)
+            if order is None or (order == found.updates and not restricted):
+                continue
+            moved = _moved(found, order)
+            if moved is None:
+                continue
+            for inputs in _restrictions(project, order) if restricted else ((),):
+                calls = _calls(project, order, inputs, restricted)
+                first = next((u for u, v in zip(order, found.updates, strict=True) if u is not v), None)
+                verb = "take" if found.literals else "run"
+                said = f"{verb} `{found.shown(first)}` first" if first is not None else ""
+                if inputs:
+                    said += f"{', ' if said else ''}restrict each backward to the parameters it trains"
+                yield Proposal(said, NONE, gather(*calls, (found.view, moved)), rank)
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """A backward and the steps with its gradients: the call, and the first and last unit of the body that they are
+    in; in a loop, which of its passes they are."""
+
+    event: Backward
+    steps: tuple[Step, ...]
+    view: View
+    call: cst.Call
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Updates:
+    """The updates of one pass in order: in a body, at least one of them a single statement, or in a loop over
+    `literals`."""
+
+    view: View
+    body: tuple[Unit, ...]
+    updates: tuple[_Update, ...]
+    literals: tuple[Elements, ...] = ()
+
+    def shown(self, update: _Update) -> str:
+        """An update, for a sentence."""
+        if not self.literals:
+            return shown(self.view, self.body[update.first].node)
+        return ", ".join(self.view.code(some[update.first]).strip(" \n,") for some in self.literals)
+
+
+def _updates(project: Project, conflict: Conflict) -> _Updates | None:
+    backward = conflict.backward
+    if backward is None:
+        return None
+    return _in_a_loop(project, backward) or _in_a_body(project, conflict, backward)
+
+
+def _in_a_loop(project: Project, backward: Backward) -> _Updates | None:
+    """Those of one loop that runs the same call for each loss."""
+    call = backward_call(project, backward)
+    for depth in range(len(backward.stack) if call else 0):
+        place = frame(project, backward.stack, depth)
+        loop = place[0].loop(place[1]) if place else None
+        if call is None or place is None or not isinstance(loop, cst.For):
+            continue
+        for count in (2, 3, 4):
+            literals = written_out(place[0], loop, count)
+            group = _passes(project, backward, count) if literals else ()
+            steps = [_steps(project, b, group) for b in group]
+            if literals and group and all(steps):
+                found = (
+                    _Update(b, s, *call, n, n) for n, (b, s) in enumerate(zip(group, steps, strict=True))
+                )
+                return _Updates(place[0], (), tuple(found), literals)
+    return None
+
+
+def _passes(project: Project, backward: Backward, count: int) -> tuple[Backward, ...]:
+    """The passes of one run through a loop of `count`, that of `backward` among them."""
+    every = same_place(project.graph, backward)
+    start = [b.time for b in every].index(backward.time) // count * count
+    return every[start : start + count] if start + count <= len(every) else ()
+
+
+def _in_a_body(project: Project, conflict: Conflict, backward: Backward) -> _Updates | None:
+    """Those of one body, each made there or in a function that is called there."""
+    group = sharing(project, backward)
+    if isinstance(conflict.event, Step):
+        both = {b.time: b for b in (*group, *stepped_with(project, backward, conflict.event))}
+        group = tuple(b for _, b in sorted(both.items()))
+    if len(group) < 2 or len({b.stack for b in group}) != len(group):
+        return None
+    steps = [_steps(project, b, group) for b in group]
+    depth = meeting(*(b.stack for b in group), *(s.stack for some in steps for s in some))
+    if depth < 0 or not all(steps):
+        return None
+    places = [[frame(project, e.stack, depth) for e in (b, *s)] for b, s in zip(group, steps, strict=True)]
+    calls = [backward_call(project, b) for b in group]
+    view = places[0][0][0] if places[0][0] else None
+    nodes = [[p[1] for p in some if p is not None and p[0] is view] for some in places]
+    if view is None or any(len(n) < len(p) for n, p in zip(nodes, places, strict=True)):
+        return None
+    block = common_block(view, *(n for some in nodes for n in some))
+    if block is None:
+        return None
+    found: list[_Update] = []
+    for b, s, call, some in zip(group, steps, calls, nodes, strict=True):
+        at = [n for node in some if (n := unit_in(view, block, node)) is not None]
+        if call is None or len(at) < len(some):
+            return None
+        found.append(_Update(b, s, *call, min(at), max(at)))
+    apart = all(u.last < v.first for u, v in pairwise(found))
+    several = any(u.first == u.last for u in found)
+    return _Updates(view, units(block), tuple(found)) if apart and several else None
+
+
+def _steps(project: Project, backward: Backward, group: Sequence[Backward]) -> tuple[Step, ...]:
+    """The first step of each optimizer that a backward is for."""
+    graph = project.graph
+    following = (
+        next((s for s in graph.steps_of(k) if s.time > backward.time), None)
+        for k in sorted(trained(project, backward, group))
+    )
+    return tuple(s for s in following if s is not None)
+
+
+def _order(project: Project, updates: Sequence[_Update], restricted: bool) -> tuple[_Update, ...] | None:
+    """The updates in an order in which none overwrites what a later one needs, as near as can be to the one they are
+    in; None where there is none."""
+    needs = {id(u): _needs(project, u, restricted) for u in updates}
+    rest, found = list(updates), list[_Update]()
+    while rest:
+        ready = (
+            u
+            for u in rest
+            if not any(
+                {r.storage for s in u.steps for r in s.refs} & needs[id(v)] for v in rest if v is not u
+            )
+        )
+        chosen = next(ready, None)
+        if chosen is None:
+            return None
+        rest.remove(chosen)
+        found.append(chosen)
+    return tuple(found)
+
+
+def _walked(project: Project, update: _Update, restricted: bool) -> set[int]:
+    """The nodes that its backward walks; `restricted`, those on the way to the parameters it trains."""
+    graph = project.graph
+    wanted = {r.storage for s in update.steps for r in s.refs}
+    return {n for n in graph.walk(update.event) if not restricted or graph.reaches(n) & wanted}
+
+
+def _needs(project: Project, update: _Update, restricted: bool) -> set[int]:
+    """The storages whose values its backward reads."""
+    records = project.graph.records
+    walked = _walked(project, update, restricted)
+    return {ref.storage for n in walked if n in records for ref in records[n].saves}
+
+
+def _moved(found: _Updates, order: Sequence[_Update]) -> list[Edit | None] | None:
+    """Put behind the update that comes before it now whatever came before that; None where it can't be."""
+    body, edits = found.body, list[Edit | None]()
+    if found.literals:
+        return [e for some in found.literals for e in put_in_order(some, [u.first for u in order])]
+    fixed = {n for u in found.updates for n in range(u.first, u.last + 1)}
+    loop = found.view.loop(body[found.updates[0].first].node)
+    bound = {w for u in body for w in u.writes if "." not in w}
+    bound |= stored(loop.target) if isinstance(loop, cst.For) else set()
+    anchor, behind = None, list[cst.BaseStatement]()
+    for n, update in enumerate(order):
+        if not any(v.first > update.first for v in order[:n]):  # it stays where it is
+            if anchor is not None and behind:
+                edits.append(put_after(body[anchor.last], *behind))
+            anchor, behind = update, []
+            continue
+        assert anchor is not None
+        going = along(body, update.first, anchor.last, {update.first}, fixed - {update.first}, bound)
+        if update.first != update.last or going is None or _leaves_behind(found, update, anchor, going):
+            return None
+        for index in (update.first, *going):
+            edits += take_away(body[index], found.view)
+            behind.append(lifted(body[index]))
+    if anchor is not None and behind:
+        edits.append(put_after(body[anchor.last], *behind))
+    return edits
+
+
+def _leaves_behind(found: _Updates, update: _Update, anchor: _Update, going: Collection[int]) -> bool:
+    """Whether something that goes along with an update belongs to another."""
+    return any(
+        v.first <= n <= v.last for n in going for v in found.updates if v is not update and v is not anchor
+    )
+
+
+def _restrictions(
+    project: Project, order: Sequence[_Update]
+) -> Iterator[tuple[tuple[View, cst.Call, cst.BaseExpression], ...]]:
+    """`inputs` for each backward's call, as it may be said for all that are made there."""
+    calls = {id(u.call): [v for v in order if v.call is u.call] for u in order}
+    ways: list[list[cst.BaseExpression]] = []
+    for some in calls.values():
+        events = [v.event for v in some]
+        if says(some[0].call, "inputs"):
+            continue
+        if len(some) == 1:
+            own = inputs_of(project, some[0].view, some[0].call, trained(project, events[0], events))
+            ways.append([own] if own is not None else [])
+        else:
+            steps = [s for v in some for s in v.steps]
+            ways.append(list(named_inputs(project, some[0].view, some[0].call, steps)))
+    asked = [some[0] for some in calls.values() if not says(some[0].call, "inputs")]
+    for n in range(max(map(len, ways), default=0)):
+        if all(ways):
+            yield tuple(
+                (u.view, u.call, way[min(n, len(way) - 1)]) for u, way in zip(asked, ways, strict=True)
+            )
+
+
+def _calls(
+    project: Project,
+    order: Sequence[_Update],
+    inputs: Sequence[tuple[View, cst.Call, cst.BaseExpression]],
+    restricted: bool,
+) -> list[tuple[View, list[Edit | None]]]:
+    """The backward calls with `inputs`, and with `retain_graph` where a later one walks the same nodes."""
+    put: dict[int, dict[str, cst.BaseExpression]] = {id(u.call): {} for u in order}
+    for n, update in enumerate(order):
+        later = (w for v in order[n + 1 :] for w in _walked(project, v, restricted))
+        shared = _walked(project, update, restricted).intersection(later)
+        kept = update.event.retain and says(update.call, "retain_graph")
+        if any(project.graph.records[k].saves for k in shared) and not kept:
+            put[id(update.call)]["retain_graph"] = cst.Name("True")
+    for _, call, expression in inputs:
+        put[id(call)]["inputs"] = expression
+    calls = {id(u.call): (u.view, u.call) for u in order}
+    return [(view, [with_arguments(call, put[key])]) for key, (view, call) in calls.items() if put[key]]

@@ -16,6 +16,7 @@ from gradfix.rewrite.liveness import dotted, statement_before
 from gradfix.rewrite.peeling import MAKERS, innermost, layer_in, outermost, peel, put
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import block_of, body_of, reads_of, take_away, unit_in, units
+from gradfix.run.child.words import ELEMENTWISE, IN_TORCH
 from gradfix.tape import Added, Backward, Cut, Stack
 
 TERM = Effect(
@@ -23,32 +24,12 @@ TERM = Effect(
 )
 # NumPy's names -> torch's, for functions that take and give the same
 SAME = {
-    **{
-        n: n
-        for n in (
-            "mean",
-            "sum",
-            "abs",
-            "square",
-            "sqrt",
-            "exp",
-            "log",
-            "log1p",
-            "expm1",
-            "log2",
-            "log10",
-            "tanh",
-        )
-    },
-    **{
-        n: n
-        for n in ("sin", "cos", "clip", "prod", "matmul", "linalg.norm", "diff", "max", "min", "dot", "outer")
-    },
-    "absolute": "abs",
-    "fabs": "abs",
-    "power": "pow",
-    "amax": "amax",
-    "amin": "amin",
+    name: IN_TORCH.get(name, name)
+    for name in (
+        *ELEMENTWISE,
+        *("mean", "sum", "prod", "max", "min", "amax", "amin", "linalg.norm"),
+        *("clip", "power", "matmul", "dot", "outer", "diff"),
+    )
 }
 WHOLE = ("max", "min")  # of one axis, torch's give indices as well
 COPIES = ("array", "asarray", "ascontiguousarray", "float32", "float64")

@@ -8,51 +8,8 @@ from gradfix.read import constants
 from gradfix.read.arrays import COMPUTED
 from gradfix.read.frames import Machine
 from gradfix.read.values import Taken, Tensor, Value
+from gradfix.run.child.words import ELEMENTWISE, REDUCING, SMOOTH, SPREADING
 from gradfix.tape import Cut
-
-_REDUCING = {"mean", "sum", "average", "max", "min", "amax", "amin", "prod", "median", "nansum", "nanmean"}
-_SPREADING = {"var", "std"}
-_ELEMENTWISE = {
-    "abs",
-    "absolute",
-    "fabs",
-    "square",
-    "sqrt",
-    "exp",
-    "log",
-    "log1p",
-    "expm1",
-    "log2",
-    "log10",
-    "tanh",
-}
-_OF_TWO = {
-    "maximum",
-    "minimum",
-    "clip",
-    "power",
-    "multiply",
-    "add",
-    "subtract",
-    "divide",
-    "dot",
-    "inner",
-    "matmul",
-}
-_OTHERS = {
-    "squeeze",
-    "ravel",
-    "reshape",
-    "array",
-    "asarray",
-    "copy",
-    "diff",
-    "outer",
-    "transpose",
-    "sin",
-    "cos",
-}
-_SMOOTH = _REDUCING | _SPREADING | _ELEMENTWISE | _OF_TWO | _OTHERS
 
 
 def array(m: Machine, made: Tensor, tensor: Tensor) -> Tensor:
@@ -77,7 +34,7 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
     """Calling ``numpy.…`` with what was taken out of a tensor: what that makes; None where nothing is known of it."""
     terms = [a for a in args if isinstance(a, Tensor | Taken) and a.cut]
     name = path.rpartition(".")[2]
-    smooth = path == f"numpy.{name}" and name in _SMOOTH
+    smooth = path == f"numpy.{name}" and name in SMOOTH
     if not terms or not (smooth or path in ("numpy.linalg.norm", "math.sqrt", "math.exp", "math.log")):
         return None
     cut = frozenset[int]().union(*(t.cut for t in terms))
@@ -85,8 +42,8 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
     first = terms[0]
     if isinstance(first, Taken):
         return Taken(name, "", cut, first.tensor)
-    whole = len(args) == 1 and not kwargs and name in (*_REDUCING, *_SPREADING, "norm")
-    shape = () if whole else first.shape if name in _ELEMENTWISE else None
+    whole = len(args) == 1 and not kwargs and name in (*REDUCING, *SPREADING, "norm")
+    shape = () if whole else first.shape if name in ELEMENTWISE else None
     m.constants = True
     return Tensor(m.trace.storage(), False, None, shape, first.dtype, origin=COMPUTED, cut=cut)
 

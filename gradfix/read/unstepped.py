@@ -12,17 +12,12 @@ from gradfix.read import names
 from gradfix.read.frames import Machine
 from gradfix.read.project import Unit
 from gradfix.read.values import Instance, Later, Value
+from gradfix.run.child.words import OTHERWISE
 from gradfix.tape import Step
 
 DEEPEST = 4
 _HIDDEN = re.compile(
     r"\b(?:setattr|__dict__|eval|exec|methodcaller|attrgetter)\b|[\"']step[\"']|class\s+\w+\([^)]*Optim"
-)
-_OTHERWISE = re.compile(
-    r"\b(?:perf_counter|process_time|monotonic|timeit|cuda\.Event|tracemalloc|getrusage|psutil|profiler?)\b"
-    r"|\b(?:max_)?memory_(?:allocated|reserved|stats|summary)\b|\b(?:time|time_ns|now)\(\)"
-    r"|\.grad\b(?!\s*\()|\bregister_(?!\w*(?:forward|state_dict|step))\w*hook\b"  # the gradients themselves
-    r"|[=(,\[+]\s*(?:\w+\.)*clip_grad_norm_?\("  # for the norm that it gives
 )
 _ASKED = re.compile(r"\bgetattr\s*\((?!\s*[\w.]+\s*,\s*[\"'])")
 _BASES = {
@@ -72,7 +67,7 @@ def numbers(m: Machine) -> tuple[int, ...]:
     units = list(m.project.units.values())
     if any(isinstance(v, Later) and v.statement is None for u in units for v in u.names.values()):
         return ()
-    if not stepped and any(_OTHERWISE.search(unit.text) for unit in units):
+    if not stepped and any(OTHERWISE.search(unit.text) for unit in units):
         return ()  # times, memory or gradients may be all that is asked for
     texts = [_Text(unit) for unit in units]
     known = _BASES.union(*(text.classes for text in texts))

@@ -12,16 +12,13 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from .sites import Span, code_points, parsed
+from .words import SMOOTH
 
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.MatMult)
 _MODULES = frozenset(("np", "numpy", "math", "np.linalg", "numpy.linalg", "onp"))
-_SMOOTH = frozenset((
-    "mean", "sum", "average", "abs", "absolute", "fabs", "square", "sqrt", "exp", "log", "log1p", "expm1", "log2",
-    "log10", "tanh", "sin", "cos", "maximum", "minimum", "max", "min", "amax", "amin", "clip", "power", "pow", "dot",
-    "matmul", "inner", "outer", "var", "std", "prod", "norm", "diff", "array", "asarray", "ascontiguousarray", "copy",
-    "squeeze", "ravel", "reshape", "stack", "concatenate", "float32", "float64", "multiply", "add", "subtract",
-    "divide", "nansum", "nanmean", "fsum", "median", "expand_dims", "transpose",
-))  # fmt: skip
+_SMOOTH = SMOOTH | {
+    "norm", "pow", "stack", "concatenate", "ascontiguousarray", "float32", "float64", "expand_dims", "fsum",
+}  # fmt: skip
 _PLAIN = frozenset(("float", "abs", "sum", "max", "min", "list", "tuple", "sqrt", "exp", "log"))
 _METHODS = frozenset((
     "mean", "sum", "max", "min", "var", "std", "prod", "clip", "dot", "reshape", "flatten", "ravel", "squeeze", "copy",

@@ -11,15 +11,9 @@ from typing import Any
 import torch
 
 from .pretend import joined
+from .words import IN_TORCH
 
-_OTHERS = {
-    "absolute": "abs",
-    "fabs": "abs",
-    "power": "pow",
-    "divide": "true_divide",
-    "concatenate": "cat",
-    "average": "mean",
-}
+_OTHERS = {**IN_TORCH, "concatenate": "cat"}
 _SINGLE = {"max": "amax", "min": "amin"}
 
 

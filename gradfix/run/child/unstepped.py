@@ -7,20 +7,14 @@ import ast
 import functools
 import gc
 import linecache
-import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 from . import failure
 from .sites import parsed
+from .words import OTHERWISE
 
-_OTHERWISE = re.compile(
-    r"\b(?:perf_counter|process_time|monotonic|timeit|cuda\.Event|tracemalloc|getrusage|psutil|profiler?)\b"
-    r"|\b(?:max_)?memory_(?:allocated|reserved|stats|summary)\b|\b(?:time|time_ns|now)\(\)"
-    r"|\.grad\b(?!\s*\()|\bregister_(?!\w*(?:forward|state_dict|step))\w*hook\b"  # the gradients themselves
-    r"|[=(,\[+]\s*(?:\w+\.)*clip_grad_norm_?\("  # for the norm that it gives
-)
 _ASKING = ("parameters", "named_parameters")
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -167,7 +161,7 @@ def adds_groups() -> bool:
 def asks_otherwise() -> bool:
     """Whether some file of the user's takes times, looks how much memory was needed, or asks for gradients: of one
     without a step that may be all that is asked for."""
-    return any(_OTHERWISE.search("".join(linecache.getlines(file))) for file in user_files())
+    return any(OTHERWISE.search("".join(linecache.getlines(file))) for file in user_files())
 
 
 def gives_later(attribute: str) -> bool:

@@ -13,15 +13,15 @@ from gradfix.edit import Project, Replace, parenthesized
 from gradfix.rewrite.spelling import descendants, function_of
 
 OLD = Effect("restored", "a mask of bytes masks as it did before PyTorch 1.2")
-MASKING = frozenset(("masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_"))
+MASKING = frozenset(("masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_", "masked_select"))
 
 
 class LegacyMask(Codemod):
     """Make truth values of a mask of bytes, where it masks.
 
     Why: before PyTorch 1.2 a mask was a tensor of bytes (`.byte()`, `ByteTensor`), and comparisons gave one.
-    Today it is of truth values, and to write a number under one of bytes is refused: "masked_fill_ only
-    supports boolean masks".
+    Today it is of truth values, and to write a number under one of bytes, or to select by it, is refused:
+    "masked_fill_ only supports boolean masks".
 
     When not: nothing else is meant by bytes in that place.
     """

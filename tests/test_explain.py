@@ -141,6 +141,12 @@ OLD = "one of the variables needed for gradient computation has been modified by
             "instead.",
         ),
         ("legacy-api", "AttributeError: module 'torch.nn.utils' has no attribute 'clip_grad_norm'"),
+        ("legacy-api", "RuntimeError: masked_select: expected BoolTensor for mask"),
+        ("legacy-api", 'TypeError: multinomial() missing 1 required positional arguments: "num_samples"'),
+        (
+            "legacy-api",
+            "RuntimeError: masked_fill_ only supports boolean masks, but got mask with dtype unsigned char",
+        ),
         (None, "RuntimeError: grad can be implicitly created only for scalar outputs"),
         (
             None,

@@ -22,7 +22,12 @@ REMOVED = (
 )
 
 BYTES = "a mask is of truth values since PyTorch 1.2, and one of bytes is refused; `.bool()` makes it one"
-BYTE_MASKS = re.compile(r"only supports boolean masks, but got mask with dtype (unsigned char|Byte)")
+BYTE_MASKS = re.compile(
+    r"only supports boolean masks, but got mask with dtype (unsigned char|Byte)"
+    r"|masked_select: expected BoolTensor for mask"
+)
+DRAWS = "multinomial() is to be told how many it draws since PyTorch 0.4; one it was"
+UNTOLD = re.compile(r"multinomial\(\) missing .*num_samples")
 INT_BETAS = "betas must be either both floats"  # what Adam says of (0, 0.9)
 INT_STEPS = "argument must contain a list of singleton tensors"  # and of a count of steps that is none
 STEPS = "an optimizer's count of steps is a tensor today"
@@ -196,6 +201,8 @@ def _gone(graph: Graph, event: Failure) -> str:
         return "Adam takes no int among its betas today: `0.0` is what `0` was"
     if kind == "RuntimeError" and BYTE_MASKS.search(said):
         return BYTES
+    if kind == "TypeError" and UNTOLD.search(said):
+        return DRAWS
     if kind == "RuntimeError" and INT_STEPS in said:
         return f"{STEPS}: `torch.tensor(0.0)` is what `0` was"
     if any(kind == k and re.search(words, event.message) for k, words in REMOVED):

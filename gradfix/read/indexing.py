@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradfix.read import effects, masks, ops, strides
+from gradfix.read import effects, ops, outgrown, strides
 from gradfix.read.frames import Machine
 from gradfix.read.values import Shape, Spread, Tensor, Unknown, Value
 
@@ -120,7 +120,7 @@ def set_item(m: Machine, tensor: Tensor, index: Value, value: Value) -> None:
         return  # no tensor takes a list of tensors: what was taken for one is a list
     parts = index if isinstance(index, tuple) else (index,)
     for part in parts if isinstance(value, int | float) else ():
-        masks.look(m, part)
+        outgrown.masked(m, "index_put", part)
     advanced = any(isinstance(p, Tensor | list) for p in parts)
     name, node_name = ("index_put", "IndexPutBackward0") if advanced else ("copy", "CopySlices")
     overlaps = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gradfix.read import behind, constants, effects, itself, masks, shapes, strides
+from gradfix.read import behind, constants, effects, itself, outgrown, shapes, strides
 from gradfix.read.effects import Overload
 from gradfix.read.frames import Machine
 from gradfix.read.trace import LEAF, LEAF_VIEW, VIEWS
@@ -79,11 +79,11 @@ def _applied(m: Machine, name: str, args: Sequence[Value], kwargs: dict[str, Val
     out = kwargs.pop("out", None) if "out" in kwargs else None
     found = _match(name, args, kwargs)
     if found is None:
-        return m.unknown("op " + name)
+        return outgrown.unmatched(m, name, args)
     overload, bound = found
     first = next(iter(bound.values()), None)
-    if name.startswith(("masked_fill", "masked_scatter")):
-        masks.look(m, bound.get("mask"))
+    if name.startswith("masked_"):
+        outgrown.masked(m, name, bound.get("mask"))
     if name.endswith("_") and overload.results.startswith("w"):
         return _in_place(m, name, overload, bound, module) if isinstance(first, Tensor) else first
     if overload.results == "n":

@@ -284,8 +284,8 @@ def _to_zero(plain: Any) -> Any:
 
 def restore_old_calls() -> None:
     """PyTorch 0.x took: loss.data[0], loss.data.numpy()[0], backward(retain_variables=), clip_grad_norm,
-    Variable(volatile=), masks of bytes, and Variable was the type of what has a graph; later ones whole numbers as
-    betas, and as counts of steps in the state that a program makes."""
+    Variable(volatile=), masks of bytes, multinomial() of one, and Variable was the type of what has a graph; later ones
+    whole numbers as betas, and as counts of steps in the state that a program makes."""
     getitem, backward = torch.Tensor.__getitem__, torch.Tensor.backward
     numpy, tolist = torch.Tensor.numpy, torch.Tensor.tolist
 
@@ -315,9 +315,10 @@ def restore_old_calls() -> None:
     torch.Tensor.__getitem__ = old_getitem  # type: ignore
     torch.Tensor.__setitem__ = old_setitem  # type: ignore
     for owner in (torch.Tensor, torch):
-        for name in ("masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_"):
+        for name in ("masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_", "masked_select"):
             if hasattr(owner, name):
                 setattr(owner, name, _masked(getattr(owner, name)))
+    torch.Tensor.multinomial = _drawn(torch.Tensor.multinomial)  # type: ignore
     torch.Tensor.numpy = old_numpy  # type: ignore
     torch.Tensor.tolist = old_tolist  # type: ignore
     torch.Tensor.backward = old_backward  # type: ignore
@@ -394,6 +395,14 @@ def _masked(plain: Any) -> Any:
         return plain(self, _of_truth(mask), *args, **kwargs)
 
     return call
+
+
+def _drawn(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def multinomial(self: Any, num_samples: int = 1, *args: Any, **kwargs: Any) -> Any:
+        return plain(self, num_samples, *args, **kwargs)
+
+    return multinomial
 
 
 class _WasVariable(type):

@@ -9,7 +9,7 @@ import libcst as cst
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.dataclass import dataclass
 from gradfix.detect import Conflict
-from gradfix.detect.opposed import ends, sides, total_of
+from gradfix.detect.opposed import sides, total_of
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
 from gradfix.graph import Graph
 from gradfix.rewrite.boundary import gather
@@ -131,13 +131,15 @@ def _parts(
     minus: bool = False,
 ) -> list[_Part]:
     """The summands of what is written and makes `node`, where each is there for the same; nothing where one is not."""
-    below = {node, *ends(graph, node)} & its.keys()
+    below = graph.below(node) & its.keys()
     record, meant = graph.records.get(node), {its[n] for n in below}
-    if len(meant) == 1:
-        return [_Part(expression, minus, (node,), meant.pop())]
     added = isinstance(expression, cst.BinaryOperation) and isinstance(
         expression.operator, (cst.Add, cst.Subtract)
     )
+    if added and node in its and not expression.lpar:
+        return []  # that the first two of three are added up first does not make them one loss
+    if len(meant) == 1:
+        return [_Part(expression, minus, (node,), meant.pop())]
     if (
         not isinstance(expression, cst.BinaryOperation)
         or not added

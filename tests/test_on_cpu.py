@@ -198,3 +198,46 @@ for _ in range(3):
     found = [(c.kind, c.pattern, c.at.line) for c in detect(outcome.tape) if c.severity != "note"]
     assert found == ([told] if told else [])
     assert any(type(e).__name__ == "GradWrite" for e in outcome.tape.events) == (told is None)
+
+
+SCALED = """
+    import torch
+    from torch.nn.functional import mse_loss
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    net, other = torch.nn.Linear(3, 2).to(device), torch.nn.Linear(2, 3).to(device)
+    opt, second = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (net, other))
+    scaler = {made}
+    for _ in range(6):
+        x = torch.randn(4, 3, device=device)
+        hidden = net(x)
+        scaler.scale(mse_loss(hidden, x[:, :2])).backward()
+        scaler.step(opt)
+        scaler.scale(mse_loss(other(hidden.detach()), x)).backward()
+        scaler.step(second)
+        scaler.update()
+    print(scaler.is_enabled())
+"""
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "torch.cuda.amp.GradScaler()",
+        "torch.amp.GradScaler()",
+        "torch.amp.GradScaler('cuda', init_scale=2.0**10)",
+    ],
+)
+def test_a_scaler_scales_here(run: Callable[..., Outcome], made: str) -> None:
+    """Torch would switch it off, and what a step leaves of the gradients would weigh something then."""
+    outcome = run(SCALED.format(made=made), record=True)
+    assert [c for c in detect(outcome.tape) if c.severity != "note"] == []
+    assert ON_CPU in outcome.missed
+
+
+def test_a_scaler_that_the_script_switches_off(run: Callable[..., Outcome]) -> None:
+    made = "torch.amp.GradScaler('cuda', enabled=torch.cuda.is_available())"
+    outcome = run(SCALED.format(made=made), record=True)
+    kinds = {(c.kind, c.pattern) for c in detect(outcome.tape) if c.severity != "note"}
+    assert kinds == {("unreset-grad", "never-cleared")}
+    assert ON_CPU not in outcome.missed

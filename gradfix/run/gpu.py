@@ -13,12 +13,13 @@ _LACKS = re.compile(
     r"|has no attribute '_cuda_\w+'|Cannot access accelerator device when none is available"
     r"|torch\.cuda\.\w+ requires CUDA support"
 )
+_SWITCHED_OFF = "GradScaler is enabled, but CUDA is not available"
 _ASSERTS = re.compile(r"^ *assert\b.*\bcuda\.is_available\(\)", re.MULTILINE)
 
 
-def lacks(failure: Failure | None) -> bool:
-    """Whether a run failed for want of a GPU."""
-    if failure is None:
-        return False
+def lacks(failure: Failure | None, stderr: str = "") -> bool:
+    """Whether a run failed for want of a GPU, or torch said that it switched off what scales gradients there."""
+    if failure is None or _SWITCHED_OFF in stderr:
+        return _SWITCHED_OFF in stderr
     asserted = failure.type == "AssertionError" and _ASSERTS.search(failure.traceback) is not None
     return asserted or _LACKS.search(failure.message) is not None

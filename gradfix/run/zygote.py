@@ -149,12 +149,13 @@ class Zygote:
                 stream.close()
 
     def run(self, run: Run) -> Outcome:
-        """Run a script in a scratch view of its project and wait for its end; one that fails for want of a GPU, and
-        every run of it from then on, has the processor in its place. Raises InterpreterError."""
+        """Run a script in a scratch view of its project and wait for its end; one that fails for want of a GPU, or does
+        without what it asks of one, has the processor in its place, in every run from then on. Raises
+        InterpreterError."""
         self.ready()
         if run.script not in self._on_cpu:
             outcome = self._run(run)
-            if not gpu.lacks(outcome.failure):
+            if not gpu.lacks(outcome.failure, outcome.stderr):
                 return outcome
             self._on_cpu.add(run.script)
         outcome = self._run(replace(run, on_cpu=True))

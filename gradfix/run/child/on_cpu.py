@@ -55,6 +55,8 @@ def stand_in() -> None:
             setattr(cuda, name, getattr(torch, name))
     for name in ("set_default_device", "set_default_tensor_type"):
         setattr(torch, name, _turned(getattr(torch, name)))
+    scaler: Any = torch.amp.GradScaler
+    scaler.__init__ = _scaling_here(scaler.__init__)
     torch.load = _loaded_here(torch.load)
     torch.Generator = _Generator  # type: ignore[misc]
 
@@ -133,6 +135,16 @@ def _turned(plain: Callable[..., Any]) -> Callable[..., Any]:
         return plain(*map(_turn, args), **{k: _turn(x) for k, x in kwargs.items()})
 
     return call
+
+
+def _scaling_here(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes a GradScaler, which torch would switch off without CUDA."""
+
+    @functools.wraps(plain)
+    def init(self: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
+        plain(self, str(_turn(device)), *args, **kwargs)
+
+    return init
 
 
 def _loaded_here(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -123,3 +123,18 @@ def test_not_the_same_pair(tmp_path: Path, zygote: Zygote) -> None:
         f"mse(D(torch.cat([real, z], 1)), yes) + {other}", "mse(D(torch.cat([fake, z], 1)), yes)"
     )
     assert told(tmp_path, zygote, losses, 10) == set()
+
+
+@pytest.mark.parametrize(("wanted", "found"), [("no", {("mixed-gradient", "opposed")}), ("yes", set())])
+def test_data_and_fakes_in_one_batch(
+    tmp_path: Path, zygote: Zygote, wanted: str, found: set[tuple[str, str]]
+) -> None:
+    """The gradient of the data's part of the batch, which has no graph, says nothing of what the fakes are pulled to;
+    the text says nothing of it, either way."""
+    of_d, of_g = f"bce(s, torch.cat([yes, {wanted}]))", "bce(s[8:], yes)"
+    losses = f"bce, s = nn.BCEWithLogitsLoss(), D(torch.cat([real, fake])); ({of_d} + {of_g}).backward()"
+    program = tmp_path / "train.py"
+    program.write_text(GAN.format(losses=losses, width=6), encoding="utf-8")
+    tape = zygote.run(Run(program, tmp_path, tmp_path)).tape
+    assert tape is not None
+    assert {(c.kind, c.pattern) for c in detect(tape) if c.severity != "note"} == found

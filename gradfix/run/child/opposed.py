@@ -163,6 +163,16 @@ def _below(root: int, parents: dict[int, tuple[int, ...]]) -> set[int]:
     return found
 
 
+def _only_part(maker: Any, output: int) -> tuple[Any, int]:
+    """What made the one part of a join that has a graph: ``fake`` of ``torch.cat([real, fake])``."""
+    while maker is not None and maker.name() in ("CatBackward0", "StackBackward0"):
+        parts = [part for part in maker.next_functions if part[0] is not None]
+        if len(parts) != 1:
+            break
+        ((maker, output),) = parts
+    return maker, output
+
+
 def _meetings(
     nodes: dict[int, Any], parents: dict[int, tuple[int, ...]], masks: dict[int, int]
 ) -> Iterator[tuple[int, Any, int, int]]:
@@ -170,7 +180,8 @@ def _meetings(
     node that takes it."""
     seen = set()
     for consumer, node in nodes.items():
-        for maker, output in node.next_functions if _several(masks[consumer]) else ():
+        for joined in node.next_functions if _several(masks[consumer]) else ():
+            maker, output = _only_part(*joined)
             number = maker._sequence_nr() if maker is not None else None
             if (
                 number not in parents

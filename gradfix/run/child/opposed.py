@@ -123,10 +123,20 @@ class Opposed:
         """These are the gradients of two terms, or losses, for the same; or they regress one score on two numbers."""
         fields: dict[str, Any] = {"nodes": list(nodes), "node": value}
         if not apart:
+            one, other = _of_both(one, other)
             if not _comparable(one, other):
                 return
             fields["cosine"] = float(torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), 0))
         self.r.tape.event("Terms", self.r.clock.tick(), stack, **fields)
+
+
+def _of_both(a: Any, b: Any) -> tuple[Any, Any]:
+    """What two gradients are of the samples that both have one of: the data that fakes are scored with in one batch are
+    no matter of the generator's."""
+    if a is None or b is None or a.shape != b.shape or a.dim() < 2:
+        return a, b
+    both = (a != 0).flatten(1).any(1) & (b != 0).flatten(1).any(1)
+    return a[both], b[both]
 
 
 def _comparable(a: Any, b: Any) -> bool:
@@ -163,16 +173,6 @@ def _below(root: int, parents: dict[int, tuple[int, ...]]) -> set[int]:
     return found
 
 
-def _only_part(maker: Any, output: int) -> tuple[Any, int]:
-    """What made the one part of a join that has a graph: ``fake`` of ``torch.cat([real, fake])``."""
-    while maker is not None and maker.name() in ("CatBackward0", "StackBackward0"):
-        parts = [part for part in maker.next_functions if part[0] is not None]
-        if len(parts) != 1:
-            break
-        ((maker, output),) = parts
-    return maker, output
-
-
 def _meetings(
     nodes: dict[int, Any], parents: dict[int, tuple[int, ...]], masks: dict[int, int]
 ) -> Iterator[tuple[int, Any, int, int]]:
@@ -180,8 +180,7 @@ def _meetings(
     node that takes it."""
     seen = set()
     for consumer, node in nodes.items():
-        for joined in node.next_functions if _several(masks[consumer]) else ():
-            maker, output = _only_part(*joined)
+        for maker, output in node.next_functions if _several(masks[consumer]) else ():
             number = maker._sequence_nr() if maker is not None else None
             if (
                 number not in parents

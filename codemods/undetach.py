@@ -238,7 +238,7 @@ def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
         return None
     top = outermost(view, layer)
     core = innermost(top)
-    if core is top or outlives(project, view, top):
+    if core is top or outlives(project, view, top) or _given_as_array(view, top):
         return None
     code = " ".join(view.code(core).split())
     said = f"keep `{code}` in its graph" if len(code) < 40 else "keep the value in its graph"
@@ -256,6 +256,16 @@ def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
     elif holder:
         edits += [e for call in _read_by(view, top, holder) for e in _from_tensors(view, call, holder, cut)]
     return said, [(view, edits)]
+
+
+def _given_as_array(view: View, top: cst.BaseExpression) -> bool:
+    """``return x.data.numpy()``: whoever calls the function takes an array, which has no graph."""
+    if not isinstance(top, cst.Call) or function_of(top) != "numpy":
+        return False
+    above = view.parents.get(top)
+    while isinstance(above, cst.IfExp):
+        above = view.parents.get(above)
+    return isinstance(above, cst.Return)
 
 
 def _made_of_list(view: View, node: cst.CSTNode) -> cst.Call | None:

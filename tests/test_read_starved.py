@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from gradfix.check import check_text
 from gradfix.detect import detect
 from gradfix.read import read
+from gradfix.result import Settings
+from gradfix.source import Source
 
 LEARNER = """\
 import numpy as np
@@ -87,3 +90,13 @@ def test_a_loss_for_nobody_before_a_step_without_a_gradient(tmp_path: Path, clea
 )
 def test_a_step_that_may_have_a_gradient(tmp_path: Path, parts: dict[str, str]) -> None:
     assert told(tmp_path, parts) == set()
+
+
+def test_nothing_is_offered_for_an_array_that_a_function_gives(tmp_path: Path) -> None:
+    text = LEARNER.format(
+        **PARTS | {"chosen": "torch.from_numpy(self.best(as_array(self.actor(states)))).float()"}
+    )
+    text += "\ndef as_array(x):\n    return x.cpu().detach().numpy() if x.is_cuda else x.detach().numpy()\n"
+    path = tmp_path / "learner.py"
+    (result,) = check_text(Source(path, text.encode(), text), Settings())
+    assert [(d.conflict.pattern, d.cures) for d in result.diagnoses] == [("dead-parameter", ())]

@@ -13,9 +13,10 @@ from gradfix.prove.accept import Trial, accepted, doubted
 from gradfix.prove.alike import now_constant
 from gradfix.prove.compare import Difference, difference, likeness
 from gradfix.prove.cured import left, stale_for_ever
-from gradfix.prove.effects import PUT_IN, Attempt, Impose, attempts, beside, kept_sites
+from gradfix.prove.effects import PUT_IN, Attempt, Impose, attempts
 from gradfix.prove.lines import Lines
 from gradfix.prove.measured import Measured, head, read
+from gradfix.prove.places import beside, kept_sites
 from gradfix.prove.runner import Runner
 from gradfix.prove.runs import CLEAN, After, Baseline, Equal, joined, met
 from gradfix.run import Outcome

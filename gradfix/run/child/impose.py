@@ -24,8 +24,9 @@ The request is a JSON object; every key is optional, and they combine:
 ``apart``    ``.data``, ``.detach()`` and ``.numpy()`` in the [file, line]s listed give a copy.
 ``selves``   a tensor that is compared with itself at the [file, line]s listed is compared with what it was before
              something was written into it, which keeps its graph.
-``clear``    an optimizer's gradients are cleared after each of its steps; ``leaves``: those of leaves that no
-             optimizer holds, before the next backward, where the script has written into them since the last.
+``clear``    an optimizer's gradients are cleared after each of its steps (all, or the numbers listed);
+             ``leaves``: those of leaves that no optimizer holds, before the next backward, where the script has
+             written into them since the last.
 ``step``     the [number, place]s: so numbered optimizers step right behind the backward, or the clipping, that is
              called in that place.
 ``gather``   what clears gradients in the [file, line]s listed does so behind the next step that uses them.

@@ -153,9 +153,11 @@ class Steps:
                 if state is not None:
                     optimizer.state.clear()
                     optimizer.state.update(state)
+            clear = self.imposer.request.get("clear")
+            own = isinstance(clear, list) and self.imposer.optimizers.number(optimizer) in clear
             for p in parameters(optimizer):
                 self.begun.pop(id(p), None)
-                if self.imposer.request.get("clear") is True or id(p) in self.late:
+                if clear is True or own or id(p) in self.late:
                     p.grad = None
             if self.imposer.rounds.stepped():
                 for p, value in self.due.values():

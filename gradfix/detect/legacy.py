@@ -26,7 +26,7 @@ BYTE_MASKS = re.compile(
     r"only supports boolean masks, but got mask with dtype (unsigned char|Byte)"
     r"|masked_select: expected BoolTensor for mask"
 )
-DRAWS = "multinomial() is to be told how many it draws since PyTorch 0.4; one it was"
+DRAWS = "multinomial() drew one before PyTorch 0.4, and has to be told how many today"
 UNTOLD = re.compile(r"multinomial\(\) missing .*num_samples")
 INT_BETAS = "betas must be either both floats"  # what Adam says of (0, 0.9)
 INT_STEPS = "argument must contain a list of singleton tensors"  # and of a count of steps that is none

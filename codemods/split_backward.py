@@ -13,7 +13,8 @@ from gradfix.detect.opposed import sides, total_of
 from gradfix.edit import Edit, Project, Replace, View, parenthesized
 from gradfix.graph import Graph
 from gradfix.rewrite.boundary import gather
-from gradfix.rewrite.calls import backward_call, loss_of, parameters_of, says, with_arguments
+from gradfix.rewrite.calls import backward_call, loss_of, says, with_arguments
+from gradfix.rewrite.optimized import parameters_of
 from gradfix.rewrite.statements import (
     Unit,
     block_of,

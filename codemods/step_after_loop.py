@@ -12,13 +12,13 @@ from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.boundary import frame, gather, meeting
 from gradfix.rewrite.calls import (
     backward_call,
-    parameters_held,
     retain,
     says,
     step_expression,
     with_arguments,
 )
 from gradfix.rewrite.loops import narrowed, repeatable
+from gradfix.rewrite.optimized import parameters_held
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import (
     Unit,
@@ -193,4 +193,6 @@ def _inputs(project: Project, step: Step, view: View, call: cst.Call) -> cst.Bas
         return None
     at = unit_in(view, loop.body, call)
     late = frozenset().union(*(u.names.binds for u in units(loop.body)[at or 0 :]))
-    return None if touches(names(named).reads, late) else parameters_held(project, step.optimizer, named)
+    return (
+        None if touches(names(named).reads, late) else parameters_held(project, step.optimizer, view, named)
+    )

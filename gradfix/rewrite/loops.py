@@ -14,6 +14,7 @@ from gradfix.rewrite.statements import touches
 Node = TypeVar("Node", bound=cst.CSTNode)
 # calls whose result may be gone through once more by calling again
 AGAIN = {
+    "len",
     "zip",
     "enumerate",
     "list",

@@ -8,7 +8,8 @@ import libcst as cst
 
 from gradfix.edit import Project, View
 from gradfix.rewrite.boundary import pass_end, same_place
-from gradfix.rewrite.calls import parameters_held, parameters_of, step_expression
+from gradfix.rewrite.calls import step_expression
+from gradfix.rewrite.optimized import parameters_held, parameters_of
 from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import names, parameters, walk
 from gradfix.tape import Backward, Step
@@ -114,4 +115,4 @@ def named_inputs(
     written = {view.code(h) for h in held if h is not None}
     first = held[0] if inside and len(written) == 1 and None not in held else None
     if first is not None and said(first):
-        yield parameters_held(project, steps[0].optimizer, first)
+        yield parameters_held(project, steps[0].optimizer, view, first)

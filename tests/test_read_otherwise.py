@@ -588,3 +588,42 @@ def test_gradients_that_are_cleared_before_a_step(
 ) -> None:
     between = "first.zero_grad()" if used != "pass" else "pass"
     assert found(tmp_path, CLEARED.format(between=between, used=used, later=later)) == expected
+
+
+@pytest.mark.parametrize(
+    "made", ["torch.as_tensor(of(x), dtype=x.dtype)", "torch.as_tensor(of(x)).reshape(-1)[0]"]
+)
+def test_what_a_function_that_is_not_known_gives_may_have_a_graph(tmp_path, made):
+    text = f"""\
+    import torch
+
+    def slope(of, x):
+        x = x.detach().clone().requires_grad_(True)
+        return torch.autograd.grad({made}, x)
+    """
+    assert found(tmp_path, text) == set()
+
+
+def test_an_array_that_is_not_known_has_none(tmp_path):
+    text = """\
+    import torch
+
+    def slope(of, x):
+        x = x.detach().clone().requires_grad_(True)
+        return torch.autograd.grad(torch.from_numpy(of(x)).sum(), x)
+    """
+    assert {kind for _, kind in found(tmp_path, text)} == {"cut-graph"}
+
+
+def test_a_range_that_is_too_long_for_len(tmp_path):
+    text = """\
+    import sys
+    import torch
+
+    w = torch.ones(2, requires_grad=True)
+    for step in range(sys.maxsize * 4):
+        loss = w.exp()
+        loss += 1
+        loss.sum().backward()
+    """
+    assert {kind for _, kind in found(tmp_path, text)} == {"stale-saved-tensor"}

@@ -229,7 +229,9 @@ def _generated(m: Machine, source: Generator, one: One, node: ast.AST) -> bool:
 
 
 def _length(source: Value) -> int | None:
-    if isinstance(source, list | tuple | dict | set | frozenset | range | str | bytes):
+    if isinstance(source, range):
+        return max(0, -((source.start - source.stop) // source.step))  # len() refuses what is too long
+    if isinstance(source, list | tuple | dict | set | frozenset | str | bytes):
         return len(source)
     if isinstance(source, Lazy):
         return source.length

@@ -24,7 +24,7 @@ from gradfix.read import (
     tensors,
 )
 from gradfix.read.frames import Machine
-from gradfix.read.values import Array, Instance, Lib, Native, Shape, Taken, Tensor, Unknown, Value
+from gradfix.read.values import Array, Instance, Lib, Native, Number, Shape, Taken, Tensor, Unknown, Value
 
 FLOATS = {  # losses that take no target of whole numbers, and what they say
     "binary_cross_entropy": "Found dtype Long but expected Float",
@@ -270,7 +270,15 @@ def _as_tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value
             if data.alias
             else data
         )
-    return _tensor(m, args, kwargs)
+    made = _tensor(m, args, kwargs)
+    if isinstance(data, Unknown) and isinstance(made, Tensor) and not isinstance(data, Number):
+        made.requires = None  # it may be a tensor with a graph, which is given back as it is
+    return made
+
+
+def _from_numpy(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    data = args[0] if args else None
+    return arrays.shared(m, data) if isinstance(data, Array) else _tensor(m, args, kwargs)
 
 
 def _typed(m: Machine, dtype: str, args: list[Value]) -> Value:
@@ -468,7 +476,7 @@ def _distribution(m: Machine, path: str, args: list[Value], kwargs: dict[str, Va
 FUNCTIONS: dict[str, Callable[..., Value]] = {
     "torch.tensor": _tensor,
     "torch.as_tensor": _as_tensor,
-    "torch.from_numpy": _as_tensor,
+    "torch.from_numpy": _from_numpy,
     "torch.arange": _arange,
     "torch.range": _arange,
     "torch.linspace": _linspace,

@@ -68,7 +68,11 @@ def dead_parameters(graph: Graph) -> Found:
             (
                 c
                 for c in reversed(cuts_of(graph, discrete=alone))
-                if c.time < before and c.stack and _reached(graph, c) & mine and _leads_to(graph, c, earlier)
+                if c.time < before
+                and c.stack
+                and _reached(graph, c) & mine
+                and _leads_to(graph, c, earlier)
+                and (not alone or _again(graph, c, earlier[-1]))
             ),
             None,
         )
@@ -127,6 +131,16 @@ def _of_an_idle_loss(graph: Graph, step: Step) -> bool:
     since = max(cleared, default=step.time)
     between = [b for b in graph.backwards if since < b.time < step.time]
     return bool(between) and not graph.serves(between[-1])
+
+
+def _again(graph: Graph, cut: Cut, backward: Backward) -> bool:
+    """Whether the graph is left at this place in each pass of a backward whose loss is a leaf: nothing else shows that
+    the loss is made of it."""
+    passes = graph.passes(backward)
+    return len(passes) < 2 or any(
+        c.stack == cut.stack and passes[0].time < c.time < passes[1].time
+        for c in cuts_of(graph, discrete=True)
+    )
 
 
 def _leads_to(graph: Graph, cut: Cut, backwards: list[Backward]) -> bool:

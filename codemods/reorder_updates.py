@@ -106,7 +106,8 @@ for obs, action, value in zip(torch.randn(2, 4, 3), torch.randn(2, 4, 2), torch.
                 said = f"{verb} `{found.shown(first)}` first" if first is not None else ""
                 if inputs:
                     said += f"{', ' if said else ''}restrict each backward to the parameters it trains"
-                yield Proposal(said, NONE, gather(*calls, (found.view, moved)), rank)
+                # (a helper is not rewritten for what can be detached, or be made behind the step)
+                yield Proposal(said, NONE, gather(*calls, (found.view, moved)), rank, last_resort=restricted)
             return
 
 

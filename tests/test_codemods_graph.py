@@ -13,7 +13,8 @@ from codemods.sum_losses import SumLosses
 from gradfix.detect import Conflict, Label
 from gradfix.edit import Project, View
 from gradfix.rewrite.boundary import detach, meeting, operands, shape_of
-from gradfix.rewrite.calls import drop_retain, loss_of, parameters_of, retain, with_arguments
+from gradfix.rewrite.calls import drop_retain, loss_of, retain, with_arguments
+from gradfix.rewrite.optimized import parameters_of
 from gradfix.rewrite.statements import names, put_after, take_away, touches, units
 from gradfix.tape import Backward, Free, Mutate, Optimizer, Record, Ref, Site, Step, Tape, Zero
 

@@ -189,10 +189,10 @@ def _as_paired(
     if not isinstance(comp, (cst.ListComp, cst.DictComp)) or not isinstance(statement, cst.Assign):
         return None
     given = next((a.value for a in call.args if a.keyword is None or a.keyword.value == "params"), None)
-    owner = (
-        given.func.value if isinstance(given, cst.Call) and isinstance(given.func, cst.Attribute) else None
-    )
-    if owner is None or function_of(given) != "parameters":
+    if not isinstance(given, cst.Call) or not isinstance(given.func, cst.Attribute):
+        return None
+    owner = given.func.value
+    if given.func.attr.value != "parameters" or given.args:
         return None
     source, model = _gone_through(comp, owner)
     base, target = dotted(named.value) or "", dotted(statement.targets[0].target)
@@ -224,7 +224,7 @@ def _gone_through(comp: cst.ListComp | cst.DictComp, owner: cst.BaseExpression) 
     if target and isinstance(owner, cst.Subscript):
         source, said = dotted(owner.value) or "", cst.Module([]).code_for_node(owner)
         return (source, said) if key == target and said == f"{source}[{key}]" else ("", "")
-    items = loop.iter.func if function_of(loop.iter) == "items" and isinstance(loop.iter, cst.Call) else None
+    items = loop.iter.func if isinstance(loop.iter, cst.Call) and function_of(loop.iter) == "items" else None
     pair = [dotted(e.value) or "" for e in loop.target.elements] if isinstance(loop.target, cst.Tuple) else []
     if len(pair) != 2 or key != pair[0] or not isinstance(items, cst.Attribute):
         return "", ""

@@ -18,6 +18,7 @@ from runs import IGNORES_SIGNALS, MODEL, copying, processes_named, project, run,
 from gradfix.result import Settings
 from gradfix.run import InterpreterError, Outcome, Run
 from gradfix.run.zygote import CHILD, Zygote
+from gradfix.tape import Step
 from gradfix.tapefile import read_tape
 
 # ---- like python script.py
@@ -117,6 +118,38 @@ def test_spawned_process_sees_the_candidate(run: Callable[..., Outcome], project
     (project / "helper.py").write_text("VALUE = 'old'")
     outcome = run(text, files={str(project / "helper.py"): "VALUE = 'new'"})
     assert outcome.stdout == "new VALUE = 'new'\n"
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "import runpy; runpy.run_path('train.py')",
+        "import os; code = compile(open('train.py').read(), 'train.py', 'exec'); os.chdir('/'); exec(code)",
+    ],
+    ids=["run_path", "elsewhere_later"],
+)
+def test_a_file_that_is_run_by_a_relative_name_is_the_users(
+    run: Callable[..., Outcome], project: Path, way: str
+) -> None:
+    (project / "train.py").write_text(MODEL + "for _ in range(2): train()\n")
+    tape = run(way, record=True).tape
+    assert tape is not None
+    assert {Path(step.at.file) for step in tape.events if isinstance(step, Step)} == {project / "train.py"}
+
+
+def test_compile_is_pythons(run: Callable[..., Outcome]) -> None:
+    """Of other text nothing is said to be a file's, and what a text inherits is its compiler's."""
+    text = """
+    from __future__ import annotations
+    import ast
+    print(compile("1", "script.py", "exec").co_filename, compile("1", "script.py", "eval").co_filename)
+    print(isinstance(ast.parse("1"), ast.Module))
+    def hint(text, **how):
+        exec(compile(text, "no such", "exec", **how), names := {})
+        return names["f"].__annotations__["x"]
+    print(hint("def f(x: int): pass"), hint("def f(x: int): pass", dont_inherit=True))
+    """
+    assert run(text).stdout == "script.py script.py\nTrue\nint <class 'int'>\n"
 
 
 def test_candidate_of_the_script_itself(run: Callable[..., Outcome], project: Path) -> None:

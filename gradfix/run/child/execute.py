@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import candidates, dynamo, failure, network
+from . import candidates, compiled, dynamo, failure, network
 
 PACKAGE = __package__ or "gradfix.run.child"
 EXIT = os._exit  # the real one: the script finds a version of ours that says goodbye first
@@ -97,6 +97,7 @@ class _Execution:
         if request.get("one_thread", True):
             _one_thread()
         candidates.serve(request.get("files") or {})
+        compiled.under_whole_paths()
         if request.get("fill_empty"):
             _zero_fresh_memory()
         if request.get("memory"):

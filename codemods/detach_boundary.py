@@ -11,7 +11,7 @@ from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.detect.terms import has_idle_term
 from gradfix.edit import Edit, Project, Replace, View
-from gradfix.graph import Crossing
+from gradfix.graph import Crossing, Graph
 from gradfix.rewrite.boundary import (
     SHAPES,
     Feed,
@@ -121,18 +121,19 @@ for _ in range(2):
 
 
 def _together(project: Project, conflict: Conflict) -> Iterator[Proposal]:
-    """What several models' losses of one pass take of another model, where each of them frees its graph for the next:
-    detached for all of them."""
+    """What several models' losses take of another model, where each of them frees its graph for the next: detached for
+    all of them. They are those of one pass, or the passes of a loop over losses are."""
     needed, graph = conflict.backward, project.graph
-    if conflict.pattern != "two-losses" or needed is None:
+    if conflict.kind != "freed-graph" or needed is None:
         return
+    round_ = _rounds_losses(graph, needed)
     since = max((b.time for b in same_place(graph, needed) if b.time < needed.time), default=-1)
     end, walk = pass_end(graph, needed), graph.walk(needed)
     cuts: dict[tuple[str, int, int, int], Feed] = {}
     drops: list[tuple[View, tuple[Edit, ...]]] = []
     quiet, several = True, 0
-    for backward in backwards(graph):
-        if since < backward.time < end and walk & graph.walk(backward):
+    for backward in round_ or (backwards(graph) if conflict.pattern == "two-losses" else ()):
+        if round_ or (since < backward.time < end and walk & graph.walk(backward)):
             edges = [c for c in crossings(graph, backward) if not _shared(project, backward, c)]
             taken = [f for edge in edges for f in feeds(project, edge, backward)]
             cuts.update((f.key, f) for f in taken)
@@ -143,6 +144,19 @@ def _together(project: Project, conflict: Conflict) -> Iterator[Proposal]:
         said = ", ".join(dict.fromkeys(f"`{f.view.code(f.value).strip()}`" for f in cuts.values()))
         edits = gather(*((f.view, [_cut(f, project)]) for f in cuts.values()), *drops)
         yield Proposal(f"detach {said} for each of the other models' losses", NONE if quiet else OWN, edits)
+
+
+def _rounds_losses(graph: Graph, needed: Backward) -> tuple[Backward, ...]:
+    """The passes of one round through a loop over losses that share a graph, each with optimizers of its own; none
+    where two are for the same."""
+    nodes, found = set(graph.walk(needed)), [needed]
+    for one in sorted(same_place(graph, needed), key=lambda b: abs(b.time - needed.time)):
+        if one is not needed and nodes & graph.walk(one):
+            nodes |= graph.walk(one)
+            found.append(one)
+    served = [graph.serves(b) for b in found]
+    apart = all(served) and sum(map(len, served)) == len(frozenset().union(*served))
+    return tuple(sorted(found, key=lambda b: b.time)) if len(found) > 2 and apart else ()
 
 
 def _handed_down(project: Project, conflict: Conflict) -> Iterator[Proposal]:

@@ -139,7 +139,23 @@ def feeds(project: Project, crossing: Crossing, backward: Backward | None = None
         depth = max(meeting(crossing.consumer.stack, maker.stack), 0)
         deepest = len(crossing.consumer.stack)
         found.update((f.key, f) for f in _feeds(project, crossing.consumer, maker, depth, deepest))
-    return tuple(found.values())
+    return tuple(found.values()) or _come_round(project, crossing)
+
+
+def _come_round(project: Project, crossing: Crossing) -> tuple[Feed, ...]:
+    """What a call takes that an earlier pass of its loop gave: ``for net in nets: h = net(h)``."""
+    for sites in zip(crossing.consumer.stack, crossing.producer.stack, strict=False):
+        place = project.node(sites[0]) if sites[0] == sites[1] else None
+        if place is None:
+            break
+        view, node = place
+        small = view.small_statement(node)
+        if isinstance(node, cst.Call) and isinstance(small, cst.Assign) and view.loop(small) is not None:
+            bound = names(small).writes
+            taken = tuple(Feed(view, o, node) for o in operands(node) if dotted(o) in bound)
+            if taken:
+                return taken
+    return ()
 
 
 def _makers(graph: Graph, crossing: Crossing) -> tuple[Record, ...]:

@@ -12,7 +12,7 @@ from gradfix.read import names
 from gradfix.read.frames import Machine
 from gradfix.read.project import Unit
 from gradfix.read.values import Instance, Later, Value
-from gradfix.run.child.words import OTHERWISE
+from gradfix.run.child.words import asked_otherwise
 from gradfix.tape import Step
 
 DEEPEST = 4
@@ -67,7 +67,7 @@ def numbers(m: Machine) -> tuple[int, ...]:
     units = list(m.project.units.values())
     if any(isinstance(v, Later) and v.statement is None for u in units for v in u.names.values()):
         return ()
-    if not stepped and any(OTHERWISE.search(unit.text) for unit in units):
+    if not stepped and asked_otherwise(unit.text for unit in units):
         return ()  # times, memory or gradients may be all that is asked for
     texts = [_Text(unit) for unit in units]
     known = _BASES.union(*(text.classes for text in texts))

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import failure
 from .sites import parsed
-from .words import OTHERWISE
+from .words import asked_otherwise
 
 _ASKING = ("parameters", "named_parameters")
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -159,9 +159,8 @@ def adds_groups() -> bool:
 
 
 def asks_otherwise() -> bool:
-    """Whether some file of the user's takes times, looks how much memory was needed, or asks for gradients: of one
-    without a step that may be all that is asked for."""
-    return any(OTHERWISE.search("".join(linecache.getlines(file))) for file in user_files())
+    """Whether some file of the user's says that a program without a step is there for something else."""
+    return asked_otherwise("".join(linecache.getlines(file)) for file in user_files())
 
 
 def gives_later(attribute: str) -> bool:

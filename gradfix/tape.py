@@ -317,8 +317,9 @@ class GradUse(Event):
 
 @dataclass(frozen=True, slots=True)
 class ViewUse(Event):
-    """An op read an output of unbind, split or chunk (`view` is its variable) after the tensor `ref` that it is a view
-    of was written, at the time `write`: a plain run would have said `refused` here. `node` made the view."""
+    """An op read an output of unbind, split or chunk (`view` is its variable), or a view made where gradients were off,
+    after the tensor `ref` that it is a view of was written, at the time `write`: a plain run would have said `refused`
+    here. `node` made the view, where one did."""
 
     ref: Ref
     write: int

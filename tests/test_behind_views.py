@@ -175,3 +175,50 @@ def test_saved_output_of_what_is_written_to_with_a_graph(run: Callable[..., Outc
     assert REFUSED in plain.message
     found = [(c.kind, c.at.line) for c in detect(run(text, record=True).tape)]
     assert found == [("stale-saved-tensor", 7)] == [(kind, line) for kind, _, line, _ in found_in(text)]
+
+
+UNGRADED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net, table = nn.Linear(3, 1), nn.Parameter(torch.randn(5, 3))
+optimizer = torch.optim.SGD([table, *net.parameters()], lr=0.1)
+with torch.no_grad():
+    first = table[0]
+for _ in range(3):
+    optimizer.zero_grad()
+    net(torch.randn(4, 3) * {read} + table[1]).pow(2).mean().backward()
+    {step}
+"""
+
+
+@pytest.mark.parametrize("step", ["optimizer.step()", "with torch.no_grad(): table.sub_(table.grad)"])
+def test_a_view_made_without_gradients_is_not_read_behind_a_write(
+    run: Callable[..., Outcome], step: str
+) -> None:
+    outcome = run(UNGRADED.format(read="first", step=step), record=True)
+    (found,) = detect(outcome.tape)
+    assert (found.kind, found.pattern, found.at.line) == ("forbidden-view-write", "behind-views", 12)
+    before, after = found.message.split(" after a view of it was made where gradients are off")
+    assert (" by " in before) == step.startswith("optimizer")
+    assert "`first` read" in after
+    assert outcome.failure is not None
+    assert "A view was created in no_grad mode" in outcome.failure.message
+
+
+@pytest.mark.parametrize("made", ["table[0].clone()", "table.detach()[0]"])
+def test_what_is_no_view_of_a_leaf_may_be_read(run: Callable[..., Outcome], made: str) -> None:
+    text = UNGRADED.format(read="first", step="optimizer.step()").replace("= table[0]", f"= {made}")
+    outcome = run(text, record=True)
+    assert outcome.failure is None
+    assert detect(outcome.tape) == ()
+
+
+def test_a_backward_that_reads_one_says_what_pytorch_says(run: Callable[..., Outcome]) -> None:
+    text = HEAD + "a, b, *_ = h.unbind()\nh[0] = a * a\nloss = h.mean()" + TAIL
+    (found,) = detect(run(text, record=True).tape)
+    assert found.kind == "stale-saved-tensor"
+    assert found.backward is not None
+    plain = run(text).failure
+    assert plain is not None
+    assert found.backward.refused == plain.message

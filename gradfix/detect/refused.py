@@ -22,6 +22,7 @@ from gradfix.tape import (
     Optimizer,
     Record,
     Stack,
+    Step,
     ViewUse,
 )
 
@@ -49,9 +50,13 @@ def refused_writes(graph: Graph) -> Findings:
         if isinstance(event, Mutate) and event.refused:
             found.add(refusal_key(event), event.time, _refused_write(event))
         elif isinstance(event, ViewUse):
-            write = next((w for w in graph.writes.get(event.ref.storage, ()) if w.time == event.write), None)
-            if isinstance(write, Mutate):
+            writes = [w for w in graph.writes.get(event.ref.storage, ()) if w.time < event.time]
+            write = next((w for w in writes if w.time == event.write), None)
+            if isinstance(write, Mutate) and not _made_without_graph(event):
                 found.add(refusal_key(write), event.time, _stale_view(graph, write, event))
+            elif writes and _made_without_graph(event):
+                last = write or writes[-1]
+                found.add(refusal_key(last), event.time, _view_without_graph(graph, last, event))
     return found
 
 
@@ -78,7 +83,30 @@ def _stale_view(graph: Graph, write: Mutate, use: ViewUse) -> Conflict | None:
     )
 
 
-def refusal_key(write: Mutate) -> Hashable:
+def _made_without_graph(use: ViewUse) -> bool:
+    return "no_grad mode" in use.refused or "inference mode" in use.refused
+
+
+def _view_without_graph(graph: Graph, write: Mutate | Step, use: ViewUse) -> Conflict | None:
+    base, view = wording.name(use.ref, "a tensor"), f"`{use.view}`" if use.view else "the view"
+    by = f"by {wording.at('overwritten', write.stack)} " if write.optimizer is not None else ""
+    return make(
+        "forbidden-view-write",
+        "behind-views",
+        f"{base} is written in place {by}after a view of it was made where gradients are off: autograd refuses to have "
+        f"{view} read where they are on",
+        [
+            ("overwritten", write.stack, "written in place here, behind its view"),
+            ("used", use.stack, f"{view} is read here"),
+        ],
+        "overwritten",
+        ref=use.ref,
+        write=write if isinstance(write, Mutate) else None,
+        event=use,
+    )
+
+
+def refusal_key(write: Mutate | Step) -> Hashable:
     """The fault a refused write belongs to: where its call begins. Those chained to it (``p.mul_(a).add_(b)``) begin
     there, too."""
     site = write.stack[-1] if write.stack else None

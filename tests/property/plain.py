@@ -44,7 +44,8 @@ class Ran:
         said = str(self.error)
         if "a view of a leaf Variable that requires grad" in said:
             return "leaf-write"
-        if said.startswith("A view was created") and _in_backward(self.error):
+        of_view = said.startswith("A view was created") or "is a view and its base" in said
+        if of_view and _in_backward(self.error):
             return (
                 "stale-saved-tensor"  # PyTorch gets no further with its sentence on a saved output of unbind
             )

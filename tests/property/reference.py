@@ -10,7 +10,7 @@ was made of the old one stands for.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,16 +46,18 @@ def meaning(
     cut: str = "",
     names: frozenset[str] = frozenset(),
     through: bool = False,
+    emptied: Collection[tuple[int, str]] = (),
 ) -> Meaning:
     """What `program` computes. Raises NoOracle.
 
     `still`: its optimizers move nothing. `cut`: no graph is taken over from pass to pass of the ``loop``, or past a
     ``step``: by none of the variables, or by those called `names` alone. `through`: a write through ``.data`` or
-    ``.detach()`` is one like any other.
+    ``.detach()`` is one like any other. `emptied`: the list of this name is, behind the step that is the n-th in the
+    text (from 0).
     """
     torch.manual_seed(0)
     try:
-        return _Evaluation(program, still, cut, names, through).run()
+        return _Evaluation(program, still, cut, names, through, emptied).run()
     except RuntimeError as problem:  # sizes that do not fit
         raise NoOracle(str(problem)) from problem
 
@@ -218,11 +220,27 @@ def fresh(value: torch.Tensor) -> _Tensor:
 # ---- statements
 
 
+def _steps(statements: Iterable[lang.Statement]) -> Iterator[lang.Step]:
+    """The steps among them, in the order of the text."""
+    for each in statements:
+        if isinstance(each, lang.Step):
+            yield each
+        yield from _steps((*getattr(each, "body", ()), *getattr(each, "orelse", ())))
+
+
 class _Evaluation:
     def __init__(
-        self, program: lang.Program, still: bool, cut: str, names: frozenset[str], through: bool
+        self,
+        program: lang.Program,
+        still: bool,
+        cut: str,
+        names: frozenset[str],
+        through: bool,
+        emptied: Collection[tuple[int, str]],
     ) -> None:
         self.program, self.still, self.cut, self.names, self.through = program, still, cut, names, through
+        steps = list(_steps(program.body))
+        self.emptied = [(steps[n], name) for n, name in emptied if n < len(steps)]
         self.functions = {f.name: f for f in program.functions}
         self.models = {m.name: m for m in program.models}
         self.parameters: dict[str, _Parameter] = {}
@@ -384,6 +402,9 @@ class _Evaluation:
 
         if self.cut == "step":
             self._cut(env)
+        for step, name in self.emptied:
+            if step is s:
+                env[name] = []
 
     def _cut(self, env: dict[str, Any]) -> None:
         """One name that is detached leaves its other names their graph; where nothing is taken over, none has one."""

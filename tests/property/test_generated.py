@@ -98,7 +98,10 @@ def _explained(program: Program, text: str, ran: plain.Ran, effects: set[str]) -
             return any(judge.alike(ran, reference.meaning(program, through=x)) for x in (False, True))
         if effects == {"cut-round"}:
             cuts = itertools.product(("loop", "step"), {frozenset[str](), _detached(text, program.text())})
-            return any(judge.alike(ran, reference.meaning(program, cut=x, names=n)) for x, n in cuts)
+            emptied = _emptied(text, program.text())
+            return any(judge.alike(ran, reference.meaning(program, cut=x, names=n)) for x, n in cuts) or (
+                bool(emptied) and judge.alike(ran, reference.meaning(program, emptied=emptied))
+            )
         if effects == {"later-parameters"}:
             frozen = plain.run(text.replace("lr=0.1", "lr=0.0"), program.parameters)
             meant = reference.meaning(program, still=True)
@@ -123,6 +126,16 @@ def _detached(text: str, written: str) -> frozenset[str]:
     """The variables that are bound to themselves detached in `text`, and were not in what was written."""
     new = [line.strip() for line in text.splitlines() if line not in written.splitlines()]
     return frozenset(m[1] for m in (re.match(r"(\w+) = .*\b\w+\.detach\(\)", line) for line in new) if m)
+
+
+def _emptied(text: str, written: str) -> list[tuple[int, str]]:
+    """(The number of the step that stands before it, the list) of each that is emptied in `text`, and was not."""
+    found, steps = [], -1
+    for line in text.splitlines():
+        steps += bool(re.fullmatch(r"\s*\w+\.step\(\)", line))
+        if line not in written.splitlines() and (m := re.fullmatch(r"\s*(\w+)\.clear\(\)", line)):
+            found.append((steps, m[1]))
+    return found
 
 
 @settings(sample, max_examples=5)

@@ -250,7 +250,7 @@ class Engine:
             if entry.freed is not None or entry.node in self._freed:
                 return FREED
             if entry.tensor is not GONE and entry.moved():
-                return _modified(entry)
+                return self.r.watch.views.outdated(entry.tensor) or _modified(entry)
         return ""
 
     def _overwritten_unseen(self, touched: list[Entry], times: Iterator[int]) -> bool:

@@ -29,6 +29,14 @@ def describe(exc: BaseException) -> dict[str, Any]:
     }
 
 
+def given(trace: TracebackType) -> tuple[Any, ...]:
+    """What an op of torch's was called with that the frame of `trace` passed on, if it is the recorder's."""
+    frame = trace.tb_frame
+    if frame.f_code.co_name != "__torch_function__" or not frame.f_code.co_filename.startswith(HERE):
+        return ()
+    return (*(frame.f_locals.get("args") or ()), *(frame.f_locals.get("kwargs") or {}).values())
+
+
 def text(exc: BaseException) -> str:
     """What the interpreter would have printed, frames of this package left out."""
     try:

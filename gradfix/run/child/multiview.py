@@ -94,6 +94,13 @@ class MultiViews:
             return ""
         return _said(known[1], _ITSELF) if torch.is_grad_enabled() and tensor.requires_grad else ""
 
+    def outdated(self, tensor: Any) -> str:
+        """PyTorch's sentence where a backward would read `tensor`, whose memory was written otherwise; "" where it is
+        none of them."""
+        known: Any = self._known.get(id(tensor))
+        stale = known is not None and known[0]() is tensor and tensor._version != known[2]
+        return _said(known[1], _BEHIND) if stale else ""
+
     def sharing(self, targets: list[Any]) -> bool:
         """Whether one of them is a view of what a write to `targets` writes."""
         places = self.places()
@@ -134,6 +141,26 @@ class MultiViews:
 
         node = tensor.grad_fn._sequence_nr()
         self._known[key] = (weakref.ref(tensor, forget), sentence, tensor._version, node)
+
+
+def may_go_stale(result: Any) -> bool:
+    """Whether what an op gave where gradients are off is a view that nobody may read any more where they are on, once
+    what it is a view of is written."""
+    return isinstance(result, torch.Tensor) and result._is_view() and result.requires_grad
+
+
+def unreadable(values: Any) -> Any:
+    """A tensor among the arguments of an op that PyTorch refuses to read: a view made where gradients were off, of what
+    has been written since. None where there is none."""
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, (list, tuple)):
+            value = unreadable(value)
+        if isinstance(value, torch.Tensor) and value._is_view():
+            try:
+                _ = value.grad_fn
+            except RuntimeError:
+                return value
+    return None
 
 
 def _said(sentence: tuple[Any, ...], how: str) -> str:

@@ -38,6 +38,7 @@ from .later import more_terms
 from .leaves import Leaves
 from .legacy import Legacy
 from .modes import Modes
+from .multiview import unreadable
 from .names import Names
 from .numbers import Numbers
 from .opposed import Opposed
@@ -52,6 +53,7 @@ from .tensor_hooks import TensorHooks
 from .told import Records
 from .walk import Walk
 from .watch import Watch
+from .writes import is_view_refusal
 
 _EARLY_STEPS = 16  # how long values of freed graphs are kept for their own sake
 _MANY = 1024  # writes at one place, where a pass has one for each parameter
@@ -389,6 +391,9 @@ class Recorder:
         while trace is not None:
             if self.sites.is_user(trace.tb_frame.f_code):
                 frames[:0] = [id(trace.tb_frame.f_code), trace.tb_lasti]
+            read = unreadable(failure.given(trace)) if is_view_refusal(str(exc)) else None
+            if read is not None:
+                self._unread(read, frames, str(exc), trace.tb_frame.f_back)
             trace = trace.tb_next
         said = failure.describe(exc)
         self.tape.event(
@@ -399,6 +404,16 @@ class Recorder:
             message=said["message"],
             traceback=said["traceback"],
         )
+
+    def _unread(self, tensor: Any, stack: list[int], message: str, frame: Any) -> None:
+        """The program ends at an op that would have read a view made where gradients were off."""
+        with torch._C.DisableTorchFunction():
+            storage, name = self.storages.of(tensor), self.names.local(frame, tensor)
+            fields = {"ref": self.tape.ref(storage, tensor), "view": name, "refused": message}
+            if storage.writes:
+                self.tape.event(
+                    "ViewUse", self.clock.tick(), tuple(stack), write=storage.writes[-1], **fields
+                )
 
 
 # the node of an in-place write into a view, which the view's base has from then on

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from . import writes
 from .constants import within
 from .gradients import FULL
-from .multiview import MultiViews, splits
+from .multiview import MultiViews, may_go_stale, splits
 from .rebinding import Anew
 from .saves import GONE, Entry, fate_of
 from .storages import address_of
@@ -423,12 +423,11 @@ class Watch(TorchFunctionMode):
     def _no_grad(self, args: Any, result: Any) -> None:
         """A function of a tensor that requires grad, under no_grad: its result has no graph. Within a checkpoint it may
         have one again; where none of the inputs requires grad, it has not."""
-        for a in args:
-            if (
-                isinstance(a, torch.Tensor)
-                and a.requires_grad
-                and (isinstance(a, torch.nn.Parameter) or not _is_leaf(a))
-            ):
+        needing = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+        if needing and may_go_stale(result):
+            self.r.storages.of(result)  # what is written there is told
+        for a in needing:
+            if isinstance(a, torch.nn.Parameter) or not _is_leaf(a):
                 self._no_grad_left -= 1
                 how, frame = _within_checkpoint(_getframe(2))
                 if how:

@@ -59,6 +59,9 @@ class Graph(Index):
         self._walks: dict[int, frozenset[int]] = {}
         self._serves: dict[int, frozenset[int]] = {}
         self._served: dict[int, frozenset[int]] = {}  # by the number of the stack
+        self._filled: dict[int, frozenset[int]] = {}
+        self._discards: dict[int, frozenset[int]] = {}
+        self._uses: dict[int, frozenset[int]] = {}
         self._before_steps: dict[int, tuple[Leaf, ...]] = {}
 
     # -- what a node reaches -------------------------------------------------------------------------
@@ -162,10 +165,13 @@ class Graph(Index):
 
     def filled(self, backward: Backward) -> frozenset[int]:
         """The optimizers that own a parameter whose ``.grad`` `backward` filled."""
-        numbers: set[int] = set()
-        for ref in backward.accumulates:
-            numbers |= self.owners.get(ref.storage, frozenset())
-        return frozenset(numbers)
+        known = self._filled.get(backward.time)
+        if known is None:
+            numbers: set[int] = set()
+            for ref in backward.accumulates:
+                numbers |= self.owners.get(ref.storage, frozenset())
+            known = self._filled[backward.time] = frozenset(numbers)
+        return known
 
     def serves(self, backward: Backward) -> frozenset[int]:
         """The optimizers whose step uses this backward's gradients as the code means it: those stepping
@@ -201,20 +207,29 @@ class Graph(Index):
 
     def uses(self, backward: Backward) -> frozenset[int]:
         """The optimizers that step, sooner or later, with a gradient of `backward`."""
-        kept = self.filled(backward) - self.discards(backward)
-        return frozenset(number for number in kept if self._step_of(number, backward.time))
+        known = self._uses.get(backward.time)
+        if known is None:
+            kept = self.filled(backward) - self.discards(backward)
+            known = self._uses[backward.time] = frozenset(
+                number for number in kept if self._step_of(number, backward.time)
+            )
+        return known
 
     def discards(self, backward: Backward) -> frozenset[int]:
         """The optimizers none of whose gradients from `backward` survive until their next step: all were
         cleared before it. An optimizer that never steps again is not among them (the run may have been cut
         short)."""
+        known = self._discards.get(backward.time)
+        if known is not None:
+            return known
         gone = set()
         for number in self.filled(backward):
             step = self._step_of(number, backward.time)
             mine = [r.storage for r in backward.accumulates if number in self.owners.get(r.storage, ())]
             if step and mine and all(self._cleared(storage, backward.time, step.time) for storage in mine):
                 gone.add(number)
-        return frozenset(gone)
+        known = self._discards[backward.time] = frozenset(gone)
+        return known
 
     def _cleared(self, storage: int, after: int, before: int) -> bool:
         events = self.history.get(storage, [])

@@ -16,6 +16,8 @@ from gradfix.tape import (
     Stack,
     Step,
     Tape,
+    Terms,
+    Unbounded,
     Zero,
 )
 
@@ -55,6 +57,16 @@ class Index:
     def steps(self) -> tuple[Step, ...]:
         """Every optimizer step, in order of time."""
         return tuple(e for e in self.tape.events if isinstance(e, Step))
+
+    @cached_property
+    def terms(self) -> tuple[Terms, ...]:
+        """Every measured pair of terms, in order of time."""
+        return tuple(e for e in self.tape.events if isinstance(e, Terms))
+
+    @cached_property
+    def unbounded(self) -> tuple[Unbounded, ...]:
+        """Every loss that was seen to pull one way without end, in order of time."""
+        return tuple(e for e in self.tape.events if isinstance(e, Unbounded))
 
     @cached_property
     def updates(self) -> tuple[int, ...]:

@@ -23,26 +23,27 @@ def opposed_terms(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     """One conflict a backward, where every pass that was measured shows it, two at least."""
     found = Findings()
     measured: dict[tuple[int, int], list[Terms]] = {}
-    for event in graph.tape.events:
-        if isinstance(event, Terms) and event.node in graph.records and _of_one(graph, event):
+    for event in graph.terms:
+        if event.node in graph.records and _of_one(graph, event):
             made = graph.stack_number(graph.records[event.node].stack)
             measured.setdefault((graph.stack_number(event.stack), made), []).append(event)
     for (place, _), events in measured.items():
         if len(events) > 1 and all(e.cosine is None or e.cosine < OPPOSED for e in events):
             found.add(("opposed", place), events[0].time, _mixed(graph, events[0]))
-    for event in (e for e in graph.tape.events if isinstance(e, Unbounded) and e.node in graph.records):
-        backward = next((b for b in reversed(graph.backwards) if b.time < event.time), None)
-        if backward is not None and unbounded(graph, backward, backward, event.optimizer):
-            found.add(("opposed", graph.stack_number(event.stack)), event.time, _mixed(graph, event))
+    for seen in (e for e in graph.unbounded if e.node in graph.records):
+        backward = next((b for b in reversed(graph.backwards) if b.time < seen.time), None)
+        if backward is not None and unbounded(graph, backward, backward, seen.optimizer):
+            found.add(("opposed", graph.stack_number(seen.stack)), seen.time, _mixed(graph, seen))
     return found.conflicts()
 
 
 def pulled_apart(graph: Graph, first: Backward, second: Backward) -> str:
     """How the losses of two backwards pull what one network gives to another opposite ways, in words: where they do so
     in every pass that was measured, two at least."""
+    if not graph.terms:
+        return ""
     roots = [{r for b in graph.passes(backward) for r in b.roots} for backward in (first, second)]
-    events = (e for e in graph.tape.events if isinstance(e, Terms))
-    cosines = [e.cosine for e in events if e.nodes[0] in roots[0] and e.nodes[1] in roots[1]]
+    cosines = [e.cosine for e in graph.terms if e.nodes[0] in roots[0] and e.nodes[1] in roots[1]]
     if len(cosines) < 2 or any(c is not None and c >= OPPOSED for c in cosines):
         return ""
     return f"pulls the other way{_cosine(max(filter(None, cosines), default=None))}"
@@ -53,10 +54,11 @@ def unbounded(graph: Graph, foreign: Backward, meant: Backward, optimizer: int) 
     so in every pass that was looked at, two at least, and that of `meant` has a term of this network alone that has a
     best value."""
     here = {b.stack for b in graph.passes(foreign)}
-    events = (e for e in graph.tape.events if isinstance(e, Unbounded) and e.stack in here)
-    signs = [e.sign for e in events if e.optimizer == optimizer]
+    signs = [e.sign for e in graph.unbounded if e.stack in here and e.optimizer == optimizer]
+    if len(signs) < 2:
+        return ""
     alone = (n for root in meant.roots for n in _terms_alone(graph, root, frozenset((optimizer,))))
-    if len(signs) < 2 or len(set(signs)) > 1 or all(linear(graph, n) for n in alone):
+    if len(set(signs)) > 1 or all(linear(graph, n) for n in alone):
         return ""
     return f"wants ever {_WORDS[signs[0]]} values from that model"
 

@@ -198,6 +198,8 @@ def rewrapped(graph: Graph) -> Found:
         if cut.node in walked and not behind & filled:
             continue
         leaves = _leaves_of(graph, cut) if behind - used else set()
+        if not leaves:
+            continue
         leaf = next(
             (
                 b

@@ -397,7 +397,7 @@ def flows_on(graph: Graph) -> Found:
                     yield _mixed(graph, step, foreign, meant, "flows-on", None, theirs)
                 elif how := pulled_apart(graph, meant, foreign):
                     yield _mixed(graph, step, foreign, meant, "flows-back", how=how)
-        for meant, foreign in permutations(since, 2):
+        for meant, foreign in permutations(since, 2) if graph.terms or graph.unbounded else ():
             # (a critic's loss of fakes is its own: what it leaves in the generator is cleared)
             used = frozenset[int]().union(*map(graph.uses, graph.passes(foreign)))
             if not used - {step.optimizer}:

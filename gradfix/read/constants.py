@@ -19,11 +19,11 @@ def follow(m: Machine, name: str, args: Sequence[Value], made: Value) -> None:
     was cut off and has a graph is told in any case."""
     terms: list[Tensor | Taken] = [v for v in args if isinstance(v, Taken)]
     terms += [t for value in args for t in ops.tensors_of(value) if t.cut or t.storage.plain or t.left]
-    left = frozenset(m.leaving).union(*(t.left for t in terms if isinstance(t, Tensor) and not t.requires))
-    fresh = frozenset(m.leaving)
-    m.leaving.clear()
-    if not terms and not left:
+    if not terms and not m.leaving:
         return
+    fresh = frozenset(m.leaving)
+    left = fresh.union(*(t.left for t in terms if isinstance(t, Tensor) and not t.requires))
+    m.leaving.clear()
     for result in ops.tensors_of(made):
         if result.requires is False and result.dtype not in ops.INTEGERS:
             result.storage.plain = any(_plain(t) for t in terms)

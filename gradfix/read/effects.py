@@ -35,9 +35,11 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """One signature of an op. `saves` maps a differentiable argument to what is kept for its gradient."""
+    """One signature of an op. `saves` maps a differentiable argument to what is kept for its gradient; `positional` are
+    the arguments but for those that are keywords only."""
 
     arguments: tuple[Argument, ...]
+    positional: tuple[Argument, ...]
     results: str
     names: tuple[str, ...]
     node: str
@@ -81,7 +83,7 @@ def _in_place(own: Overload, plain: tuple[Overload, ...]) -> Overload:
         return own
     first = own.arguments[0].name
     saves = {w: tuple("#" if k == first else k for k in kept) for w, kept in match.saves.items()}
-    return Overload(own.arguments, own.results, match.names, match.node, saves)
+    return Overload(own.arguments, own.positional, own.results, match.names, match.node, saves)
 
 
 def _parsed(op: str, text: str) -> Overload:
@@ -97,7 +99,9 @@ def _parsed(op: str, text: str) -> Overload:
     for each in saves.split():
         wanted, _, values = each.partition("<")
         kept[wanted] = tuple(filter(None, values.split(",")))
-    return Overload(tuple(parsed), results, tuple(names.split(",")), NODE_NAMES.get(op, node), kept)
+    positional = tuple(a for a in parsed if not a.keyword)
+    known = tuple(names.split(","))
+    return Overload(tuple(parsed), positional, results, known, NODE_NAMES.get(op, node), kept)
 
 
 @functools.cache

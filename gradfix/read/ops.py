@@ -117,9 +117,8 @@ def _bind(
 ) -> dict[str, Value] | None:
     bound: dict[str, Value] = {}
     arguments = overload.arguments
-    positional = [a for a in arguments if not a.keyword]
     i = 0
-    for argument in positional:
+    for argument in overload.positional:
         if i >= len(args):
             break
         value = args[i]
@@ -133,7 +132,7 @@ def _bind(
         i += 1
     if i < len(args):
         return None
-    names = {a.name: a for a in arguments}
+    names = {a.name for a in arguments} if kwargs else ()
     for key, value in kwargs.items():
         other = SYNONYMS.get(key, key)
         if key not in names and other in names:

@@ -11,7 +11,7 @@ import libcst as cst
 from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
-from gradfix.rewrite.behind import along
+from gradfix.rewrite.behind import along, harmless, leaves, may_read
 from gradfix.rewrite.boundary import frame, gather, meeting, same_place
 from gradfix.rewrite.calls import backward_call, says, with_arguments
 from gradfix.rewrite.literals import Elements, put_in_order, written_out
@@ -24,6 +24,7 @@ from gradfix.rewrite.statements import (
     shown,
     stored,
     take_away,
+    touches,
     unit_in,
     units,
 )
@@ -96,7 +97,7 @@ for obs, action, value in zip(torch.randn(2, 4, 3), torch.randn(2, 4, 2), torch.
             order = _order(project, found.updates, restricted)
             if order is None or (order == found.updates and not restricted):
                 continue
-            moved = _moved(found, order)
+            moved = _moved(project, found, order)
             if moved is None:
                 continue
             for inputs in _restrictions(project, order) if restricted else ((),):
@@ -252,7 +253,7 @@ def _needs(project: Project, update: _Update, restricted: bool) -> set[int]:
     return {ref.storage for n in walked if n in records for ref in records[n].saves}
 
 
-def _moved(found: _Updates, order: Sequence[_Update]) -> list[Edit | None] | None:
+def _moved(project: Project, found: _Updates, order: Sequence[_Update]) -> list[Edit | None] | None:
     """Put behind the update that comes before it now whatever came before that; None where it can't be."""
     body, edits = found.body, list[Edit | None]()
     if found.literals:
@@ -261,23 +262,68 @@ def _moved(found: _Updates, order: Sequence[_Update]) -> list[Edit | None] | Non
     loop = found.view.loop(body[found.updates[0].first].node)
     bound = {w for u in body for w in u.writes if "." not in w}
     bound |= stored(loop.target) if isinstance(loop, cst.For) else set()
-    anchor, behind = None, list[cst.BaseStatement]()
+    anchor, last, behind = None, -1, list[cst.BaseStatement]()
     for n, update in enumerate(order):
         if not any(v.first > update.first for v in order[:n]):  # it stays where it is
-            if anchor is not None and behind:
-                edits.append(put_after(body[anchor.last], *behind))
-            anchor, behind = update, []
+            if behind:
+                edits.append(put_after(body[last], *behind))
+            anchor, last, behind = update, update.last, []
             continue
         assert anchor is not None
         going = along(body, update.first, anchor.last, {update.first}, fixed - {update.first}, bound)
         if update.first != update.last or going is None or _leaves_behind(found, update, anchor, going):
             return None
+        sooner = [v for v in order[:n] if v.first > update.first]
+        seen = [body[k].node for k in going if not harmless(body[k].node, bound)]
+        if any(_sees(project, found.view, node, update, v) for node in seen for v in sooner):
+            return None
         for index in (update.first, *going):
             edits += take_away(body[index], found.view)
-            behind.append(lifted(body[index]))
-    if anchor is not None and behind:
-        edits.append(put_after(body[anchor.last], *behind))
+            line = lifted(body[index])
+            spaced = not behind and all(map(_spaced, (body[update.first], body[anchor.first])))
+            behind.append(_below_a_gap(line) if spaced else line)
+        last = _paragraph(project, found, (update, *sooner), (update.first, *going), last)
+    if behind:
+        edits.append(put_after(body[last], *behind))
     return edits
+
+
+def _sees(project: Project, view: View, node: cst.CSTNode, moved: _Update, sooner: _Update) -> bool:
+    """Whether a statement between two updates may read what `sooner` steps, which it saw before that step."""
+    own, others = (
+        [r.name for s in u.steps for r in project.graph.optimizers[s.optimizer].refs] for u in (sooner, moved)
+    )
+    return may_read(project, view, node, own, others)
+
+
+def _paragraph(
+    project: Project, found: _Updates, updates: Sequence[_Update], moving: Sequence[int], last: int
+) -> int:
+    """The last of the statements right behind `last` that may come before those in `moving`, too."""
+    body, moved = found.body, updates[0]
+    fixed = {n for u in found.updates for n in range(u.first, u.last + 1)}
+    for n in range(last + 1, len(body)):
+        unit = body[n]
+        above = getattr(unit.line, "leading_lines", (None,))
+        if above or n in fixed or leaves(unit.node) or unit.line is body[n - 1].line:
+            return n - 1
+        for m in moving:
+            own, other = body[m].reads | body[m].writes, body[m].writes
+            if touches(unit.writes, own) or touches(other, unit.reads):
+                return n - 1
+        if any(_sees(project, found.view, unit.node, v, moved) for v in updates[1:]):
+            return n - 1
+    return len(body) - 1
+
+
+def _spaced(unit: Unit) -> bool:
+    above: Sequence[cst.EmptyLine] = getattr(unit.line, "leading_lines", ())
+    return bool(above) and above[0].comment is None
+
+
+def _below_a_gap(line: cst.BaseStatement) -> cst.BaseStatement:
+    above = getattr(line, "leading_lines", ())
+    return line.with_changes(leading_lines=(cst.EmptyLine(indent=False), *above))
 
 
 def _leaves_behind(found: _Updates, update: _Update, anchor: _Update, going: Collection[int]) -> bool:

@@ -3,12 +3,14 @@ the parameters that the step left, and must go on to see them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
 
-from gradfix.edit import View
+from gradfix.edit import Project, View
+from gradfix.rewrite.liveness import functions
 from gradfix.rewrite.statements import Unit, block_of, dotted, lifted, names, touches, unit_in, units
 
 LEAVES = (cst.Continue, cst.Break, cst.Return, cst.Raise, cst.Yield)
@@ -18,6 +20,9 @@ DRIVES = ("backward", "zero_grad")
 METHODS = frozenset(
     ("append", "item", "detach", "tolist", "cpu", "float", "mean", "sum", "format", "numpy", "join")
 )
+_WORD = re.compile(r"[^\W\d]\w*")
+_CALLED = re.compile(r"(?:\b(\w+)\.)?\b(\w+)\(")
+_WHOLE = re.compile(r"[(,=]\s*(\w+)\s*(?=[,)])")
 
 
 def along(
@@ -31,7 +36,7 @@ def along(
     """Indexes of the units between the step in `first` and the backward in `last` that go with the steps behind `last`:
     all that may read parameters (a metric, an average, a scheduler, a checkpoint), but for those in `fixed` (backwards,
     clearings) and what these are computed from. `bound`: see harmless. None where the body can't be taken apart so."""
-    if any(_leaves(body[n].node) for n in range(first, last + 1)):
+    if any(leaves(body[n].node) for n in range(first, last + 1)):
         return None  # a pass that ends in between has stepped, and would not
     wanted: set[str] = set()
     staying: set[int] = set()
@@ -65,6 +70,40 @@ def harmless(node: cst.CSTNode, bound: Collection[str]) -> bool:
     }
     reads = names(node).reads
     return all(map(_plain, inner)) and all(r in kept or r in PLAIN or r.split(".")[0] in bound for r in reads)
+
+
+def may_read(
+    project: Project, view: View, node: cst.CSTNode, own: Sequence[str], others: Sequence[str]
+) -> bool:
+    """Whether a statement, or a function of the project's that it calls, may read parameters named `own`, going by the
+    words that tell their names from the `others`; True where none do, and where all of them are handed over whole."""
+    apart = frozenset(w for name in others for w in _WORD.findall(name))
+    telling = {next((w for w in _WORD.findall(name) if w not in apart), "") for name in own}
+    shared = {"self", *(w for name in own for w in _WORD.findall(name))} & {"self", *apart}
+    text, seen = view.code(node), set[str]()
+    texts = [text]
+    while texts:
+        text = texts.pop()
+        if telling & {"", *_WORD.findall(text)}:
+            return True
+        for owner, called in _CALLED.findall(text):
+            bodies = list(_bodies(project, called)) if called not in seen else []
+            if not bodies and called not in seen and owner in shared:
+                return True  # agent.state_dict()
+            texts += bodies
+            seen.add(called)
+        if shared & set(_WHOLE.findall(text)):
+            return True  # evaluate(agent)
+    return False
+
+
+def _bodies(project: Project, name: str) -> Iterator[str]:
+    """The bodies of the project's functions of this name."""
+    for path, text in project.files.items():
+        view = project.view(path) if re.search(rf"\bdef {re.escape(name)}\b", text) else None
+        for function in functions(view.module) if view else ():
+            if function.name.value == name and view:
+                yield view.code(function.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +159,8 @@ def _calls(node: cst.CSTNode) -> list[cst.Call]:
     return own + [call for child in node.children for call in _calls(child)]
 
 
-def _leaves(node: cst.CSTNode) -> bool:
+def leaves(node: cst.CSTNode) -> bool:
+    """Whether a statement may end the pass or the function it is in."""
     if isinstance(node, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):
         return False
-    return isinstance(node, LEAVES) or any(map(_leaves, node.children))
+    return isinstance(node, LEAVES) or any(map(leaves, node.children))

@@ -15,7 +15,7 @@ from runs import IGNORES_SIGNALS, MODEL, copying, processes_named, project, run,
 from gradfix.detect import detect
 from gradfix.run import Outcome
 from gradfix.run.zygote import Zygote
-from gradfix.tape import End, Tape
+from gradfix.tape import Backward, End, Optimizer, Tape
 
 
 def test_exception_has_the_users_traceback(run: Callable[..., Outcome], project: Path) -> None:
@@ -351,3 +351,29 @@ def test_terms_that_join_the_loss_later(run: Callable[..., Outcome], line: str, 
     end = outcome.tape.events[-1]
     assert isinstance(end, End)
     assert (end.how, end.later) == ("steps", later)
+
+
+BY_HAND = """
+import torch
+w = torch.zeros(3, requires_grad=True)
+passes = 0
+while {test}:
+    loss = (torch.randn(4, 3) @ w - 1).pow(2).mean()
+    loss.backward()
+    with torch.no_grad():
+        w -= 0.1 * w.grad
+        w.grad.zero_()
+    passes += 1
+"""
+
+
+def test_a_program_without_optimizers_that_never_ends_has_shown_what_it_does(run: Callable[..., Outcome]) -> None:
+    outcome = run(BY_HAND.format(test="True"), record=True, steps=3)
+    assert outcome.ended == "steps"
+    assert len([e for e in outcome.tape.events if isinstance(e, Backward)]) >= 3
+
+
+def test_one_that_speaks_of_them_is_waited_for(run: Callable[..., Outcome]) -> None:
+    later = "optimizer = torch.optim.SGD([w], lr=0.1)\nfor _ in range(4):\n    w.sum().backward()\n    optimizer.step()\n"
+    outcome = run(BY_HAND.format(test="passes < 70") + later, record=True, steps=3)
+    assert [e for e in outcome.tape.events if isinstance(e, Optimizer)]

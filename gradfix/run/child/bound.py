@@ -23,6 +23,7 @@ _NUMBERS = 16
 _REFILLED = 4  # times that gradients are new without a step before the text is asked whether one may come
 _LATER = 4  # times as many before it is asked again: more of it may have been loaded
 _PATIENCE = 32  # steps of one optimizer after which the loop that makes it anew is waited for no longer
+_BY_HAND = 50  # backwards of one line after which a program without optimizers has shown what it does
 Line = tuple[str, int]  # file and line of the user's where optimizers are made
 
 
@@ -36,8 +37,8 @@ class Bound:
     to a third. One whose parameters the script itself writes again and again is a target network's, made by the
     class of what it follows: it never steps, and nobody waits for it. Nor for one that gets gradients in one pass
     after the other, where no call is left in the text that may step it; `never` is told of it. (Where that holds for
-    all of them, so many backwards are enough.) A run that is compared with another
-    waits for optimizers that are made later in it: until they were made in `making` places.
+    all of them, so many backwards are enough; more of them where the program knows of no optimizer.) A run that is
+    compared with another waits for optimizers that are made later in it: until they were made in `making` places.
     """
 
     def __init__(
@@ -88,10 +89,18 @@ class Bound:
     def _walked(self, frame: Any) -> None:
         """Look whether any step may come, after more and more backwards of one line."""
         waiting = [o for ref in self.living.values() if (o := ref()) is not None]
-        if not waiting or not unstepped.calls(frame, "backward") or os.getpid() != self.pid:
+        if not unstepped.calls(frame, "backward") or os.getpid() != self.pid:
             return
         line = frame.f_code.co_filename, frame.f_lineno
         count = self.walks[line] = self.walks.get(line, 0) + 1
+        if not waiting:
+            if (
+                count == max(self.steps, _BY_HAND)
+                and not self.inherited
+                and not unstepped.speaks_of_optimizers()
+            ):
+                self.done()
+            return
         first = max(self.steps, _REFILLED)
         due = (first * _LATER**n for n in range(count))
         if count != next(n for n in due if n >= count) or any(unstepped.may_step(o, frame) for o in waiting):

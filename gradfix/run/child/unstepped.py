@@ -158,6 +158,11 @@ def adds_groups() -> bool:
     return any("add_param_group" in "".join(linecache.getlines(file)) for file in user_files())
 
 
+def speaks_of_optimizers() -> bool:
+    """Whether some file of the user's does: one may be made later."""
+    return any("optim" in "".join(linecache.getlines(file)).lower() for file in user_files())
+
+
 def asks_otherwise() -> bool:
     """Whether some file of the user's says that a program without a step is there for something else."""
     return asked_otherwise("".join(linecache.getlines(file)) for file in user_files())

@@ -367,7 +367,9 @@ while {test}:
 """
 
 
-def test_a_program_without_optimizers_that_never_ends_has_shown_what_it_does(run: Callable[..., Outcome]) -> None:
+def test_a_program_without_optimizers_that_never_ends_has_shown_what_it_does(
+    run: Callable[..., Outcome],
+) -> None:
     outcome = run(BY_HAND.format(test="True"), record=True, steps=3)
     assert outcome.ended == "steps"
     assert len([e for e in outcome.tape.events if isinstance(e, Backward)]) >= 3

@@ -299,7 +299,8 @@ def _sees(project: Project, view: View, node: cst.CSTNode, moved: _Update, soone
 def _paragraph(
     project: Project, found: _Updates, updates: Sequence[_Update], moving: Sequence[int], last: int
 ) -> int:
-    """The last of the statements right behind `last` that may come before those in `moving`, too."""
+    """The last of the statements right behind `last` that belong to the update there, and may come before those in
+    `moving`."""
     body, moved = found.body, updates[0]
     fixed = {n for u in found.updates for n in range(u.first, u.last + 1)}
     for n in range(last + 1, len(body)):
@@ -311,9 +312,16 @@ def _paragraph(
             own, other = body[m].reads | body[m].writes, body[m].writes
             if touches(unit.writes, own) or touches(other, unit.reads):
                 return n - 1
-        if any(_sees(project, found.view, unit.node, v, moved) for v in updates[1:]):
+        if not any(_belongs(project, found, unit, v, moved) for v in updates[1:]):
             return n - 1
     return len(body) - 1
+
+
+def _belongs(project: Project, found: _Updates, unit: Unit, update: _Update, other: _Update) -> bool:
+    """Whether a statement goes by what `update` steps or gives, and not by what the other one steps."""
+    reads = touches(found.body[update.last].writes, unit.reads)
+    own = reads or _sees(project, found.view, unit.node, other, update)
+    return own and not _sees(project, found.view, unit.node, update, other)
 
 
 def _spaced(unit: Unit) -> bool:

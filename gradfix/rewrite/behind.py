@@ -79,6 +79,7 @@ def may_read(
     words that tell their names from the `others`; True where none do, and where all of them are handed over whole."""
     apart = frozenset(w for name in others for w in _WORD.findall(name))
     telling = {next((w for w in _WORD.findall(name) if w not in apart), "") for name in own}
+    telling |= {a for w in telling - {""} for text in project.files.values() for a in _aliases(text, w)}
     shared = {"self", *(w for name in own for w in _WORD.findall(name))} & {"self", *apart}
     text, seen = view.code(node), set[str]()
     texts = [text]
@@ -95,6 +96,11 @@ def may_read(
         if shared & set(_WHOLE.findall(text)):
             return True  # evaluate(agent)
     return False
+
+
+def _aliases(text: str, word: str) -> list[str]:
+    """``policy`` of ``policy = self.actor`` for ``actor``."""
+    return re.findall(rf"(?m)^[\w.\t ]*?(\w+)[ \t]*=[ \t]*(?:\w+\.)*{word}[ \t\r]*$", text)
 
 
 def _bodies(project: Project, name: str) -> Iterator[str]:

@@ -102,6 +102,34 @@ def test_an_optimizer_that_some_call_may_step(tmp_path: Path, step: str) -> None
     assert found(tmp_path, step, head=head) == []
 
 
+HELD = "every.append(second)\n        for o in every: o.zero_grad()"
+
+
+@pytest.mark.parametrize("clear", [HELD, "every.extend([first, second]); second.zero_grad()"])
+def test_a_list_that_is_filled_and_cleared_steps_nothing(tmp_path: Path, zygote: Zygote, clear: str) -> None:
+    ((pattern, line, evidence, said),) = found(tmp_path, "pass", zygote, head="every = []", clear=clear)
+    assert (pattern, line, evidence) == ("never-stepped", LINE + clear.count("\n"), "certain")
+    assert said.startswith("`late` never steps")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "if i > 90: every[1].step()",
+        "if i > 90:\n            for o in every: o.step()",
+        "if i > 90:\n            for o in every: torch.amp.GradScaler().step(o)",
+        "if i > 90: torch.amp.GradScaler().step(every[1])",
+        "if i > 90: torch.amp.GradScaler().step(*every)",
+        "if i > 90: list(map(update, every))",
+        "if i > 90: imported.every = every",
+        "if i > 90: imported.update({'optimizers': every})",
+    ],
+)
+def test_what_else_a_list_is_used_for_may_step_its_items(tmp_path: Path, step: str) -> None:
+    head = "import imported\nevery = []\nupdate = imported.update"
+    assert found(tmp_path, step, head=head, clear=HELD) == []
+
+
 @pytest.mark.parametrize(
     ("clear", "late"),
     [

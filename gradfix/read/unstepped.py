@@ -1,6 +1,6 @@
 """Optimizers that are cleared again and again, and that no call in the text may step: the names that hold one are
 compared with those that something is called ``step`` of. Where what such a name is bound to does not show, it may be
-any optimizer."""
+any optimizer; and what is in a list may be stepped by whatever the list is used for but to be filled and cleared."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gradfix.run.child.words import asked_otherwise
 from gradfix.tape import Step
 
 DEEPEST = 4
+ITEM = "[]"
 _HIDDEN = re.compile(
     r"\b(?:setattr|__dict__|eval|exec|methodcaller|attrgetter)\b|[\"']step[\"']|class\s+\w+\([^)]*Optim"
 )
@@ -44,16 +45,23 @@ def cleared(m: Machine, optimizer: Instance) -> None:
 
 
 def _holding(scope: dict[str, Value], optimizer: Instance, depth: int) -> Iterator[str]:
-    """The last names under which `scope` holds it; "" for an item."""
+    """The last names under which `scope` holds it; for an item, that of what it is in, with brackets."""
     for name, value in list(scope.items()):
         if value is optimizer:
             yield name
         elif isinstance(value, Instance) and depth:
             yield from _holding(value.attrs, optimizer, depth - 1)
-        elif isinstance(value, dict | list | tuple) and depth:
-            items = value.values() if isinstance(value, dict) else value
-            if any(v is optimizer for v in items):
-                yield ""
+        elif isinstance(value, dict | list | tuple) and depth and _within(value, optimizer, depth - 1):
+            yield name + ITEM
+
+
+def _within(
+    value: dict[Value, Value] | list[Value] | tuple[Value, ...], optimizer: Instance, depth: int
+) -> bool:
+    """Whether it is an item, or one of an item."""
+    items = list(value.values() if isinstance(value, dict) else value)
+    inner = [v for v in items if isinstance(v, dict | list | tuple)] if depth else ()
+    return any(v is optimizer for v in items) or any(_within(v, optimizer, depth - 1) for v in inner)
 
 
 def numbers(m: Machine) -> tuple[int, ...]:
@@ -86,6 +94,7 @@ class _Text:
     """A file: what is asked for its ``step``, or given to one; what every name and attribute is bound to."""
 
     def __init__(self, unit: Unit) -> None:
+        self.tree = unit.tree
         self.hidden = bool(_HIDDEN.search(unit.text) or _ASKED.search(unit.text))
         self.stepped: list[ast.expr] = []
         self.bound: dict[str, list[ast.AST | None]] = {}
@@ -146,7 +155,8 @@ def _last(node: ast.AST) -> str:
 
 
 def _may_step(held: set[str], texts: list[_Text]) -> bool:
-    if "" in held:
+    lists = {name.removesuffix(ITEM) for name in held if name.endswith(ITEM)}
+    if lists and not all(_only_filled(text.tree, lists) for text in texts):
         return True
     return any(_may_be(node, held, texts) for text in texts for node in text.stepped)
 
@@ -158,6 +168,30 @@ def _may_be(node: ast.expr, held: set[str], texts: list[_Text]) -> bool:
         return False
     bound = [value for text in texts for value in text.bound.get(name, ())]
     return not name or name in held or not bound or not all(map(_makes, bound))
+
+
+def _only_filled(tree: ast.AST, lists: set[str]) -> bool:
+    """Whether what has one of these names is made, added to, and gone through to clear each item, and nothing else."""
+    meant: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("append", "extend"):
+                meant.add(id(node.func.value))
+        elif (
+            isinstance(node, ast.For) and isinstance(node.target, ast.Name) and _clears(node.target.id, node)
+        ):
+            meant.add(id(node.iter))
+    reads = (n for n in ast.walk(tree) if isinstance(n, ast.Name | ast.Attribute) and _last(n) in lists)
+    return all(id(n) in meant for n in reads if isinstance(n.ctx, ast.Load))
+
+
+def _clears(name: str, loop: ast.For) -> bool:
+    """Whether the loop does nothing with its variable but call its zero_grad()."""
+    inside = list(ast.walk(loop))
+    calls = [n.func for n in inside if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    clearing = {id(f.value) for f in calls if f.attr == "zero_grad"}
+    reads = (n for n in inside if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load))
+    return all(id(n) in clearing for n in reads)
 
 
 def _makes(value: ast.AST | None) -> bool:

@@ -13,7 +13,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.behind import along, harmless, leaves, may_read
 from gradfix.rewrite.boundary import frame, gather, meeting, same_place
-from gradfix.rewrite.calls import backward_call, says, with_arguments
+from gradfix.rewrite.calls import backward_call, caller_says, says, with_arguments
 from gradfix.rewrite.literals import Elements, put_in_order, written_out
 from gradfix.rewrite.passes import inputs_of, named_inputs, sharing, stepped_with, trained
 from gradfix.rewrite.statements import (
@@ -371,15 +371,24 @@ def _calls(
     inputs: Sequence[tuple[View, cst.Call, cst.BaseExpression]],
     restricted: bool,
 ) -> list[tuple[View, list[Edit | None]]]:
-    """The backward calls with `inputs`, and with `retain_graph` where a later one walks the same nodes."""
+    """The backward calls with `inputs`, and with `retain_graph` where a later one walks the same nodes: as the call of
+    the function around says, where it may."""
     put: dict[int, dict[str, cst.BaseExpression]] = {id(u.call): {} for u in order}
+    callers: list[tuple[View, list[Edit | None]]] = []
     for n, update in enumerate(order):
         later = (w for v in order[n + 1 :] for w in _walked(project, v, restricted))
         shared = _walked(project, update, restricted).intersection(later)
         kept = update.event.retain and says(update.call, "retain_graph")
-        if any(project.graph.records[k].saves for k in shared) and not kept:
+        if kept or not any(project.graph.records[k].saves for k in shared):
+            continue
+        said = caller_says(project, update.event, "retain_graph")
+        alone = [u.event.stack[-2:-1] for u in order].count(update.event.stack[-2:-1]) == 1
+        if said is not None and alone and not any(v.first > update.first for v in order[:n]):
+            callers.append((said[0], [said[1]]))
+        else:
             put[id(update.call)]["retain_graph"] = cst.Name("True")
     for _, call, expression in inputs:
         put[id(call)]["inputs"] = expression
     calls = {id(u.call): (u.view, u.call) for u in order}
-    return [(view, [with_arguments(call, put[key])]) for key, (view, call) in calls.items() if put[key]]
+    callers += [(view, [with_arguments(call, put[key])]) for key, (view, call) in calls.items() if put[key]]
+    return callers

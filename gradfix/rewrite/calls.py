@@ -4,13 +4,13 @@ parameters."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import libcst as cst
 
 from gradfix.edit import Edit, Project, Replace, View
-from gradfix.rewrite.spelling import function_of
+from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import dotted, parameters
 from gradfix.tape import Backward, Step
 
@@ -74,6 +74,26 @@ def taken_as(call: cst.CSTNode, value: cst.CSTNode, function: cst.FunctionDef, v
     return ""
 
 
+def caller_says(project: Project, backward: Backward, name: str) -> tuple[View, Edit] | None:
+    """Where the function around a backward call has a parameter for its argument `name` alone: the call
+    of that function, and the edit that gives it True."""
+    found = backward_call(project, backward)
+    site = backward.stack[-2] if len(backward.stack) > 1 else None
+    view = project.view(site.file) if site else None
+    call = view.call_at(site) if view and site else None
+    function = found[0].function(found[1]) if found else None
+    if not found or not view or not call or not isinstance(function, cst.FunctionDef):
+        return None
+    said, given = says(found[1], name), parameters(function)
+    uses = [n for n in descendants(function.body) if isinstance(n, cst.Name) and n.value == said]
+    plain = len(uses) == 1 and not any(a.star for a in call.args)
+    if said not in given or not plain or function_of(call) != function.name.value:
+        return None
+    static = any(dotted(d.decorator) == "staticmethod" for d in function.decorators)
+    bound = found[0].enclosing(function, cst.ClassDef) is not None and not static
+    return view, with_arguments(call, {said: cst.Name("True")}, positions=given[1:] if bound else given)
+
+
 def argument(call: cst.Call, name: str) -> cst.Arg | None:
     """The argument of a Tensor.backward or autograd.grad call by its name, given by keyword or by position."""
     return next((arg for index, arg in enumerate(call.args) if _name(call, index, arg) == name), None)
@@ -86,18 +106,21 @@ def says(call: cst.Call, name: str) -> str:
 
 
 def with_arguments(
-    call: cst.Call, put: Mapping[str, cst.BaseExpression] = NOTHING, drop: tuple[str, ...] = ()
+    call: cst.Call,
+    put: Mapping[str, cst.BaseExpression] = NOTHING,
+    drop: tuple[str, ...] = (),
+    positions: Sequence[str] | None = None,
 ) -> Edit:
     """Edit: a backward call with arguments taken away and keyword arguments put (replaced where they are
-    given)."""
+    given); the call of any function, with the names of its `positions`."""
 
     def build(node: cst.CSTNode) -> cst.CSTNode:
         assert isinstance(node, cst.Call)
-        args = [a for n, a in enumerate(node.args) if _name(node, n, a) not in drop]
+        args = [a for n, a in enumerate(node.args) if _name(node, n, a, positions) not in drop]
         if len(args) < len(node.args) and args:
             args[-1] = args[-1].with_changes(comma=node.args[-1].comma)
         for name, value in put.items():
-            old = next((n for n, a in enumerate(args) if _name(node, n, a) == name), None)
+            old = next((n for n, a in enumerate(args) if _name(node, n, a, positions) == name), None)
             if old is not None:
                 args[old] = args[old].with_changes(value=value)
                 continue
@@ -123,10 +146,11 @@ def _gap(call: cst.Call) -> cst.BaseParenthesizableWhitespace:
     return first.with_changes(first_line=cst.TrailingWhitespace(), empty_lines=())
 
 
-def _name(call: cst.Call, index: int, arg: cst.Arg) -> str:
+def _name(call: cst.Call, index: int, arg: cst.Arg, positions: Sequence[str] | None = None) -> str:
     if arg.keyword is not None:
         return arg.keyword.value
-    positions = GRAD_POSITIONS if function_of(call) == "grad" else POSITIONS
+    if positions is None:
+        positions = GRAD_POSITIONS if function_of(call) == "grad" else POSITIONS
     return positions[index] if not arg.star and index < len(positions) else ""
 
 

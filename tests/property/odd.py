@@ -84,9 +84,10 @@ def comments(text: str) -> Counter[str]:
 
 def disturbed(before: str, after: str) -> list[str]:
     """Lines of `before` that `after` lacks although every statement on them is still there as it was; a line of several
-    may be split where others come between them."""
+    may be split where others come between them. (Of two statements alike, nobody can say which comes behind another.)"""
     follows = {*_neighbours(after)}
-    gone = Counter(_statements(before)) - Counter(_statements(after))
+    written = Counter(_statements(before))
+    gone = written - Counter(_statements(after))
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     removed, added = [], Counter[str]()
     for tag, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -101,7 +102,8 @@ def disturbed(before: str, after: str) -> list[str]:
         elif any(s in gone for s in _statements(moved)) or _header(moved):
             continue
         elif follows.issuperset(_neighbours(moved)):
-            found.append(line)
+            alike = ";" in moved and any(written[s] > 1 for s in _statements(moved))
+            found += [] if alike else [line]
     return found
 
 

@@ -84,7 +84,7 @@ def comments(text: str) -> Counter[str]:
 
 def disturbed(before: str, after: str) -> list[str]:
     """Lines of `before` that `after` lacks although every statement on them is still there as it was; a line of several
-    may be split where others come between them. (Of two statements alike, nobody can say which comes behind another.)"""
+    may be split where others come between them (and of statements alike, nobody can say which those are)."""
     follows = {*_neighbours(after)}
     written = Counter(_statements(before))
     gone = written - Counter(_statements(after))

@@ -14,7 +14,7 @@ from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.behind import along, harmless, leaves, may_read
 from gradfix.rewrite.boundary import frame, gather, meeting, same_place
 from gradfix.rewrite.calls import backward_call, caller_says, says, with_arguments
-from gradfix.rewrite.literals import Elements, put_in_order, written_out
+from gradfix.rewrite.literals import Literal, element_text, put_in_order, written_out
 from gradfix.rewrite.passes import inputs_of, named_inputs, sharing, stepped_with, trained
 from gradfix.rewrite.statements import (
     Unit,
@@ -133,13 +133,13 @@ class _Updates:
     view: View
     body: tuple[Unit, ...]
     updates: tuple[_Update, ...]
-    literals: tuple[Elements, ...] = ()
+    literals: tuple[Literal, ...] = ()
 
     def shown(self, update: _Update) -> str:
         """An update, for a sentence."""
         if not self.literals:
             return shown(self.view, self.body[update.first].node)
-        return ", ".join(self.view.code(some[update.first]).strip(" \n,") for some in self.literals)
+        return ", ".join(element_text(some.elements[update.first]) for some in self.literals)
 
 
 def _updates(project: Project, conflict: Conflict) -> _Updates | None:

@@ -12,6 +12,7 @@ from codemods.detach_boundary import DetachBoundary
 from codemods.sum_losses import SumLosses
 from gradfix.detect import Conflict, Label
 from gradfix.edit import Project, View
+from gradfix.rewrite.behind import may_read
 from gradfix.rewrite.boundary import detach, meeting, operands, shape_of
 from gradfix.rewrite.calls import drop_retain, loss_of, retain, with_arguments
 from gradfix.rewrite.optimized import parameters_of
@@ -415,3 +416,24 @@ def test_sum_losses(before, after):
     conflict = Conflict("freed-graph", "error", "", (label,), 0, "two-losses", backward=two, earlier=one)
     project = Project(Tape((Record(1, first, 0, "aten.exp"), one, Free(3, first, (0,)), two)), {PATH: before})
     assert after == project.apply(next(SumLosses.cures(conflict, project)).edits)[PATH]
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("curve.append(score(obs))", True),
+        ("follow(target, critic)", False),
+        ("save(agent)", True),
+        ("agent.state_dict()", True),
+        ("print(loss.item())", False),
+        ("drift.append(policy.weight.norm())", True),
+    ],
+)
+def test_what_may_read_parameters_between_two_updates(statement, expected):
+    text = (
+        "def score(x):\n    return actor(x)\n\n\npolicy = agent.actor\n" + "a" * 300_000 + f"\n{statement}\n"
+    )
+    v = view(text)
+    project = Project(Tape(()), {PATH: v.text})
+    found = may_read(project, v, v.module.body[-1], ["agent.actor.weight"], ["agent.critic.weight"])
+    assert expected == found

@@ -100,7 +100,8 @@ def may_read(
 
 def _aliases(text: str, word: str) -> list[str]:
     """``policy`` of ``policy = self.actor`` for ``actor``."""
-    return re.findall(rf"(?m)^[\w.\t ]*?(\w+)[ \t]*=[ \t]*(?:\w+\.)*{word}[ \t\r]*$", text)
+    path = r"(?:\w{1,80}\.){0,4}"  # (bounded, and from the line's start: a file may hold a very long line)
+    return re.findall(rf"(?m)^[ \t]*{path}(\w{{1,80}})[ \t]*=[ \t]*{path}{word}[ \t\r]*$", text)
 
 
 def _bodies(project: Project, name: str) -> Iterator[str]:

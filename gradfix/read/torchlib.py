@@ -270,15 +270,15 @@ def _as_tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value
             if data.alias
             else data
         )
-    made = _tensor(m, args, kwargs)
+    return _tensor(m, args, kwargs)
+
+
+def _maybe_itself(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """What torch.as_tensor() is given may be a tensor with a graph, which it gives back as it is."""
+    data, made = args[0] if args else kwargs.get("data"), _as_tensor(m, args, kwargs)
     if isinstance(data, Unknown) and isinstance(made, Tensor) and not isinstance(data, Number):
-        made.requires = None  # it may be a tensor with a graph, which is given back as it is
+        made.requires = None
     return made
-
-
-def _from_numpy(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    data = args[0] if args else None
-    return arrays.shared(m, data) if isinstance(data, Array) else _tensor(m, args, kwargs)
 
 
 def _typed(m: Machine, dtype: str, args: list[Value]) -> Value:
@@ -475,8 +475,8 @@ def _distribution(m: Machine, path: str, args: list[Value], kwargs: dict[str, Va
 
 FUNCTIONS: dict[str, Callable[..., Value]] = {
     "torch.tensor": _tensor,
-    "torch.as_tensor": _as_tensor,
-    "torch.from_numpy": _from_numpy,
+    "torch.as_tensor": _maybe_itself,
+    "torch.from_numpy": _as_tensor,
     "torch.arange": _arange,
     "torch.range": _arange,
     "torch.linspace": _linspace,

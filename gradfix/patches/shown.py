@@ -17,7 +17,7 @@ from gradfix.read import Reading
 from gradfix.read.watched import Kinds as Values
 from gradfix.read.watched import Watch, spanned
 from gradfix.source import Source, SourceError
-from gradfix.tape import Backward, Cut, End, Event, GradWrite, Mutate, Site
+from gradfix.tape import Backward, Clip, Cut, End, Event, GradWrite, Mutate, Site
 
 BACKWARD = "backward"
 DTYPE = "a tensor gets another dtype"
@@ -132,7 +132,7 @@ class _Read:
 
 
 def _doing(event: Event, owners: Container[int]) -> str:
-    if isinstance(event, GradWrite):
+    if isinstance(event, GradWrite | Clip):
         return GRADIENT
     owned = isinstance(event, Mutate) and event.optimizer is None and event.ref.storage in owners
     return PARAMETER if owned else ELSE

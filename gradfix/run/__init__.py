@@ -7,10 +7,11 @@ with Zygote(python) as zygote:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from gradfix.dataclass import dataclass
 from gradfix.tape import Failure, Tape
 
 

@@ -15,7 +15,6 @@ from gradfix.graph import Crossing, Graph
 from gradfix.rewrite.boundary import (
     SHAPES,
     Feed,
-    backwards,
     cleared,
     crossings,
     detach,
@@ -26,7 +25,6 @@ from gradfix.rewrite.boundary import (
     meeting,
     operands,
     pass_end,
-    same_place,
     shape_of,
     shared,
 )
@@ -127,12 +125,12 @@ def _together(project: Project, conflict: Conflict) -> Iterator[Proposal]:
     if conflict.kind != "freed-graph" or needed is None:
         return
     round_ = _rounds_losses(graph, needed)
-    since = max((b.time for b in same_place(graph, needed) if b.time < needed.time), default=-1)
+    since = graph.pass_begin(needed)
     end, walk = pass_end(graph, needed), graph.walk(needed)
     cuts: dict[tuple[str, int, int, int], Feed] = {}
     drops: list[tuple[View, tuple[Edit, ...]]] = []
     quiet, several = True, 0
-    for backward in round_ or (backwards(graph) if conflict.pattern == "two-losses" else ()):
+    for backward in round_ or (graph.backwards if conflict.pattern == "two-losses" else ()):
         if round_ or (since < backward.time < end and walk & graph.walk(backward)):
             edges = [c for c in crossings(graph, backward) if not _shared(project, backward, c)]
             taken = [f for edge in edges for f in feeds(project, edge, backward)]
@@ -150,7 +148,7 @@ def _rounds_losses(graph: Graph, needed: Backward) -> tuple[Backward, ...]:
     """The passes of one round through a loop over losses that share a graph, each with optimizers of its own; none
     where two are for the same."""
     nodes, found = set(graph.walk(needed)), [needed]
-    for one in sorted(same_place(graph, needed), key=lambda b: abs(b.time - needed.time)):
+    for one in sorted(graph.passes(needed), key=lambda b: abs(b.time - needed.time)):
         if one is not needed and nodes & graph.walk(one):
             nodes |= graph.walk(one)
             found.append(one)
@@ -245,7 +243,7 @@ def _stored(project: Project, backward: Backward, found: tuple[Feed, ...]) -> tu
     """What the calls that give the values are given themselves, where in some pass they give values of earlier passes,
     too: what a pool keeps is kept without its graph."""
     records = project.graph.records
-    passes = pairwise(same_place(project.graph, backward))
+    passes = pairwise(project.graph.passes(backward))
     if not any(n in records and records[n].time < before.time for before, b in passes for n in b.nodes):
         return ()
     given = [(f.view, c, list(operands(c))) for f in found if isinstance(c := f.value, cst.Call)]
@@ -279,9 +277,9 @@ def _idle(
 ) -> list[tuple[View, tuple[Edit, ...]]]:
     """Drop retain_graph from the backward, and from those before it that kept the producers' graph for it."""
     walked = {c.producer.node for c in edges}
-    since = max((b.time for b in same_place(project.graph, backward) if b.time < backward.time), default=-1)
+    since = project.graph.pass_begin(backward)
     found: dict[int, tuple[View, tuple[Edit, ...]]] = {}
-    for b in backwards(project.graph):
+    for b in project.graph.backwards:
         if since < b.time <= backward.time and walked & set(b.nodes):
             place = backward_call(project, b)
             edits = drop_retain(*place) if place else ()

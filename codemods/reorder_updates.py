@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
 import libcst as cst
 
@@ -12,23 +10,19 @@ from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.behind import along, harmless, leaves, may_read
-from gradfix.rewrite.boundary import frame, gather, meeting, same_place
-from gradfix.rewrite.calls import backward_call, caller_says, says, with_arguments
-from gradfix.rewrite.literals import Literal, element_text, put_in_order, written_out
-from gradfix.rewrite.passes import inputs_of, named_inputs, sharing, stepped_with, trained
+from gradfix.rewrite.boundary import gather
+from gradfix.rewrite.calls import caller_says, says, with_arguments
+from gradfix.rewrite.literals import put_in_order
+from gradfix.rewrite.passes import inputs_of, named_inputs, trained
 from gradfix.rewrite.statements import (
     Unit,
-    common_block,
     lifted,
     put_after,
-    shown,
     stored,
     take_away,
     touches,
-    unit_in,
-    units,
 )
-from gradfix.tape import Backward, Step
+from gradfix.rewrite.updates import Update, Updates, updates_of
 
 
 class ReorderUpdates(Codemod):
@@ -90,7 +84,7 @@ for obs, action, value in zip(torch.randn(2, 4, 3), torch.randn(2, 4, 2), torch.
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
-        found = _updates(project, conflict)
+        found = updates_of(project, conflict)
         if found is None:
             return
         for rank, restricted in enumerate((False, True)):
@@ -112,117 +106,11 @@ for obs, action, value in zip(torch.randn(2, 4, 3), torch.randn(2, 4, 2), torch.
             return
 
 
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """A backward and the steps with its gradients: the call, and the first and last unit of the body that they are
-    in; in a loop, which of its passes they are."""
-
-    event: Backward
-    steps: tuple[Step, ...]
-    view: View
-    call: cst.Call
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Updates:
-    """The updates of one pass in order: in a body, at least one of them a single statement, or in a loop over
-    `literals`."""
-
-    view: View
-    body: tuple[Unit, ...]
-    updates: tuple[_Update, ...]
-    literals: tuple[Literal, ...] = ()
-
-    def shown(self, update: _Update) -> str:
-        """An update, for a sentence."""
-        if not self.literals:
-            return shown(self.view, self.body[update.first].node)
-        return ", ".join(element_text(some.elements[update.first]) for some in self.literals)
-
-
-def _updates(project: Project, conflict: Conflict) -> _Updates | None:
-    backward = conflict.backward
-    if backward is None:
-        return None
-    return _in_a_loop(project, backward) or _in_a_body(project, conflict, backward)
-
-
-def _in_a_loop(project: Project, backward: Backward) -> _Updates | None:
-    """Those of one loop that runs the same call for each loss."""
-    call = backward_call(project, backward)
-    for depth in range(len(backward.stack) if call else 0):
-        place = frame(project, backward.stack, depth)
-        loop = place[0].loop(place[1]) if place else None
-        if call is None or place is None or not isinstance(loop, cst.For):
-            continue
-        for count in (2, 3, 4):
-            literals = written_out(place[0], loop, count)
-            group = _passes(project, backward, count) if literals else ()
-            steps = [_steps(project, b, group) for b in group]
-            if literals and group and all(steps):
-                found = (
-                    _Update(b, s, *call, n, n) for n, (b, s) in enumerate(zip(group, steps, strict=True))
-                )
-                return _Updates(place[0], (), tuple(found), literals)
-    return None
-
-
-def _passes(project: Project, backward: Backward, count: int) -> tuple[Backward, ...]:
-    """The passes of one run through a loop of `count`, that of `backward` among them."""
-    every = same_place(project.graph, backward)
-    start = [b.time for b in every].index(backward.time) // count * count
-    return every[start : start + count] if start + count <= len(every) else ()
-
-
-def _in_a_body(project: Project, conflict: Conflict, backward: Backward) -> _Updates | None:
-    """Those of one body, each made there or in a function that is called there."""
-    group = sharing(project, backward)
-    if isinstance(conflict.event, Step):
-        both = {b.time: b for b in (*group, *stepped_with(project, backward, conflict.event))}
-        group = tuple(b for _, b in sorted(both.items()))
-    if len(group) < 2 or len({b.stack for b in group}) != len(group):
-        return None
-    steps = [_steps(project, b, group) for b in group]
-    depth = meeting(*(b.stack for b in group), *(s.stack for some in steps for s in some))
-    if depth < 0 or not all(steps):
-        return None
-    places = [[frame(project, e.stack, depth) for e in (b, *s)] for b, s in zip(group, steps, strict=True)]
-    calls = [backward_call(project, b) for b in group]
-    view = places[0][0][0] if places[0][0] else None
-    nodes = [[p[1] for p in some if p is not None and p[0] is view] for some in places]
-    if view is None or any(len(n) < len(p) for n, p in zip(nodes, places, strict=True)):
-        return None
-    block = common_block(view, *(n for some in nodes for n in some))
-    if block is None:
-        return None
-    found: list[_Update] = []
-    for b, s, call, some in zip(group, steps, calls, nodes, strict=True):
-        at = [n for node in some if (n := unit_in(view, block, node)) is not None]
-        if call is None or len(at) < len(some):
-            return None
-        found.append(_Update(b, s, *call, min(at), max(at)))
-    apart = all(u.last < v.first for u, v in pairwise(found))
-    several = any(u.first == u.last for u in found)
-    return _Updates(view, units(block), tuple(found)) if apart and several else None
-
-
-def _steps(project: Project, backward: Backward, group: Sequence[Backward]) -> tuple[Step, ...]:
-    """The first step of each optimizer that a backward is for."""
-    graph = project.graph
-    following = (
-        next((s for s in graph.steps_of(k) if s.time > backward.time), None)
-        for k in sorted(trained(project, backward, group))
-    )
-    return tuple(s for s in following if s is not None)
-
-
-def _order(project: Project, updates: Sequence[_Update], restricted: bool) -> tuple[_Update, ...] | None:
+def _order(project: Project, updates: Sequence[Update], restricted: bool) -> tuple[Update, ...] | None:
     """The updates in an order in which none overwrites what a later one needs, as near as can be to the one they are
     in; None where there is none."""
     needs = {id(u): _needs(project, u, restricted) for u in updates}
-    rest, found = list(updates), list[_Update]()
+    rest, found = list(updates), list[Update]()
     while rest:
         ready = (
             u
@@ -239,21 +127,21 @@ def _order(project: Project, updates: Sequence[_Update], restricted: bool) -> tu
     return tuple(found)
 
 
-def _walked(project: Project, update: _Update, restricted: bool) -> set[int]:
+def _walked(project: Project, update: Update, restricted: bool) -> set[int]:
     """The nodes that its backward walks; `restricted`, those on the way to the parameters it trains."""
     graph = project.graph
     wanted = {r.storage for s in update.steps for r in s.refs}
     return {n for n in graph.walk(update.event) if not restricted or graph.reaches(n) & wanted}
 
 
-def _needs(project: Project, update: _Update, restricted: bool) -> set[int]:
+def _needs(project: Project, update: Update, restricted: bool) -> set[int]:
     """The storages whose values its backward reads."""
     records = project.graph.records
     walked = _walked(project, update, restricted)
     return {ref.storage for n in walked if n in records for ref in records[n].saves}
 
 
-def _moved(project: Project, found: _Updates, order: Sequence[_Update]) -> list[Edit | None] | None:
+def _moved(project: Project, found: Updates, order: Sequence[Update]) -> list[Edit | None] | None:
     """Put behind the update that comes before it now whatever came before that; None where it can't be."""
     body, edits = found.body, list[Edit | None]()
     if found.literals:
@@ -288,7 +176,7 @@ def _moved(project: Project, found: _Updates, order: Sequence[_Update]) -> list[
     return edits
 
 
-def _sees(project: Project, view: View, node: cst.CSTNode, moved: _Update, sooner: _Update) -> bool:
+def _sees(project: Project, view: View, node: cst.CSTNode, moved: Update, sooner: Update) -> bool:
     """Whether a statement between two updates may read what `sooner` steps, which it saw before that step."""
     own, others = (
         [r.name for s in u.steps for r in project.graph.optimizers[s.optimizer].refs] for u in (sooner, moved)
@@ -297,7 +185,7 @@ def _sees(project: Project, view: View, node: cst.CSTNode, moved: _Update, soone
 
 
 def _paragraph(
-    project: Project, found: _Updates, updates: Sequence[_Update], moving: Sequence[int], last: int
+    project: Project, found: Updates, updates: Sequence[Update], moving: Sequence[int], last: int
 ) -> int:
     """The last of the statements right behind `last` that belong to the update there, and may come before those in
     `moving`."""
@@ -317,7 +205,7 @@ def _paragraph(
     return len(body) - 1
 
 
-def _belongs(project: Project, found: _Updates, unit: Unit, update: _Update, other: _Update) -> bool:
+def _belongs(project: Project, found: Updates, unit: Unit, update: Update, other: Update) -> bool:
     """Whether a statement goes by what `update` steps or gives, and not by what the other one steps."""
     reads = touches(found.body[update.last].writes, unit.reads)
     own = reads or _sees(project, found.view, unit.node, other, update)
@@ -334,7 +222,7 @@ def _below_a_gap(line: cst.BaseStatement) -> cst.BaseStatement:
     return line.with_changes(leading_lines=(cst.EmptyLine(indent=False), *above))
 
 
-def _leaves_behind(found: _Updates, update: _Update, anchor: _Update, going: Collection[int]) -> bool:
+def _leaves_behind(found: Updates, update: Update, anchor: Update, going: Collection[int]) -> bool:
     """Whether something that goes along with an update belongs to another."""
     return any(
         v.first <= n <= v.last for n in going for v in found.updates if v is not update and v is not anchor
@@ -342,7 +230,7 @@ def _leaves_behind(found: _Updates, update: _Update, anchor: _Update, going: Col
 
 
 def _restrictions(
-    project: Project, order: Sequence[_Update]
+    project: Project, order: Sequence[Update]
 ) -> Iterator[tuple[tuple[View, cst.Call, cst.BaseExpression], ...]]:
     """`inputs` for each backward's call, as it may be said for all that are made there."""
     calls = {id(u.call): [v for v in order if v.call is u.call] for u in order}
@@ -367,7 +255,7 @@ def _restrictions(
 
 def _calls(
     project: Project,
-    order: Sequence[_Update],
+    order: Sequence[Update],
     inputs: Sequence[tuple[View, cst.Call, cst.BaseExpression]],
     restricted: bool,
 ) -> list[tuple[View, list[Edit | None]]]:

@@ -211,7 +211,7 @@ class Graph(Index):
         if known is None:
             kept = self.filled(backward) - self.discards(backward)
             known = self._uses[backward.time] = frozenset(
-                number for number in kept if self._step_of(number, backward.time)
+                number for number in kept if self.step_of(number, backward.time)
             )
         return known
 
@@ -224,7 +224,7 @@ class Graph(Index):
             return known
         gone = set()
         for number in self.filled(backward):
-            step = self._step_of(number, backward.time)
+            step = self.step_of(number, backward.time)
             mine = [r.storage for r in backward.accumulates if number in self.owners.get(r.storage, ())]
             if step and mine and all(self._cleared(storage, backward.time, step.time) for storage in mine):
                 gone.add(number)
@@ -240,7 +240,8 @@ class Graph(Index):
                 return True
         return False
 
-    def _step_of(self, optimizer: int, after: int) -> Step | None:
+    def step_of(self, optimizer: int, after: int) -> Step | None:
+        """The first step of an optimizer at this time or later."""
         steps = self.steps_of(optimizer)
         at = bisect_left(steps, after, key=_time)
         return steps[at] if at < len(steps) else None
@@ -303,6 +304,11 @@ class Graph(Index):
         here = bisect_left(executions, backward.time, key=_time)
         return executions[here - 1] if here else None
 
+    def pass_begin(self, backward: Backward) -> int:
+        """The time of the execution of the very same backward before this one; -1 for the first."""
+        previous = self.previous(backward)
+        return previous.time if previous is not None else -1
+
     def earlier_pass(self, record: Record, backward: Backward) -> bool:
         """Whether `record` was made before the previous execution of the very same backward (same stack),
         i.e. in an earlier pass of the loop or before the loop."""
@@ -312,8 +318,7 @@ class Graph(Index):
     def shared_later(self, backward: Backward) -> bool:
         """Whether another backward walks again what this one's own pass made and saved: it needs the graph kept,
         whatever becomes of what an earlier pass made."""
-        previous = self.previous(backward)
-        since = previous.time if previous is not None else -1
+        since = self.pass_begin(backward)
         own = {
             n
             for n in self.walk(backward)

@@ -56,7 +56,7 @@ def refused_writes(graph: Graph) -> Findings:
                 found.add(refusal_key(write), event.time, _stale_view(graph, write, event))
             elif writes and _made_without_graph(event):
                 last = write or writes[-1]
-                found.add(refusal_key(last), event.time, _view_without_graph(graph, last, event))
+                found.add(refusal_key(last), event.time, _view_without_graph(last, event))
     return found
 
 
@@ -87,7 +87,7 @@ def _made_without_graph(use: ViewUse) -> bool:
     return "no_grad mode" in use.refused or "inference mode" in use.refused
 
 
-def _view_without_graph(graph: Graph, write: Mutate | Step, use: ViewUse) -> Conflict | None:
+def _view_without_graph(write: Mutate | Step, use: ViewUse) -> Conflict | None:
     base, view = wording.name(use.ref, "a tensor"), f"`{use.view}`" if use.view else "the view"
     by = f"by {wording.at('overwritten', write.stack)} " if write.optimizer is not None else ""
     return make(

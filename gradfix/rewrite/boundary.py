@@ -63,17 +63,7 @@ def crossings(graph: Graph, backward: Backward) -> tuple[Crossing, ...]:
 
 def shared(graph: Graph, backward: Backward, node: int) -> tuple[Backward, ...]:
     """The other backwards that walk `node`."""
-    return tuple(b for b in backwards(graph) if b.time != backward.time and node in b.nodes)
-
-
-def backwards(graph: Graph) -> tuple[Backward, ...]:
-    """Every backward of the run."""
-    return tuple(e for e in graph.tape.events if isinstance(e, Backward))
-
-
-def same_place(graph: Graph, backward: Backward) -> tuple[Backward, ...]:
-    """Every execution of the very same backward call."""
-    return tuple(b for b in backwards(graph) if b.stack == backward.stack)
+    return tuple(b for b in graph.backwards if b.time != backward.time and node in b.nodes)
 
 
 def pass_end(graph: Graph, event: Event) -> int:
@@ -90,7 +80,7 @@ def pass_end(graph: Graph, event: Event) -> int:
 def cleared(graph: Graph, backward: Backward, storages: Iterable[int]) -> bool:
     """Whether what `backward` adds to these leaves' ``.grad`` never reaches a step, wherever the call ran
     and a step followed: it is cleared first."""
-    for b in same_place(graph, backward):
+    for b in graph.passes(backward):
         for storage in storages:
             for e in graph.tape.events:
                 if e.time <= b.time:
@@ -183,8 +173,8 @@ def _serves_alone(graph: Graph, backward: Backward, consumer: Record, depth: int
     """Whether nothing that was made under the consumer's frame at `depth` is walked by a backward of another
     place."""
     prefix = consumer.stack[: depth + 1]
-    since = max((b.time for b in same_place(graph, backward) if b.time < backward.time), default=-1)
-    for other in backwards(graph):
+    since = graph.pass_begin(backward)
+    for other in graph.backwards:
         if other.time > since and other.stack != backward.stack:
             for node in other.nodes:
                 record = graph.records.get(node)

@@ -10,7 +10,7 @@ import libcst as cst
 
 from gradfix.edit import Project, View
 from gradfix.graph import Crossing
-from gradfix.rewrite.boundary import frame, meeting, same_place, shape_of
+from gradfix.rewrite.boundary import frame, meeting, shape_of
 from gradfix.rewrite.drawn import views
 from gradfix.rewrite.liveness import first_use
 from gradfix.rewrite.spelling import descendants, torch_names
@@ -23,7 +23,7 @@ NUMBERS = ("None", "0", "0.0", "0.", "1", "1.0")
 def entries(project: Project, backward: Backward) -> tuple[Crossing, ...]:
     """Edges of `backward`'s walk from a node made since its previous execution to one made before it."""
     graph = project.graph
-    since = max((b.time for b in same_place(graph, backward) if b.time < backward.time), default=-1)
+    since = graph.pass_begin(backward)
     found, walked = [], set(backward.nodes)
     for node in backward.nodes:
         consumer = graph.records.get(node)
@@ -57,7 +57,7 @@ def made_outside(project: Project, record: Record, backward: Backward) -> bool:
     # of a function that a loop calls both are inside that loop
     if any(view.loop(node) is not None for view, node in project.frames(backward.stack[: max(depth, 0)])):
         return False
-    return record.time < min(b.time for b in same_place(project.graph, backward))
+    return record.time < min(b.time for b in project.graph.passes(backward))
 
 
 def _looped_since(project: Project, record: Record, backward: Backward, depth: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from gradfix.edit import Project, View
-from gradfix.rewrite.boundary import pass_end, same_place
+from gradfix.rewrite.boundary import pass_end
 from gradfix.rewrite.calls import step_expression
 from gradfix.rewrite.optimized import parameters_held, parameters_of
 from gradfix.rewrite.spelling import descendants
@@ -18,7 +18,7 @@ from gradfix.tape import Backward, Step
 def pass_of(project: Project, backward: Backward) -> list[Backward]:
     """Every backward of the same pass."""
     graph = project.graph
-    since = max((b.time for b in same_place(graph, backward) if b.time < backward.time), default=-1)
+    since = graph.pass_begin(backward)
     until = pass_end(graph, backward)
     return [b for b in project.tape.events if isinstance(b, Backward) and since < b.time < until]
 

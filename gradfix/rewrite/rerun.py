@@ -17,7 +17,6 @@ from gradfix.rewrite.boundary import (
     detach,
     detached,
     feeds,
-    same_place,
 )
 from gradfix.rewrite.calls import backward_call, drop_retain
 from gradfix.rewrite.drawn import draws
@@ -219,10 +218,7 @@ class Plan:
     def earlier(self) -> Iterator[Backward]:
         """The backwards of the same pass that walked nodes of this one before it."""
         mine = set(self.event.nodes)
-        since = max(
-            (b.time for b in same_place(self.project.graph, self.event) if b.time < self.event.time),
-            default=-1,
-        )
+        since = self.project.graph.pass_begin(self.event)
         for e in self.project.tape.events:
             if isinstance(e, Backward) and since < e.time < self.event.time and mine & set(e.nodes):
                 yield e

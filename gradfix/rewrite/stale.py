@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from gradfix.edit import Project, View
-from gradfix.rewrite.boundary import frame, meeting, same_place
+from gradfix.rewrite.boundary import frame, meeting
 from gradfix.rewrite.rerun import ONCE, Plan, inside
 from gradfix.rewrite.statements import Unit, common_block, touches, units, walk
 from gradfix.tape import Backward, Mutate, Record, Stack
@@ -23,7 +23,7 @@ def stale(project: Project, backward: Backward) -> tuple[tuple[Record, ...], Sta
 
 def _overwritten(project: Project, backward: Backward, steps: bool) -> tuple[tuple[Record, ...], Stack]:
     graph = project.graph
-    since = max((b.time for b in same_place(graph, backward) if b.time < backward.time), default=-1)
+    since = graph.pass_begin(backward)
     writes: dict[int, list[Mutate]] = {}
     for e in graph.tape.events:
         if not isinstance(e, Mutate) or not since < e.time < backward.time:
@@ -63,7 +63,7 @@ def _of_stepped(project: Project, backward: Backward) -> Iterator[Record]:
     since, though nothing of it was saved (a first layer's weight): what is made of it alone again would mix parameters
     of before with those of after."""
     graph = project.graph
-    since = max((b.time for b in same_place(graph, backward) if b.time < backward.time), default=-1)
+    since = graph.pass_begin(backward)
     stepped = {r.storage: s.time for s in graph.steps if since < s.time < backward.time for r in s.refs}
     for node in backward.nodes:
         record = graph.records.get(node)

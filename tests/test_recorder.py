@@ -685,6 +685,40 @@ def test_a_loop_variable_names_nothing_that_has_a_name(record: Recorded, loop: s
     }
 
 
+@pytest.mark.parametrize(
+    ("gathers", "each"), [("*nets", "nets"), ("lr=.1, **nets", "nets.values()"), ("first, *nets", "nets")]
+)
+def test_arguments_that_a_function_gathers_are_called_as_its_callers_do(
+    record: Recorded, gathers: str, each: str
+) -> None:
+    given = (
+        "g=self.g, d=self.d"
+        if "**" in gathers
+        else "self.g, self.d"
+        if gathers[0] == "*"
+        else ".1, self.g, self.d"
+    )
+    tape = record(f"""
+        import torch
+        def optimizer({gathers}):
+            return torch.optim.SGD([p for n in {each} for p in n.parameters()], lr=.1)
+        class Trainer:
+            def __init__(self):
+                self.g, self.d = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+                self.opt = optimizer({given})
+            def step(self):
+                self.opt.zero_grad()
+                self.d(self.g(torch.ones(1, 2))).mean().backward()
+                self.opt.step()
+        def main():
+            Trainer().step()
+        main()
+    """)
+    assert {"self.g.weight", "self.g.bias", "self.d.weight", "self.d.bias"} == {
+        r.name for r in of(tape, Backward)[0].accumulates
+    }
+
+
 def test_inputs_limit_the_walk(record: Recorded) -> None:
     tape = record("""
         import torch

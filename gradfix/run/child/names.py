@@ -4,6 +4,7 @@ needed."""
 from __future__ import annotations
 
 import dis
+import inspect
 import weakref
 from collections.abc import Iterator
 from types import CodeType, FrameType, ModuleType
@@ -23,7 +24,7 @@ _REGISTERED = frozenset(vars(torch.nn.Module()))  # a module's own dictionaries
 
 
 class _Place(NamedTuple):
-    passing: bool  # a loop's variable
+    passing: bool  # a loop's variable, or what a function gathers of its arguments
     depth: int  # user frames outwards
 
 
@@ -61,7 +62,7 @@ class Names:
             # a comprehension's variable names another thing in each round, and nothing behind it
             if self._sites.is_user(frame.f_code) and frame.f_code.co_name not in _COMPREHENSIONS:
                 seen: set[int] = set()
-                passing = self.loop_variables(frame.f_code)
+                passing = self.loop_variables(frame.f_code) | _gathered(frame.f_code)
                 for name, value in sorted(_variables(frame), key=lambda held: held[0] in passing):
                     handed = isinstance(value, torch.optim.Optimizer) and self._is_handed(frame, name, value)
                     self._visit(name, value, _Place(handed or name in passing, depth), 0, seen)
@@ -233,6 +234,13 @@ def _rank(name: str, place: _Place) -> tuple[int, int, int]:
     before long, near frames first."""
     inner = _PASSING if place.passing else 1 if name.startswith(("self.", "self[", "_")) else 0
     return (inner, name.count("["), len(name) * 8 + place.depth)
+
+
+def _gathered(code: CodeType) -> set[str]:
+    """``*nets`` and ``**more`` of a function: what its callers have names for."""
+    first = code.co_argcount + code.co_kwonlyargcount
+    many = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return set(code.co_varnames[first : first + many])
 
 
 def _bound_by_for(code: CodeType) -> Iterator[str]:

@@ -358,3 +358,39 @@ def test_a_file_that_the_first_cure_lets_run_is_cured_too(tmp_path: Path, zygote
         "critic.py": PENALTY.replace(", x)\n    return", ", x, create_graph=True)\n    return"),
     }
     assert [d.status for d in result.diagnoses] == ["cured", "cured"]
+
+
+DECAYED = '''\
+"""A loss of before the step is needed again after it, and the weights decay by hand before that backward."""
+
+import torch
+
+torch.manual_seed(0)
+w = torch.randn(3, 3, requires_grad=True)
+optimizer = torch.optim.SGD([w], lr=0.1)
+for x in torch.randn(2, 4, 3):
+    near = ((x @ w) @ w).pow(2).mean()
+    optimizer.zero_grad()
+    near.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    total = near + (x @ w).abs().mean()
+    with torch.no_grad():
+        w.mul_(0.99)
+    total.backward()
+    optimizer.step()
+'''
+
+
+def test_a_loss_made_again_behind_the_step_stays_where_it_is_written(tmp_path: Path, zygote: Zygote) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(DECAYED)
+    result = testing.one(script, zygote, Settings())
+    assert [d.cures[0].codemod for d in result.diagnoses] == ["recompute-after-step", "write-after-step"]
+    assert "is read after `optimizer.step()`" in result.diagnoses[0].cures[0].summary
+    head, _ = DECAYED.split("    total = near")
+    ((_, after),) = result.files.values()
+    again = head + "    total = ((x @ w) @ w).pow(2).mean() + (x @ w).abs().mean()\n"
+    assert after == again + (
+        "    total.backward()\n    optimizer.step()\n    with torch.no_grad():\n        w.mul_(0.99)\n"
+    )

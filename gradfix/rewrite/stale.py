@@ -10,7 +10,7 @@ from gradfix.edit import Project, View
 from gradfix.rewrite.boundary import frame, meeting
 from gradfix.rewrite.rerun import ONCE, Plan, inside
 from gradfix.rewrite.statements import Unit, common_block, touches, units, walk
-from gradfix.tape import Backward, Mutate, Record, Stack
+from gradfix.tape import Backward, Mutate, Record, Stack, Step
 
 
 def stale(project: Project, backward: Backward) -> tuple[tuple[Record, ...], Stack]:
@@ -24,12 +24,15 @@ def stale(project: Project, backward: Backward) -> tuple[tuple[Record, ...], Sta
 def _overwritten(project: Project, backward: Backward, steps: bool) -> tuple[tuple[Record, ...], Stack]:
     graph = project.graph
     since = graph.pass_begin(backward)
-    writes: dict[int, list[Mutate]] = {}
+    writes: dict[int, list[Mutate | Step]] = {}
     for e in graph.tape.events:
-        if not isinstance(e, Mutate) or not since < e.time < backward.time:
+        if not since < e.time < backward.time:
             continue
-        if e.optimizer is not None if steps else e.ref.storage in graph.owners:
+        if isinstance(e, Mutate) and (e.optimizer is not None if steps else e.ref.storage in graph.owners):
             writes.setdefault(e.ref.storage, []).append(e)
+        elif isinstance(e, Step) and steps:  # (of what is freed already no single write is kept)
+            for ref in e.refs:
+                writes.setdefault(ref.storage, []).append(e)
     records, last = [], None
     for node in backward.nodes:
         record = graph.records.get(node)
@@ -105,10 +108,11 @@ def _plan(project: Project, backward: Backward, records: tuple[Record, ...], ste
     if at is None:
         return None
     looped = flat[i] is not loop
-    written = i if looped else _last_written(project, view, flat, records, depth, backward, (i, j))
     moved = {w for n in again if n not in kept for w in flat[n].writes}
-    while written > i and any(touches(flat[m].reads, moved) for m in range(i + 1, written + 1)):
-        written -= 1
+    anew, feeding = {w for n in again for w in flat[n].writes}, _feeding(flat, j)
+    readers = (m for m in range(i + 1, j) if touches(flat[m].reads, anew if m in feeding else moved))
+    within = (i, next(readers, j))
+    written = i if looped else _last_written(project, view, flat, records, depth, backward, within)
     return Plan(
         project,
         view,
@@ -133,8 +137,8 @@ def _last_written(
     backward: Backward,
     within: tuple[int, int],
 ) -> int:
-    """The last unit between a step and a backward that writes, by hand, what the stale nodes have saved (a clip);
-    the step's own where there is none."""
+    """The last unit `within` two, a step and what reads of it, that writes, by hand, what the stale nodes have saved
+    (a clip); the step's own where there is none."""
     first, last = within
     saved = {ref.storage for r in records for ref in r.saves}
     found = first
@@ -149,15 +153,21 @@ def _last_written(
     return found
 
 
-def _again(
-    flat: Sequence[Unit], origins: set[int], step: int, backward: int
-) -> tuple[list[int], list[int]] | None:
-    """Indexes of the units to run after the step, and of those among them that also stay."""
+def _feeding(flat: Sequence[Unit], backward: int) -> set[int]:
+    """Indexes of the units that what is differentiated at `backward` is made of."""
     wanted, needed = set(flat[backward].reads), set()
     for n in range(backward - 1, -1, -1):
         if touches(flat[n].writes, wanted):
             needed.add(n)
             wanted |= flat[n].reads
+    return needed
+
+
+def _again(
+    flat: Sequence[Unit], origins: set[int], step: int, backward: int
+) -> tuple[list[int], list[int]] | None:
+    """Indexes of the units to run after the step, and of those among them that also stay."""
+    needed = _feeding(flat, backward)
     if not origins <= needed:
         return None
     again: list[int] = []

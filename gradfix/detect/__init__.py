@@ -32,7 +32,7 @@ def detect(tape: Tape) -> tuple[Conflict, ...]:
         *itself.targets_of_themselves(graph),
         *opposed.opposed_terms(graph),
     ]
-    found = _of_parameters(found)
+    found = _of_targets(graph, _of_parameters(found))
     kept = [
         (time, c)
         for time, c in found
@@ -58,6 +58,26 @@ def _with(conflict: Conflict, torn: list[Conflict]) -> Conflict:
         return conflict
     mine = tuple(c for c in torn if c.record is not None and c.record.stack == record.stack)
     return replace(conflict, severity="error", also=(*conflict.also, *mine)) if mine else conflict
+
+
+def _of_targets(graph: Graph, found: list[tuple[int, Conflict]]) -> list[tuple[int, Conflict]]:
+    """A value that was to be a constant leads the backward into a graph that another has freed, or whose tensors a step
+    has overwritten: a consequence. (Computed anew behind the step, it would still carry its graph.)"""
+    led = {
+        id(torn): target
+        for _, torn in found
+        for _, target in found
+        if targets.carries(graph, target, torn)
+    }
+    kept = []
+    for time, conflict in found:
+        mine = tuple(c for _, c in found if led.get(id(c)) is conflict)
+        if mine:
+            gravest = "error" if any(c.severity == "error" for c in mine) else conflict.severity
+            conflict = replace(conflict, severity=gravest, also=(*conflict.also, *mine))
+        if id(conflict) not in led:
+            kept.append((time, conflict))
+    return kept
 
 
 def _told(note: Conflict, fault: Conflict) -> bool:

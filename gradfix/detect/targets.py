@@ -19,6 +19,7 @@ from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Cut, GradUse, Record, Stack, Step
 
 LEAST = {"minimum", "min", "amin"}
+TORN = {"freed-graph", "stale-saved-tensor", "silent-overwrite"}
 JOINED = {"stack", "cat", "select", "slice"}
 
 
@@ -52,27 +53,50 @@ def target_edges(graph: Graph, conflict: Conflict) -> Iterator[tuple[int, int]]:
                     yield node, value.node
 
 
+def carries(graph: Graph, target: Conflict, torn: Conflict) -> bool:
+    """Whether a backward fails, or is wrong, on what only an attached target has led it to: a graph that is freed, a
+    tensor that is overwritten."""
+    if torn.kind not in TORN or torn.backward is None or torn.backward is not target.backward:
+        return False
+    besides = _besides(graph, target, torn.backward)
+    if besides is None:
+        return False
+    if torn.kind != "freed-graph":
+        return all(c.record is not None and c.record.node not in besides for c in (torn, *torn.also))
+    freed = graph.walk(torn.earlier) if torn.earlier is not None else besides
+    return besides.isdisjoint(n for n in freed if n in graph.records and graph.records[n].saves)
+
+
 def mixes(graph: Graph, target: Conflict, mixed: Conflict) -> bool:
     """Whether a mixed gradient comes of an attached target: all that the loss gives the other optimizer's parameters
     flows through it."""
-    step, loss, value = mixed.event, mixed.earlier, target.record
-    if target.kind != "attached-target" or mixed.kind != "mixed-gradient" or not isinstance(step, Step):
+    step, loss = mixed.event, mixed.earlier
+    if mixed.kind != "mixed-gradient" or not isinstance(step, Step):
         return False
-    if loss is None or value is None or target.backward is None or loss.stack != target.backward.stack:
+    if loss is None or target.backward is None or loss.stack != target.backward.stack:
         return False
     theirs = graph.owned_mask([step.optimizer])
-    records = graph.records
-    nodes = {n for n in graph.walk(loss) if n in records and records[n].stack == value.stack}
-    besides, pending = set(loss.roots), list(loss.roots)
+    besides = _besides(graph, target, loss)
+    if besides is None:
+        return False
+    fed = (p for n in besides if n in graph.records for p in graph.records[n].parents if p < 0)
+    return not any(graph.reach_mask(p) & theirs for p in fed)
+
+
+def _besides(graph: Graph, target: Conflict, backward: Backward) -> set[int] | None:
+    """The nodes that `backward` comes to, and not through the attached value."""
+    value, records = target.record, graph.records
+    if target.kind != "attached-target" or value is None:
+        return None
+    nodes = {n for n in graph.walk(backward) if n in records and records[n].stack == value.stack}
+    besides, pending = set(backward.roots), list(backward.roots)
     while pending:
         record = records.get(pending.pop())
         for parent in record.parents if record else ():
-            if parent < 0 and graph.reach_mask(parent) & theirs:
-                return False
-            if parent not in besides and parent not in nodes:
+            if parent >= 0 and parent not in besides and parent not in nodes:
                 besides.add(parent)
                 pending.append(parent)
-    return True
+    return besides
 
 
 def _attached(graph: Graph) -> Iterator[tuple[str, Record, Record, Backward]]:

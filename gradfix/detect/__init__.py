@@ -64,10 +64,7 @@ def _of_targets(graph: Graph, found: list[tuple[int, Conflict]]) -> list[tuple[i
     """A value that was to be a constant leads the backward into a graph that another has freed, or whose tensors a step
     has overwritten: a consequence. (Computed anew behind the step, it would still carry its graph.)"""
     led = {
-        id(torn): target
-        for _, torn in found
-        for _, target in found
-        if targets.carries(graph, target, torn)
+        id(torn): target for _, torn in found for _, target in found if targets.carries(graph, target, torn)
     }
     kept = []
     for time, conflict in found:

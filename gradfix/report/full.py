@@ -256,8 +256,13 @@ def _sentences(
 
 
 def _pytorch(diagnosis: Diagnosis) -> str:
-    """The error PyTorch raised, where it is about this fault (of several, a backward raises at the first)."""
+    """The error PyTorch raised, where it is about this fault, or else about what follows from it."""
     conflict = diagnosis.conflict
+    return next(filter(None, map(_raised, (conflict, *conflict.also))), "")
+
+
+def _raised(conflict: Conflict) -> str:
+    """What PyTorch said of just this conflict (of several, a backward raises at the first)."""
     words = getattr(conflict.write, "refused", "") or getattr(conflict.backward, "refused", "")
     finding = recognise(words) if words else None
     if finding is None or finding.kind != conflict.kind:

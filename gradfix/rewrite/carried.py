@@ -15,7 +15,7 @@ from gradfix.rewrite.drawn import views
 from gradfix.rewrite.liveness import first_use
 from gradfix.rewrite.spelling import descendants, torch_names
 from gradfix.rewrite.statements import Unit, body_of, dotted, names, reads_of, stored, touches, units, walk
-from gradfix.tape import Backward, Record, Stack
+from gradfix.tape import Backward, Mutate, Record, Stack
 
 NUMBERS = ("None", "0", "0.0", "0.", "1", "1.0")
 
@@ -277,6 +277,7 @@ def _names_of(
         bound -= stored(loop.target)  # new in every pass
     local = {w for u in walk(body) for w in u.writes if "." not in w} | _targets(body)
     made = _bound_by(project, producer)
+    updates = _parameter_writes(project, view)
     seen: set[str] = set()
     for unit in top[: here + 1]:
         text = view.code(unit.node)
@@ -287,10 +288,23 @@ def _names_of(
             outlives = is_loop or "." in name or name in shared
             if exposed and outlives and touches({name}, wanted) and touches({name}, unit.reads):
                 stores = tuple(u for u in walk(body) if name in u.writes)
+                if stores and all(u.node in updates for u in stores):
+                    continue  # a parameter itself, moved by hand
                 if not all(_number_or_truth(s.node) for s in stores) or not stores:
                     yield Carried(name, view, body, unit, stores, name in made, ((stack, depth),))
                     seen.add(name)
         seen |= {w for w in unit.writes if not isinstance(unit.node, cst.BaseCompoundStatement)}
+
+
+def _parameter_writes(project: Project, view: View) -> set[cst.CSTNode]:
+    """The statements of a file that write into an optimizer's parameters: a clip, a decay, an average."""
+    stacks = {
+        e.stack
+        for e in project.tape.events
+        if isinstance(e, Mutate) and e.optimizer is None and e.ref.storage in project.graph.owners
+    }
+    places = (place for stack in stacks for place in project.frames(stack))
+    return {small for at, node in places if at is view and (small := at.small_statement(node)) is not None}
 
 
 def _number_or_truth(node: cst.CSTNode) -> bool:

@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from gradfix import notebook
+from gradfix.detect import Conflict
 from gradfix.explain import why
 from gradfix.messages import recognise
 from gradfix.report import Line, Raw, View, faults, shown

@@ -240,6 +240,17 @@ def test_pytorchs_words_are_shown_where_they_are_about_this_fault(tmp_path, shap
     assert ("= PyTorch: " in plain(replace(result, diagnoses=(diagnosis,)), view(tmp_path))) == shown
 
 
+@pytest.mark.parametrize(("kind", "shown"), [("attached-target", True), ("freed-graph", False)])
+def test_pytorchs_words_of_a_consequence_are_shown_where_it_has_none_for_the_cause(tmp_path, kind, shown):
+    result = made.left(tmp_path / "gan.py")
+    torn = result.diagnoses[0].conflict
+    words = "modified by an inplace operation: [torch.FloatTensor [1, 2]] is at version 2; expected version 1"
+    torn = replace(torn, backward=replace(torn.backward, refused=words), ref=Ref(1, 1, "w", (2, 1)))
+    cause = replace(torn, kind=kind, also=(torn,))
+    diagnosis = replace(result.diagnoses[0], conflict=cause)
+    assert ("= PyTorch: " in plain(replace(result, diagnoses=(diagnosis,)), view(tmp_path))) == shown
+
+
 def test_why_is_said_once_a_kind(tmp_path):
     result = made.left(tmp_path / "gan.py")
     twice = replace(result, diagnoses=(result.diagnoses[0],) * 2)

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from gradfix import notebook
-from gradfix.detect import Conflict
+from gradfix.detect import KINDS, Conflict
 from gradfix.explain import why
 from gradfix.messages import recognise
 from gradfix.report import Line, Raw, View, faults, shown
@@ -257,9 +257,11 @@ def _sentences(
 
 
 def _pytorch(diagnosis: Diagnosis) -> str:
-    """The error PyTorch raised, where it is about this fault, or else about what follows from it."""
+    """The error PyTorch raised, where it is about this fault; of a fault that PyTorch has no words for, about what
+    follows from it."""
     conflict = diagnosis.conflict
-    return next(filter(None, map(_raised, (conflict, *conflict.also))), "")
+    about = (conflict,) if KINDS[conflict.kind] == "error" else (conflict, *conflict.also)
+    return next(filter(None, map(_raised, about)), "")
 
 
 def _raised(conflict: Conflict) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from textwrap import dedent
 
 from gradfix.codemod import Codemod, Proposal
@@ -11,6 +13,14 @@ from gradfix.edit import Project
 from gradfix.tape import AnyEvent, Backward, Mutate, Record, Ref, Site, Stack, Tape
 
 PATH = "/project/train.py"
+
+
+def printed_codemod() -> str:
+    """The codemod that CONTRIBUTING.md prints, as a module."""
+    text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    printed = re.search(r"^    from collections.*?(?=^\S)", text, re.M | re.S)
+    assert printed
+    return 'BEFORE = AFTER = ""\n' + dedent(printed[0])
 
 
 def site(source: str, text: str, file: str = PATH, nth: int = 0) -> Site:

@@ -1,4 +1,5 @@
-"""The effect table against what autograd really saves, op by op on the samples of op_db."""
+"""The effect table against what autograd really saves, op by op on the samples of op_db (every eighth, and every one in
+the soak tier)."""
 
 from __future__ import annotations
 
@@ -29,6 +30,9 @@ QUICK = {
 }
 
 
+PARTS = [8, pytest.param(1, marks=pytest.mark.soak)]
+
+
 @pytest.fixture(scope="module")
 def tool():
     path = Path(__file__).parent.parent / "tools" / "effect_table.py"
@@ -41,12 +45,12 @@ def tool():
     return module
 
 
-def disagreements(tool, wanted=None):
+def disagreements(tool, wanted=None, every=1):
     """(how many ops were compared, op -> (seen, table) of those that differ)."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     compared, differing = 0, {}
-    for op in op_db:
+    for op in op_db[::every]:
         name = op.name.removeprefix("nn.functional.")
         for space in ("linalg", "special", "fft"):
             name = name.replace(space + ".", space + "_")
@@ -79,10 +83,11 @@ def disagreements(tool, wanted=None):
 EXPLAINED: dict[str, str] = {}
 
 
-def test_every_op_saves_what_the_table_says_or_there_is_a_reason(tool):
-    compared, differing = disagreements(tool)
-    assert compared >= 365
-    assert differing.keys() == EXPLAINED.keys()
+@pytest.mark.parametrize("every", PARTS)
+def test_every_op_saves_what_the_table_says_or_there_is_a_reason(tool, every):
+    compared, differing = disagreements(tool, every=every)
+    assert compared >= 365 // every - 10
+    assert differing.keys() <= EXPLAINED.keys()
 
 
 def test_common_ops_save_what_the_table_says(tool):
@@ -119,11 +124,12 @@ def misjudged(op, name, samples):
     return None
 
 
-def test_what_is_told_of_a_results_shape_is_so(tool):
+@pytest.mark.parametrize("every", PARTS)
+def test_what_is_told_of_a_results_shape_is_so(tool, every):
     from torch.testing._internal.common_methods_invocations import op_db
 
     wrong = {}
-    for op in op_db:
+    for op in op_db[::every]:
         name = tool.public_name(op)
         if name and effects.overloads(name):
             dtype = next((t for t in tool.TYPES if t in op.dtypes), None)

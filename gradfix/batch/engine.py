@@ -14,7 +14,8 @@ from typing import Any
 from gradfix.batch.values import Options, Spec, dumps
 from gradfix.batch.workers import TRIES, Workers
 
-LOGS = ("distributed", "distributed.client")  # say with tracebacks what is a sentence here
+# say with tracebacks what is a sentence here
+LOGS = ("distributed", "distributed.client", "tornado.application")
 REST = 2.0  # seconds that a worker waits for the next repository where nobody can say whether there is one
 
 

@@ -53,7 +53,9 @@ def repaired(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Fix:
 def reported_if_and_only_if_wrong(program: Program, repaired: Fix) -> None:
     fault = judge.fault(program)
     told = [d.conflict for d in repaired(program.text(), repair=False).diagnoses]
-    reported = {c.kind for main in told for c in (main, *main.also)} & judge.KINDS  # a consequence is told with it
+    reported = {
+        c.kind for main in told for c in (main, *main.also)
+    } & judge.KINDS  # a consequence is told with it
     note(f"PyTorch and the exact gradients say {fault or 'sound'}, reported: {sorted(reported)}")
     if fault == "differs":
         assert reported

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sysconfig
@@ -73,6 +74,7 @@ def is_user_file(filename: str) -> bool:
     return not any(filename.startswith(folder) for folder in _libraries())
 
 
+@functools.cache
 def _libraries() -> list[str]:
     return [os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")]
 

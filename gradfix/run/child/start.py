@@ -7,10 +7,13 @@ import os
 import platform
 import sys
 import weakref
+from contextlib import suppress
 
 from . import dynamo
 
 INSTRUMENTS = ("recorder", "impose", "measure")  # what a run may ask for
+# what torch imports at the first step
+LATE = ("torch.profiler._cupti_monitor", "torch._subclasses.schema_check_mode")
 OLDEST_TORCH = 2
 
 
@@ -37,6 +40,9 @@ def _import_torch() -> dict[str, str]:
         dynamo.stand_in()
         for name in INSTRUMENTS:
             importlib.import_module(f"{__package__}.{name}")
+        for name in LATE:
+            with suppress(ImportError):  # not in every torch
+                importlib.import_module(name)
         hello["torch"] = str(torch.__version__)
     except (ImportError, OSError) as problem:  # OSError: a shared library that does not load
         hello["problem"] = f"{type(problem).__name__}: {problem}"

@@ -497,6 +497,13 @@ def test_optimizer_that_refuses_a_non_leaf() -> None:
     assert (conflict.kind, conflict.pattern, conflict.at.line) == ("missing-grad", "parameter", 2)
 
 
+def test_detached_copies_that_an_optimizer_takes_are_leaves_in_the_memory_of_an_op() -> None:
+    s = Script()
+    copy = s.op("clone", 2, s.leaf("net.weight"), name="weights[0]")
+    s.optimizer("opt", [copy], 3)  # PyTorch took it, so it is a leaf
+    assert not detect(s.end())
+
+
 def test_parameter_converted_by_accident() -> None:
     s = Script()
     w = s.leaf("net.lin.weight")

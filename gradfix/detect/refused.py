@@ -27,6 +27,7 @@ from gradfix.tape import (
 )
 
 NO_GRAPH = "does not require grad"
+NOT_A_LEAF = "can't optimize a non-leaf Tensor"
 NO_INPUT = "differentiated Tensors does not"  # a loss with a graph, but no gradient of what it is asked for
 
 # PyTorch's words -> (kind, pattern); the first that fits
@@ -160,6 +161,9 @@ def refusals(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     cuts: list[Cut] = []
     off: Off | None = None
     frozen: list[Frozen] = []
+    given: Optimizer | None = (
+        None  # PyTorch says whether a leaf is missing: a detached copy shares its op's memory
+    )
     for event in graph.tape.events:
         if isinstance(event, Cut):
             cuts.append(event)
@@ -183,8 +187,10 @@ def refusals(graph: Graph) -> Iterable[tuple[int, Conflict]]:
             )  # one that is made elsewhere has a cure of its own
             found.add(("read", event.stack[-1:], place), event.time, _grad_read(graph, event))
         elif isinstance(event, Optimizer):
-            found.add(("parameter", event.stack), event.time, _non_leaf_parameter(graph, event))
+            given = event
         elif isinstance(event, Failure):
+            if NOT_A_LEAF in event.message and given is not None:
+                found.add(("parameter", given.stack), given.time, _non_leaf_parameter(graph, given))
             found.add(("failure",), event.time, _failure(graph, event, found))
     return found.conflicts()
 
@@ -317,7 +323,7 @@ def _parameter(name: str, record: Record | None, event: Optimizer | Failure) -> 
 
 
 def _failure(graph: Graph, event: Failure, found: Findings) -> Conflict | None:
-    if "can't optimize a non-leaf Tensor" in event.message:
+    if NOT_A_LEAF in event.message:
         if any(c.kind == "missing-grad" and c.pattern == "parameter" for _, c in found.conflicts()):
             return None
         record = max(

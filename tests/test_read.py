@@ -183,6 +183,39 @@ def test_nothing_is_said_of_gradients_that_may_come_from_elsewhere(tmp_path):
     assert found(tmp_path, text) == []
 
 
+POOLED = """\
+import itertools
+import torch
+class Agent:
+    def __init__(self, actor):
+        self.width = torch.nn.Parameter(torch.zeros(2))
+        self.optimizer = torch.optim.Adam({given}, lr=1e-3)
+    def train(self, batches):
+        for x in batches:
+            {clear}
+            (x * self.width.exp()).sum().backward()
+            seen = self.width.grad.norm().item()
+            {step}
+            with torch.no_grad():
+                self.width.clamp_(-1, 1)
+"""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "list(actor.parameters()) + [self.width]",
+        "[*actor.parameters(), self.width]",
+        "itertools.chain([self.width], actor.parameters())",
+    ],
+)
+def test_an_optimizer_of_a_network_that_is_not_known_clears_what_it_is_given_with_it(tmp_path, given):
+    text = POOLED.format(given=given, clear="self.optimizer.zero_grad()", step="self.optimizer.step()")
+    assert found(tmp_path, text) == []
+    alone = POOLED.format(given="actor.parameters()", clear="pass", step="self.width.data -= self.width.grad")
+    assert [kind for _, kind, _ in found(tmp_path, alone)] == ["unreset-grad"]
+
+
 def test_what_an_unknown_test_guards_is_likely(tmp_path):
     text = """\
     import flags

@@ -212,16 +212,17 @@ def _list(m: Machine, node: ast.List) -> Value:
 
 def _items(m: Machine, nodes: list[ast.expr]) -> Value:
     found: list[Value] = []
-    shared = False
+    shared, known = False, True
     for each in nodes:
         if isinstance(each, ast.Starred):
             items = iteration.listed(m, evaluate(m, each.value))
-            if items is None:
-                return m.unknown("starred")
-            found += items
+            known &= items is not None
+            found += items or ()
         else:
             found.append(evaluate(m, each))
             shared |= isinstance(found[-1], list | tuple | dict) and not isinstance(each, _DISPLAYS)
+    if not known:
+        return iteration.lost(m, found, "starred")
     return found if not shared or python.light(found) else m.unknown("large value")
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gradfix.read import calls, growing, indexing, loading, objects, steady
+from gradfix.read import calls, growing, indexing, loading, objects, ops, steady
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.values import Generator, Instance, Lazy, Tensor, Unknown, Value
 
@@ -266,6 +266,14 @@ def listed(m: Machine, source: Value, count: int = LONG) -> list[Value] | None:
             return loading.listed(m, source, count)
         return _protocol(m, source, count)
     return None
+
+
+def lost(m: Machine, values: Iterable[Value], origin: str) -> Unknown:
+    """A collection that isn't known, of `values` and others: who gets it, gets these (an optimizer, say)."""
+    for value in values:
+        for tensor in ops.tensors_of(value):
+            tensor.storage.handed = True
+    return m.unknown(origin)
 
 
 def each_kept(m: Machine, source: Generator, found: list[Value], count: int) -> None:

@@ -49,9 +49,9 @@ def binary(m: Machine, op: ast.operator, left: Value, right: Value) -> Value:
     if isinstance(left, Taken) or isinstance(right, Taken):
         return taken.binary(m, name, left, right)
     if isinstance(left, Unknown):
-        return left
+        return iteration.lost(m, [right], left.origin) if isinstance(right, list | tuple) else left
     if isinstance(right, Unknown):
-        return right
+        return iteration.lost(m, [left], right.origin) if isinstance(left, list | tuple) else right
     if isinstance(left, Instance) and (method := objects.method(m, left, f"__{DUNDERS.get(name, name)}__")):
         return calls.call(m, method, [right], {})
     if isinstance(right, Instance) and (

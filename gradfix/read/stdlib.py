@@ -45,7 +45,7 @@ def _chain(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
     for each in args:
         items = iteration.listed(m, each)
         if items is None:
-            return m.unknown("chain")
+            return iteration.lost(m, [*found, *args], "chain")
         found += items
     return found
 

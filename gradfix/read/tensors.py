@@ -146,6 +146,10 @@ def _grad(m: Machine, tensor: Tensor) -> Value:
     if tensor.grad is None and (tensor.requires is None or m.blurs):
         return m.unknown("grad")
     if isinstance(tensor.grad, Tensor):
+        if tensor.storage.handed:
+            m.trace.grad_write(
+                tensor
+            )  # an optimizer that isn't known may have cleared it, and fills none of it
         m.trace.grad_used(tensor)
     elif tensor.grad is None and tensor.requires:
         m.gone = m.frame.node, tensor

@@ -55,7 +55,7 @@ class Storage:
     touched: int = 0
     split: bool = False  # one op has made several views of it
     known: bool = False  # an event spoke of it
-    handed: bool = False  # something unknown was given it, and may have had it require grad
+    handed: bool = False  # something unknown got it: it may have it require grad, or clear its gradient
     grad_of: Tensor | None = None  # the leaf whose gradient it holds
     plain: bool = False  # made of gradients that autograd.grad gave without a graph
     whole: bool = False  # torch.full made whole numbers of it

@@ -510,6 +510,23 @@ def test_no_graph(record: Recorded) -> None:
     assert [e.ref.name for e in of(tape, GradRead)] == ["y"]
 
 
+def test_a_forward_without_a_graph_is_told_behind_a_long_rollout_without_one(record: Recorded) -> None:
+    tape = record("""
+        import torch
+        net = torch.nn.Linear(2, 1)
+        def value(x):
+            return net(x)
+        with torch.no_grad():
+            for _ in range(100):
+                value(torch.ones(2))
+            v = value(torch.ones(2))
+        v.sum().backward()
+    """)
+    assert [[s.line for s in e.stack] for e in of(tape, Cut)][-1] == [9, 5]
+    (conflict,) = detect(tape)
+    assert [s.line for s in conflict.labels[0].stack] == [9, 5]
+
+
 def test_non_leaf_parameter(record: Recorded) -> None:
     tape = record("""
         import torch

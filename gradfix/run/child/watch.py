@@ -26,7 +26,8 @@ from .storages import address_of
 _sequence = torch._C._autograd._get_sequence_nr
 _grad_enabled = torch.is_grad_enabled
 _getframe = sys._getframe
-_MOST_NO_GRAD = 64  # ops on parameters without a graph that are told, of one pass
+_MOST_NO_GRAD = 64  # ops on parameters without a graph that are told, of one pass, and places of such
+_CALLERS = 64  # half as many frames of a place are looked at
 _PASSES = 8  # that are looked at
 _MOST_DISCRETE = 64
 _LIBRARY = "library"  # .data read by torch's own code
@@ -59,6 +60,15 @@ def _within_checkpoint(frame: Any) -> tuple[str, Any]:
     return "no_grad", frame
 
 
+def _place(frame: Any) -> tuple[int, ...]:
+    """Where `frame` is, and who called it: a network runs for rollouts, and again for a loss."""
+    found: list[int] = []
+    while frame is not None and len(found) < _CALLERS:
+        found += (id(frame.f_code), frame.f_lasti)
+        frame = frame.f_back
+    return tuple(found)
+
+
 class Watch(TorchFunctionMode):
     """The mode. `r` is the recorder, whose files and tape it fills; `idle` where another thread is recorded."""
 
@@ -73,6 +83,9 @@ class Watch(TorchFunctionMode):
         self._computed = recorder.computed.living
         self._known: dict[Any, tuple[Any, Any]] = {}
         self._no_grad_left, self._passes_left = _MOST_NO_GRAD, _PASSES
+        self._places: set[Any] = (
+            set()
+        )  # where these were; a place that none of them was at is told past the limit
         self._discrete_left = _MOST_DISCRETE
         self.views = MultiViews()
         self.anew = Anew(recorder)
@@ -103,7 +116,7 @@ class Watch(TorchFunctionMode):
                     given = args if len(args) > 1 or not kwargs else (*args, *kwargs.values())
                     self._arithmetic(func, found[1], given, result, stack, _getframe(1))
             elif not _grad_enabled():
-                if self._no_grad_left:
+                if len(self._places) < _MOST_NO_GRAD:
                     self._no_grad(args, result)
             elif (
                 self._discrete_left
@@ -419,16 +432,21 @@ class Watch(TorchFunctionMode):
         if self._passes_left:
             self._passes_left -= 1
             self._no_grad_left = _MOST_NO_GRAD
+            self._places.clear()
 
     def _no_grad(self, args: Any, result: Any) -> None:
         """A function of a tensor that requires grad, under no_grad: its result has no graph. Within a checkpoint it may
         have one again; where none of the inputs requires grad, it has not."""
         needing = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
-        if needing and may_go_stale(result):
+        if needing and self._no_grad_left and may_go_stale(result):
             self.r.storages.of(result)  # what is written there is told
         for a in needing:
             if isinstance(a, torch.nn.Parameter) or not _is_leaf(a):
-                self._no_grad_left -= 1
+                place = _place(_getframe(2))
+                if not self._no_grad_left and place in self._places:
+                    return
+                self._places.add(place)
+                self._no_grad_left -= self._no_grad_left > 0
                 how, frame = _within_checkpoint(_getframe(2))
                 if how:
                     viewed = all(result is not x for x in args)  # (`x.contiguous()` may be x)

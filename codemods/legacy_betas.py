@@ -60,11 +60,20 @@ for x in torch.randn(3, 4, 3):
         if refused is None or "betas" not in conflict.message:
             return
         edits: dict[str, tuple[Edit, ...]] = {}
+        first = _betas(refused, True)
         for path in sorted(project.files):  # (those of other optimizers are refused behind it)
             other = project.view(path)
             calls = [n for n in other.parents if isinstance(n, cst.Call)] if other is not None else []
-            given = [(c, betas) for c in calls if (betas := _betas(c, c is refused)) is not None]
-            edits[path] = tuple(e for c, betas in given for e in _as_floats(betas, c is refused))
+            given = [
+                (c, betas)
+                for c in calls
+                if (betas := _betas(c, c.func.deep_equals(refused.func))) is not None
+            ]
+            edits[path] = tuple(
+                e
+                for c, betas in given
+                for e in _as_floats(betas, c is refused or (other is view and _same(betas, first)))
+            )
         if any(edits.values()):
             yield Proposal("give the betas as floats", OLD, {p: e for p, e in edits.items() if e})
 
@@ -74,6 +83,11 @@ def _betas(call: cst.Call, by_place: bool) -> cst.BaseExpression | None:
     named = next((a.value for a in call.args if a.keyword is not None and a.keyword.value == "betas"), None)
     third = call.args[2] if by_place and len(call.args) > 2 else None
     return third.value if named is None and third is not None and third.keyword is None else named
+
+
+def _same(betas: cst.BaseExpression, first: cst.BaseExpression | None) -> bool:
+    """Whether another optimizer's are read of what the refused one's are read of."""
+    return first is not None and betas.deep_equals(first)
 
 
 def _as_floats(betas: cst.BaseExpression, names: bool) -> Iterator[Edit]:

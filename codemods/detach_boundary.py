@@ -10,7 +10,7 @@ import libcst as cst
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.detect.terms import has_idle_term
-from gradfix.edit import Edit, Project, Replace, View
+from gradfix.edit import Edit, Project, Replace, View, exchange
 from gradfix.graph import Crossing, Graph
 from gradfix.rewrite.boundary import (
     SHAPES,
@@ -30,8 +30,24 @@ from gradfix.rewrite.boundary import (
 )
 from gradfix.rewrite.calls import backward_call, drop_retain, loss_of, taken_as
 from gradfix.rewrite.dropped import without
+from gradfix.rewrite.spelling import unused
 from gradfix.rewrite.stale import plan
-from gradfix.rewrite.statements import Unit, body_of, dotted, names, reads_of, shown, touches, walk
+from gradfix.rewrite.statements import (
+    Unit,
+    block_of,
+    body_of,
+    common_block,
+    dotted,
+    line_of,
+    names,
+    put_before,
+    reads_of,
+    shown,
+    touches,
+    unit_in,
+    units,
+    walk,
+)
 from gradfix.tape import Backward, Record, Stack
 from gradfix.verdict import NONE, Effect
 
@@ -327,7 +343,7 @@ def _separated(project: Project, backward: Backward, edges: Sequence[Crossing]) 
             if not own:
                 continue
             value = bound.value.deep_replace(feed.value, detached(feed.value.deep_clone()))
-            edits: list[Edit] = [Replace(n, lambda _, v=value: v.deep_clone()) for n in own]  # type: ignore[misc]
+            edits = _read_instead(feed.view, own, bound, value)
             code = cst.Module([]).code_for_node(value)
             summary = f"`{code}` of its own for `{feed.view.code(call[1]).strip()}`"
             others = [
@@ -343,6 +359,25 @@ def _separated(project: Project, backward: Backward, edges: Sequence[Crossing]) 
             yield Proposal(summary, OWN, with_drop, 2)
             if any(some for _, some in drops):
                 yield Proposal(summary, NONE, gather((feed.view, edits)), 3)
+
+
+def _read_instead(
+    view: View, reads: Sequence[cst.BaseExpression], bound: cst.Assign, value: cst.BaseExpression
+) -> list[Edit]:
+    """`value` where another one is read, which `bound` binds; computed once, under a name, before the first of several
+    reads: under the same one where nothing else reads it from there on."""
+    first, block = reads[0], common_block(view, *reads)
+    at = unit_in(view, block, first) if block is not None else None
+    if len(reads) == 1 or block is None or at is None or block is not block_of(view, first):
+        return [Replace(n, lambda _: value.deep_clone()) for n in reads]
+    old = bound.targets[0].target
+    name = dotted(old) or ""
+    line = view.span(first).start.line
+    later = (n for n in reads_of(body_of(view, first), name) if view.span(n).start.line >= line)
+    alone = isinstance(old, cst.Name) and block_of(view, bound) is block and set(later) <= set(reads)
+    own = cst.Name(name if alone else unused(view, f"{name.rpartition('.')[2]}_detached"))
+    made = put_before(units(block)[at], line_of(cst.Assign([cst.AssignTarget(own)], value.deep_clone())))
+    return [made] if alone else [made, *(exchange(n, own.deep_clone()) for n in reads)]
 
 
 def _given_up(project: Project, backward: Backward) -> Iterator[Proposal]:

@@ -10,13 +10,13 @@ import libcst as cst
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Project
-from gradfix.rewrite.boundary import frame, gather, meeting
+from gradfix.rewrite.boundary import detach, frame, gather, meeting
 from gradfix.rewrite.cached import cached
 from gradfix.rewrite.calls import backward_call, drop_retain
 from gradfix.rewrite.carried import entries, made_outside
 from gradfix.rewrite.drawn import draws
 from gradfix.rewrite.handed import named
-from gradfix.rewrite.rerun import DRAW, LATER, ONCE, Plan
+from gradfix.rewrite.rerun import DRAW, LATER, ONCE, Plan, earlier, entering
 from gradfix.rewrite.returned import shared_losses
 from gradfix.rewrite.stale import plan, stale
 from gradfix.rewrite.statements import (
@@ -166,13 +166,20 @@ def _cached(conflict: Conflict, project: Project) -> Iterator[Proposal]:
         return
     summary = f"compute {place.said} again where the later loss reads {'it' if place.alone else 'them'}"
     ways = ((summary, place.inline()), (f"compute {place.said} again before the later loss", place.again()))
-    earlier = backward_call(project, conflict.earlier) if conflict.earlier else None
-    drop = (earlier[0], drop_retain(*earlier)) if earlier else (place.view, ())
+    before = (*earlier(project, conflict.backward),)
+    taken = entering(project, before, place.view, [place.source.node])
+    cuts = [(f.view, [detach(f.value)]) for f in taken]
+    calls = [c for b in before if (c := backward_call(project, b)) is not None]
+    drops = [(view, edits) for view, call in calls if (edits := drop_retain(view, call))]
+    idle = "; drop the idle retain_graph" if drops else ""
     for rank, (said, edits) in enumerate(w for w in ways if w[1]):
-        if drop[1]:
-            dropped = f"{said}; drop the idle retain_graph"
-            yield Proposal(dropped, LATER, gather((place.view, edits), drop), 2 * rank, idea=place.said)
-        yield Proposal(said, LATER, gather((place.view, edits)), 2 * rank + 1, idea=place.said)
+        plain = (place.view, edits)
+        if cuts:
+            cut = f"{said}, and detach what the earlier loss takes{idle}"
+            yield Proposal(cut, LATER, gather(plain, *cuts, *drops), 3 * rank, idea=place.said)
+        if drops:
+            yield Proposal(f"{said}{idle}", LATER, gather(plain, *drops), 3 * rank + 1, idea=place.said)
+        yield Proposal(said, LATER, gather(plain), 3 * rank + 2, idea=place.said)
 
 
 def _handed_on(backward: Backward, project: Project) -> Iterator[Proposal]:

@@ -4,7 +4,7 @@ earlier loss needs them) and are run once more. See gradfix.rewrite.stale for ho
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -195,15 +195,7 @@ class Plan:
 
     def boundary(self) -> tuple[Feed, ...]:
         """Where other models' values enter the kept calls, as far as earlier losses reach through them."""
-        found: dict[tuple[str, int, int, int], Feed] = {}
-        for earlier in self.earlier():
-            for crossing in crossings(self.project.graph, earlier):
-                for feed in feeds(self.project, crossing):
-                    if feed.view is self.view and any(
-                        inside(self.view, feed.value, u.node) for u in self.kept
-                    ):
-                        found[feed.key] = feed
-        return tuple(found.values())
+        return entering(self.project, self.earlier(), self.view, [u.node for u in self.kept])
 
     def drops(self) -> tuple[tuple[View, tuple[Edit, ...]], ...]:
         """Drop retain_graph from the earlier backwards."""
@@ -217,15 +209,34 @@ class Plan:
 
     def earlier(self) -> Iterator[Backward]:
         """The backwards of the same pass that walked nodes of this one before it."""
-        mine = set(self.event.nodes)
-        since = self.project.graph.pass_begin(self.event)
-        for e in self.project.tape.events:
-            if isinstance(e, Backward) and since < e.time < self.event.time and mine & set(e.nodes):
-                yield e
+        return earlier(self.project, self.event)
 
     def draws(self) -> bool:
         """Whether what is run once more draws random numbers."""
         return any(draws(self.project, self.view, u.node, self.named) for u in self.kept)
+
+
+def earlier(project: Project, event: Backward) -> Iterator[Backward]:
+    """The backwards of the same pass that walked nodes of `event` before it."""
+    mine = set(event.nodes)
+    since = project.graph.pass_begin(event)
+    for e in project.tape.events:
+        if isinstance(e, Backward) and since < e.time < event.time and mine & set(e.nodes):
+            yield e
+
+
+def entering(
+    project: Project, backwards: Iterable[Backward], view: View, nodes: Sequence[cst.CSTNode]
+) -> tuple[Feed, ...]:
+    """Where other models' values enter what is called in `nodes`, as far as the losses of `backwards` reach through
+    them."""
+    found: dict[tuple[str, int, int, int], Feed] = {}
+    for backward in backwards:
+        for crossing in crossings(project.graph, backward):
+            for feed in feeds(project, crossing):
+                if feed.view is view and any(inside(view, feed.value, n) for n in nodes):
+                    found[feed.key] = feed
+    return tuple(found.values())
 
 
 def _those(

@@ -30,6 +30,7 @@ from gradfix.rewrite.boundary import (
 )
 from gradfix.rewrite.calls import backward_call, drop_retain, loss_of, taken_as
 from gradfix.rewrite.dropped import without
+from gradfix.rewrite.liveness import statement_before
 from gradfix.rewrite.spelling import unused
 from gradfix.rewrite.stale import plan
 from gradfix.rewrite.statements import (
@@ -262,9 +263,19 @@ def _stored(project: Project, backward: Backward, found: tuple[Feed, ...]) -> tu
     passes = pairwise(project.graph.passes(backward))
     if not any(n in records and records[n].time < before.time for before, b in passes for n in b.nodes):
         return ()
-    given = [(f.view, c, list(operands(c))) for f in found if isinstance(c := f.value, cst.Call)]
+    calls = [(f.view, _made_by(f.view, f.value)) for f in found]
+    given = [(view, c, list(operands(c))) for view, c in calls if isinstance(c, cst.Call)]
     whole = len(given) == len(found) and all(len(taken) == 1 for _, _, taken in given)
     return tuple(Feed(view, taken[0], call) for view, call, taken in given) if whole else ()
+
+
+def _made_by(view: View, value: cst.BaseExpression) -> cst.BaseExpression:
+    """What the nearest statement before binds a name to; else `value` itself."""
+    name = dotted(value)
+    line = statement_before(view, value, name) if name is not None else None
+    made = line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
+    plain = isinstance(made, cst.Assign) and [dotted(t.target) for t in made.targets] == [name]
+    return made.value if plain and isinstance(made, cst.Assign) else value
 
 
 def _proposals(

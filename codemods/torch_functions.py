@@ -11,7 +11,8 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View, exchange, parenthesized
 from gradfix.graph import Graph
 from gradfix.rewrite.blocks import method, of_torch
-from gradfix.rewrite.boundary import gather
+from gradfix.rewrite.boundary import functions, gather
+from gradfix.rewrite.calls import taken_as
 from gradfix.rewrite.liveness import dotted, statement_before
 from gradfix.rewrite.peeling import MAKERS, innermost, layer_in, outermost, peel, put
 from gradfix.rewrite.spelling import descendants, function_of
@@ -128,6 +129,7 @@ class _Way:
         self._end = place[1] if place is not None else None
         self._done: set[cst.CSTNode] = set()  # reads of names, and what has been come to by another
         self._walked: set[cst.CSTNode] = set()
+        self._calls: list[tuple[View, cst.Call]] = []  # of functions that are given the value
 
     def value(self, view: View, layer: cst.BaseExpression) -> bool:
         """Keep what is cut off in `layer` in its graph, and go on from there."""
@@ -158,7 +160,7 @@ class _Way:
     def _may(self, view: View, read: cst.BaseExpression) -> bool:
         """Whether the value goes on from a read; nothing is edited."""
         trial = _Way(self.project, self.stack, self._sum, self.loss)
-        trial._done, trial._walked = set(self._done), set(self._walked)
+        trial._done, trial._walked, trial._calls = set(self._done), set(self._walked), list(self._calls)
         trial.number = self.number
         return trial._goes_on(view, read)
 
@@ -196,6 +198,8 @@ class _Way:
             return self._argument(view, above, outer)
         if isinstance(above, cst.Element) and isinstance(outer, cst.List):
             return self._listed(view, above, outer)
+        if isinstance(above, cst.Element) and isinstance(outer, cst.Tuple):
+            return self._one_of_several(view, outer.elements.index(above), outer)
         if isinstance(above, cst.Assign | cst.AugAssign | cst.Return):
             return self._bound(view, above)
         return False
@@ -212,6 +216,9 @@ class _Way:
     def _argument(self, view: View, arg: cst.Arg, call: cst.Call) -> cst.BaseExpression | bool:
         name = function_of(call)
         of = dotted(call.func) or ""
+        handed = None if of.startswith(("np.", "numpy.")) else self._handed(view, arg, call)
+        if handed is not None:
+            return handed
         if arg is not call.args[0] and not (
             of.startswith(("np.", "numpy.")) and name in ("matmul", "dot", "outer")
         ):
@@ -262,6 +269,8 @@ class _Way:
 
     def _bound(self, view: View, statement: cst.Assign | cst.AugAssign | cst.Return) -> bool:
         """Whatever takes the name takes a tensor from now on; or the call takes what its function returns."""
+        if isinstance(statement, cst.Return) and self._calls:
+            return self._goes_on(*self._calls.pop())
         if isinstance(statement, cst.Return):
             self.stack = self.stack[:-1]
             found = self.project.node(self.stack[-1]) if self.stack else None
@@ -272,8 +281,48 @@ class _Way:
         targets = (
             [t.target for t in statement.targets] if isinstance(statement, cst.Assign) else [statement.target]
         )
-        name = dotted(targets[0]) if len(targets) == 1 and isinstance(targets[0], cst.Name) else None
-        return name is not None and self._read(view, statement, name)
+        return len(targets) == 1 and self._named(view, statement, targets[0])
+
+    def _one_of_several(self, view: View, index: int, several: cst.Tuple) -> bool:
+        """``loss, term = f(x), np.mean(a)``"""
+        made = view.parents.get(several)
+        if not isinstance(made, cst.Assign) or len(made.targets) != 1:
+            return False
+        targets = made.targets[0].target
+        plain = isinstance(targets, cst.Tuple) and len(targets.elements) == len(several.elements)
+        return plain and self._named(view, made, targets.elements[index].value)  # type: ignore[attr-defined]
+
+    def _named(self, view: View, statement: cst.CSTNode, target: cst.BaseExpression) -> bool:
+        """Go on from a name; from an attribute where only this function reads it: elsewhere a number is expected."""
+        name = dotted(target)
+        if isinstance(target, cst.Attribute):
+            function, attribute = view.function(statement), target.attr.value
+            views = filter(None, map(self.project.view, self.project.files))
+            reads = [
+                (v, n) for v in views for n in v.parents if isinstance(n, cst.Attribute) and n is not target
+            ]
+            theirs = [(v, n) for v, n in reads if n.attr.value == attribute]
+            if function is None or any(v.function(n) is not function for v, n in theirs):
+                return False
+        plain = isinstance(target, cst.Name | cst.Attribute) and name is not None
+        return plain and self._read(view, statement, name or "")
+
+    def _handed(self, view: View, arg: cst.Arg, call: cst.Call) -> bool | None:
+        """The value goes on in a function that is called here alone, and what that is given besides is no array either;
+        None where it is another function."""
+        called = function_of(call)
+        views = list(filter(None, map(self.project.view, self.project.files)))
+        defined = [(v, f) for v in views for f in functions(v, called)]
+        known = [(v, n) for v in views for n in v.parents if isinstance(n, cst.Name) and n.value == called]
+        uses = [n for v, n in known if not isinstance(v.parents[n], cst.ImportAlias)]
+        name = taken_as(call, arg.value, defined[0][1], defined[0][0]) if len(defined) == 1 else ""
+        if not name or len(uses) != 2:  # (its definition is one of them)
+            return None
+        for other in call.args:
+            if other is not arg:
+                self._beside(view, other.value)
+        self._calls.append((view, call))
+        return self._read(defined[0][0], defined[0][1].params, name)
 
     def _read(self, view: View, statement: cst.CSTNode, name: str) -> bool:
         """Whatever reads the name behind the statement takes a tensor from now on."""

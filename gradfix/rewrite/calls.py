@@ -64,7 +64,7 @@ def taken_as(call: cst.CSTNode, value: cst.CSTNode, function: cst.FunctionDef, v
     if not isinstance(call, cst.Call) or function_of(call) != function.name.value:
         return ""
     given = parameters(function)
-    if isinstance(call.func, cst.Attribute) and view.enclosing(function, cst.ClassDef) is not None:
+    if isinstance(call.func, cst.Attribute) and _takes_self(function, view):
         given = given[1:]
     for n, argument in enumerate(call.args):
         if argument.star:
@@ -89,9 +89,14 @@ def caller_says(project: Project, backward: Backward, name: str) -> tuple[View, 
     plain = len(uses) == 1 and not any(a.star for a in call.args)
     if said not in given or not plain or function_of(call) != function.name.value:
         return None
-    static = any(dotted(d.decorator) == "staticmethod" for d in function.decorators)
-    bound = found[0].enclosing(function, cst.ClassDef) is not None and not static
+    bound = _takes_self(function, found[0])
     return view, with_arguments(call, {said: cst.Name("True")}, positions=given[1:] if bound else given)
+
+
+def _takes_self(function: cst.FunctionDef, view: View) -> bool:
+    """Whether a method's first parameter is the object it is called on."""
+    static = any(dotted(d.decorator) == "staticmethod" for d in function.decorators)
+    return view.enclosing(function, cst.ClassDef) is not None and not static
 
 
 def argument(call: cst.Call, name: str) -> cst.Arg | None:

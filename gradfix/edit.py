@@ -302,6 +302,17 @@ def _leading(node: Any) -> Sequence[cst.EmptyLine]:
     return getattr(node, "leading_lines", ())
 
 
+def unparsed(text: str) -> str:
+    """Why libcst can't parse `text`, which Python can; "" where it can."""
+    try:
+        cst.parse_module(text)
+    except cst.ParserSyntaxError as problem:
+        return f"libcst can't parse it near line {problem.raw_line}"
+    except RecursionError:
+        return "it is nested too deeply for libcst"
+    return ""
+
+
 @dataclass(frozen=True)
 class Project:
     """What a codemod may ask about: the user's files as they are now, and the tape of their run.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from gradfix.asked import asked
 from gradfix.codemod import codemods
 from gradfix.detect import Conflict
 from gradfix.discover import project_root
-from gradfix.edit import Project
+from gradfix.edit import Project, unparsed
 from gradfix.fingerprint import fingerprint
 from gradfix.merit import Candidate
 from gradfix.prove import Baseline, Prover, Runner, Verdict
@@ -286,6 +286,7 @@ def _result(
         lines=(
             *ending.remarks(first, last, settings, found, files),
             *_spared(diagnoses, settings),
+            *_unrewritten(diagnoses, final),
             *_misspelt(files),
         ),
         minor=(*ending.minor(first), *map(_withdrawn, withdrawn)),
@@ -329,6 +330,17 @@ def _spared(diagnoses: list[Diagnosis], settings: Settings) -> list[str]:
     files = {d.conflict.at.file for d in diagnoses if not settings.edits(d.conflict.at.file)}
     names = wording.listed([os.path.relpath(path) for path in sorted(files)]) if files else ""
     return [f"{names}: not among the files to be edited, so no cure was looked for there."] if files else []
+
+
+def _unrewritten(diagnoses: Iterable[Diagnosis], files: Mapping[str, str]) -> list[str]:
+    """Which files hold faults that are left, and are nothing that can be rewritten."""
+    left = {d.conflict.at.file for d in diagnoses if d.status == "left" and not d.cures}
+    why = {path: unparsed(files[path]) for path in sorted(left) if path in files}
+    return [
+        f"{os.path.relpath(path)}: {said}, so no cure was looked for there."
+        for path, said in why.items()
+        if said
+    ]
 
 
 def _misspelt(files: Mapping[str, str]) -> list[str]:

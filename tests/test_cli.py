@@ -479,6 +479,12 @@ def test_with_a_directory_only_its_files_are_edited(project, capsys):
     assert gradfix("fix", ".", "--entry", "train.py", "--write") == 0
 
 
+def test_a_file_that_cannot_be_rewritten_says_why(project, capsys):
+    Path("train.py").write_text(f"(rate): float = 0.5\n{TRAIN}")  # Python takes that, and libcst doesn't
+    assert gradfix("fix", "train.py") == 1
+    assert "train.py: libcst can't parse it near line" in capsys.readouterr().out
+
+
 def test_a_directory_is_not_run_unasked(project, capsys):
     Path("train.py").write_text(TRAIN)
     assert gradfix("fix", ".") == 2

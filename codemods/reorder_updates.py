@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 import libcst as cst
 
-from gradfix.codemod import NONE, Codemod, Example, Proposal
+from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.behind import along, harmless, leaves, may_read
-from gradfix.rewrite.boundary import gather
+from gradfix.rewrite.boundary import cleared, gather
 from gradfix.rewrite.calls import caller_says, says, with_arguments
 from gradfix.rewrite.literals import put_in_order
 from gradfix.rewrite.passes import inputs_of, named_inputs, trained
@@ -24,6 +24,8 @@ from gradfix.rewrite.statements import (
 )
 from gradfix.rewrite.updates import Update, Updates, updates_of
 
+OWN = Effect("cut-own-loss", "each loss feeds only the parameters that are stepped with it")
+
 
 class ReorderUpdates(Codemod):
     """Run one network's update before another that overwrites what it needs.
@@ -33,11 +35,13 @@ class ReorderUpdates(Codemod):
     Where each loss reaches the other's network, `inputs=` keeps the later backward to its own parameters, and away
     from those that have been stepped.
 
+    So it does where a helper steps in every n-th pass alone, and each loss would be mixed with the other's gradient.
+
     When not: where the later loss is meant to see the updated network (`recompute-after-step`).
     """
 
     kinds = ("stale-saved-tensor", "freed-graph", "silent-overwrite")
-    effects = ("none",)
+    effects = ("none", "cut-own-loss")
 
     examples = (
         Example(
@@ -87,6 +91,7 @@ for obs, action, value in zip(torch.randn(2, 4, 3), torch.randn(2, 4, 2), torch.
         found = updates_of(project, conflict)
         if found is None:
             return
+        mixed = _mixed(project, found.updates)
         for rank, restricted in enumerate((False, True)):
             order = _order(project, found.updates, restricted)
             if order is None or (order == found.updates and not restricted):
@@ -102,8 +107,22 @@ for obs, action, value in zip(torch.randn(2, 4, 3), torch.randn(2, 4, 2), torch.
                 if inputs:
                     said += f"{', ' if said else ''}restrict each backward to the parameters it trains"
                 # (a helper is not rewritten for what can be detached, or be made behind the step)
-                yield Proposal(said, NONE, gather(*calls, (found.view, moved)), rank, last_resort=restricted)
-            return
+                effect = OWN if mixed and inputs else NONE
+                yield Proposal(
+                    said, effect, gather(*calls, (found.view, moved)), rank, last_resort=restricted
+                )
+            if not mixed:
+                return
+
+
+def _mixed(project: Project, updates: Sequence[Update]) -> bool:
+    """Whether what the loss of one update gives the parameters of another is still there when these are stepped: a
+    helper that accumulates over several passes clears nothing in between."""
+    stepped = [(u, {r.storage for s in u.steps for r in s.refs}) for u in updates]
+    theirs = [(u, set().union(*(some for v, some in stepped if v is not u)) - own) for u, own in stepped]
+    return not all(
+        cleared(project.graph, u.event, {r.storage for r in u.event.accumulates} & some) for u, some in theirs
+    )
 
 
 def _order(project: Project, updates: Sequence[Update], restricted: bool) -> tuple[Update, ...] | None:

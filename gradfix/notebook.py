@@ -50,7 +50,7 @@ def join(text: str) -> str:
     out = []
     for index, cell in enumerate(_cells(_load(text))):
         if cell.get("cell_type") == "code":
-            out.append(f"{MARK}{index}\n" + _python(_source(cell)).rstrip("\n") + "\n")
+            out.append(f"{MARK}{index}\n" + _python(_dedented(_source(cell))).rstrip("\n") + "\n")
     return "".join(out)
 
 
@@ -69,7 +69,7 @@ def edit(text: str, script: str) -> str:
         cell = cells[int(number)]
         source = _source(cell)
         end = source[len(source.rstrip("\n")) :]
-        new = written(body[1:]).rstrip("\n") + end
+        new = _indented(written(body[1:]).rstrip("\n"), source) + end
         if re.search(r"^[ \t]*if~[01] *:|(?<![\w\])])\(\)or\b", new, flags=re.M):
             raise NotebookError(f"the new text has no place on the one line of a %time in cell {number}")
         cell["source"] = new.splitlines(keepends=True) if isinstance(cell["source"], list) else new
@@ -118,6 +118,25 @@ def _cells(document: dict[str, Any]) -> list[dict[str, Any]]:
 def _source(cell: dict[str, Any]) -> str:
     source = cell.get("source", "")
     return "".join(source) if isinstance(source, list) else str(source)
+
+
+def _indent(source: str) -> str:
+    """What stands before the first line of a cell."""
+    found = re.match(r"\s*^([ \t]*)(?=\S)", source, flags=re.M)
+    return found[1] if found else ""
+
+
+def _dedented(source: str) -> str:
+    """A cell as IPython takes it: every line without the indent of the first, where it has that."""
+    indent = _indent(source)
+    return re.sub(f"^{indent}", "", source, flags=re.M) if indent else source
+
+
+def _indented(text: str, source: str) -> str:
+    """New text of a cell with the indent that all lines of `source` have; what is indented in part has none."""
+    indent = _indent(source)
+    whole = all(line.startswith(indent) for line in source.split("\n") if line.strip())
+    return re.sub(r"^(?=.*\S)", indent, text, flags=re.M) if indent and whole else text
 
 
 def _python(source: str) -> str:

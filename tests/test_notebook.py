@@ -61,6 +61,20 @@ def test_only_changed_cells_differ(style, end):
     assert len(new) - len(text) < 60
 
 
+@pytest.mark.parametrize(
+    ("cell", "code", "edited"),
+    [
+        ("\n  for n in x:\n\n      f(n)", "\nfor n in x:\n\n    f(n)", "\n  for n in y:\n\n      f(n)"),
+        ("  a = 1\nfor n in x:\n    f(n)", "a = 1\nfor n in x:\n  f(n)", "a = 1\nfor n in y:\n  f(n)"),
+    ],
+)
+def test_the_indent_of_the_first_line_is_taken_off_the_cell(cell, code, edited):
+    text = json.dumps({"cells": [{"cell_type": "code", "source": cell}]})
+    assert notebook.join(text) == f"# %% cell 0\n{code}\n"
+    new = json.loads(notebook.edit(text, notebook.join(text).replace(" in x", " in y")))
+    assert new["cells"][0]["source"] == edited
+
+
 def test_places():
     script = notebook.join(document())
     line = script.split("\n").index("h += 1") + 1

@@ -64,16 +64,13 @@ for x in torch.randn(3, 4, 3):
         for path in sorted(project.files):  # (those of other optimizers are refused behind it)
             other = project.view(path)
             calls = [n for n in other.parents if isinstance(n, cst.Call)] if other is not None else []
+            found = ((c, _betas(c, c.func.deep_equals(refused.func))) for c in calls)
             given = [
-                (c, betas)
-                for c in calls
-                if (betas := _betas(c, c.func.deep_equals(refused.func))) is not None
+                (betas, c is refused or (other is view and _same(betas, first)))
+                for c, betas in found
+                if betas
             ]
-            edits[path] = tuple(
-                e
-                for c, betas in given
-                for e in _as_floats(betas, c is refused or (other is view and _same(betas, first)))
-            )
+            edits[path] = tuple(e for betas, named in given for e in _as_floats(betas, named))
         if any(edits.values()):
             yield Proposal("give the betas as floats", OLD, {p: e for p, e in edits.items() if e})
 

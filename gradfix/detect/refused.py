@@ -161,9 +161,7 @@ def refusals(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     cuts: list[Cut] = []
     off: Off | None = None
     frozen: list[Frozen] = []
-    given: Optimizer | None = (
-        None  # PyTorch says whether a leaf is missing: a detached copy shares its op's memory
-    )
+    given: Optimizer | None = None  # what PyTorch refused, if it did: a detached copy shares its op's memory
     for event in graph.tape.events:
         if isinstance(event, Cut):
             cuts.append(event)

@@ -147,9 +147,8 @@ def _grad(m: Machine, tensor: Tensor) -> Value:
         return m.unknown("grad")
     if isinstance(tensor.grad, Tensor):
         if tensor.storage.handed:
-            m.trace.grad_write(
-                tensor
-            )  # an optimizer that isn't known may have cleared it, and fills none of it
+            # (an optimizer that isn't known may have cleared it, and fills none of it)
+            m.trace.grad_write(tensor)
         m.trace.grad_used(tensor)
     elif tensor.grad is None and tensor.requires:
         m.gone = m.frame.node, tensor

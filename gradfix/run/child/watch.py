@@ -83,9 +83,8 @@ class Watch(TorchFunctionMode):
         self._computed = recorder.computed.living
         self._known: dict[Any, tuple[Any, Any]] = {}
         self._no_grad_left, self._passes_left = _MOST_NO_GRAD, _PASSES
-        self._places: set[Any] = (
-            set()
-        )  # where these were; a place that none of them was at is told past the limit
+        # where these were: past the limit, a place that none of them was at is told all the same
+        self._places: set[tuple[int, ...]] = set()
         self._discrete_left = _MOST_DISCRETE
         self.views = MultiViews()
         self.anew = Anew(recorder)

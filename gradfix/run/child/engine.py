@@ -85,7 +85,7 @@ class Engine:
         self.second_order = self.second_order or bool(create)
         if self._depth:
             return self._nested(outputs, grads, retain, create, inputs, more, kwargs)
-        r.watch.walked()
+        r.watch.unrecorded.walked()
         r.checkpoints.walked()
         frame = sys._getframe(2)
         stack = r.sites.stack(frame)

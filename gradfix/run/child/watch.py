@@ -13,60 +13,26 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import CheckpointFunction
 
 from . import writes
 from .constants import within
 from .gradients import FULL
-from .multiview import MultiViews, may_go_stale, splits
+from .multiview import MultiViews, splits
 from .rebinding import Anew
 from .saves import GONE, Entry, fate_of
 from .storages import address_of
+from .unrecorded import Unrecorded, is_leaf
 
 _sequence = torch._C._autograd._get_sequence_nr
 _grad_enabled = torch.is_grad_enabled
 _getframe = sys._getframe
-_MOST_NO_GRAD = 64  # ops on parameters without a graph that are told, of one pass, and places of such
-_CALLERS = 64  # half as many frames of a place are looked at
-_PASSES = 8  # that are looked at
 _MOST_DISCRETE = 64
 _LIBRARY = "library"  # .data read by torch's own code
 _DATA = ("data", _LIBRARY)
-_CHECKPOINT: Any = CheckpointFunction.forward.__code__
 
 
 def _not_counted() -> bool:
     return False
-
-
-def _is_leaf(tensor: Any) -> bool:
-    """``tensor.is_leaf``, which raises for a view made under no_grad once it was written: it stands for its base."""
-    try:
-        return bool(tensor.is_leaf)
-    except RuntimeError:
-        return bool(tensor._base.is_leaf)
-
-
-def _within_checkpoint(frame: Any) -> tuple[str, Any]:
-    """How the graph is left in `frame`, under no_grad, and where: a reentrant checkpoint is told where it is called,
-    and leaves nothing ("") where one of its inputs requires grad."""
-    outer = frame
-    while outer is not None:
-        if outer.f_code is _CHECKPOINT:
-            inputs = outer.f_locals.get("args", ())
-            kept = any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
-            return ("", frame) if kept else ("checkpoint", outer)
-        outer = outer.f_back
-    return "no_grad", frame
-
-
-def _place(frame: Any) -> tuple[int, ...]:
-    """Where `frame` is, and who called it: a network runs for rollouts, and again for a loss."""
-    found: list[int] = []
-    while frame is not None and len(found) < _CALLERS:
-        found += (id(frame.f_code), frame.f_lasti)
-        frame = frame.f_back
-    return tuple(found)
 
 
 class Watch(TorchFunctionMode):
@@ -82,9 +48,7 @@ class Watch(TorchFunctionMode):
         self._numbers = recorder.numbers.living
         self._computed = recorder.computed.living
         self._known: dict[Any, tuple[Any, Any]] = {}
-        self._no_grad_left, self._passes_left = _MOST_NO_GRAD, _PASSES
-        # where these were: past the limit, a place that none of them was at is told all the same
-        self._places: set[tuple[int, ...]] = set()
+        self.unrecorded = Unrecorded(recorder)
         self._discrete_left = _MOST_DISCRETE
         self.views = MultiViews()
         self.anew = Anew(recorder)
@@ -115,8 +79,8 @@ class Watch(TorchFunctionMode):
                     given = args if len(args) > 1 or not kwargs else (*args, *kwargs.values())
                     self._arithmetic(func, found[1], given, result, stack, _getframe(1))
             elif not _grad_enabled():
-                if len(self._places) < _MOST_NO_GRAD:
-                    self._no_grad(args, result)
+                if not self.unrecorded.full:
+                    self.unrecorded.met(args, result, _getframe(1))
             elif (
                 self._discrete_left
                 and isinstance(result, torch.Tensor)
@@ -204,7 +168,7 @@ class Watch(TorchFunctionMode):
             if (
                 entries
                 or storage is not None
-                or (tensor.requires_grad and _is_leaf(tensor))
+                or (tensor.requires_grad and is_leaf(tensor))
                 or self._how(tensor)
                 or writes.unseen(tensor)
             ):
@@ -426,32 +390,6 @@ class Watch(TorchFunctionMode):
             r.numbers.taken(tensors, result, _getframe(2))
         return result
 
-    def walked(self) -> None:
-        """A pass ends: a backward begins."""
-        if self._passes_left:
-            self._passes_left -= 1
-            self._no_grad_left = _MOST_NO_GRAD
-            self._places.clear()
-
-    def _no_grad(self, args: Any, result: Any) -> None:
-        """A function of a tensor that requires grad, under no_grad: its result has no graph. Within a checkpoint it may
-        have one again; where none of the inputs requires grad, it has not."""
-        needing = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
-        if needing and self._no_grad_left and may_go_stale(result):
-            self.r.storages.of(result)  # what is written there is told
-        for a in needing:
-            if isinstance(a, torch.nn.Parameter) or not _is_leaf(a):
-                place = _place(_getframe(2))
-                if not self._no_grad_left and place in self._places:
-                    return
-                self._places.add(place)
-                self._no_grad_left -= self._no_grad_left > 0
-                how, frame = _within_checkpoint(_getframe(2))
-                if how:
-                    viewed = all(result is not x for x in args)  # (`x.contiguous()` may be x)
-                    self.r.constants.left(result, self.r.cut(how, a, frame), viewed)
-                return
-
     def _discrete(self, args: Any, result: Any, frame: Any) -> None:
         """A function of a tensor with a graph gives indices, other whole numbers or truth values: they have none."""
         for a in args:
@@ -515,7 +453,7 @@ class Watch(TorchFunctionMode):
                 self.r.gradients.none(tensor, _getframe(2))
             elif not tensor.retains_grad:
                 self.r.gradients.read(tensor, _getframe(2))
-        elif result is not None and tensor.requires_grad and _is_leaf(tensor):
+        elif result is not None and tensor.requires_grad and is_leaf(tensor):
             self.r.gradients.used(tensor, _getframe(2))
         return result
 

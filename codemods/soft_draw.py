@@ -23,6 +23,7 @@ ANOTHER = Effect(
     "changes-value", "other actions are drawn, of the same distribution, with a gradient of their own"
 )
 CASTS = ("float", "double", "to", "type", "type_as", "detach")
+SHAPED = ("squeeze", "flatten", "view", "reshape", "long")  # an index, and the same one
 SOFT = ("softmax", "_softmax")  # ops that made the probabilities
 LOGARITHM = ("log_softmax", "_log_softmax")
 
@@ -78,7 +79,9 @@ for state in torch.randn(3, 5, 4):
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         cut = conflict.event
-        if conflict.pattern != "drawn" or not isinstance(cut, Cut):
+        if not isinstance(cut, Cut) or not (
+            conflict.pattern == "drawn" or (conflict.pattern == "partly" and cut.how == "discrete")
+        ):
             return
         found = project.node(cut.stack[-1])
         index = found[1] if found is not None else None
@@ -106,8 +109,10 @@ for state in torch.randn(3, 5, 4):
 def _hot(view: View, index: cst.Call) -> cst.BaseExpression | None:
     """``F.one_hot(index, n).float()``, which `index` goes into, by a name of its own maybe."""
     node: cst.BaseExpression = index
+    while (outer := _method_of(view, node, SHAPED)) is not None:
+        node = outer
     small = view.small_statement(index)
-    if isinstance(small, cst.Assign) and small.value is index and len(small.targets) == 1:
+    if isinstance(small, cst.Assign) and small.value is node and len(small.targets) == 1:
         name, made = dotted(small.targets[0].target), view.statement(small)
         reads = reads_of(body_of(view, index), name) if name else []
         hot = [r for r in reads if _into_one_hot(view, r) and statement_before(view, r, name or "") is made]
@@ -118,12 +123,19 @@ def _hot(view: View, index: cst.Call) -> cst.BaseExpression | None:
     if call is None:
         return None
     while True:
-        above = view.parents.get(call)
-        outer = view.parents.get(above) if above is not None else None
-        casts = isinstance(above, cst.Attribute) and above.attr.value in CASTS
-        if not casts or not isinstance(outer, cst.Call):
+        outer = _method_of(view, call, CASTS)
+        if outer is None:
             return call if function_of(call) != "one_hot" else None
         call = outer
+
+
+def _method_of(view: View, node: cst.BaseExpression, names: tuple[str, ...]) -> cst.Call | None:
+    """The call of one of these methods of what `node` gives."""
+    above = view.parents.get(node)
+    outer = (
+        view.parents.get(above) if isinstance(above, cst.Attribute) and above.attr.value in names else None
+    )
+    return outer if isinstance(outer, cst.Call) else None
 
 
 def _into_one_hot(view: View, node: cst.BaseExpression) -> cst.Call | None:
@@ -149,6 +161,12 @@ def _probabilities(
         if given.keyword is None or given.keyword.value == "probs":
             return given.value, None, ()
         return _softmax(view, given.value)
+    if name == "multinomial" and isinstance(func, cst.Attribute) and op in SOFT:
+        function = dotted(func.value) == "torch"
+        source = index.args[0].value if function else func.value
+        count = index.args[function].value if len(index.args) > function else None
+        once = isinstance(count, cst.Integer) and count.value == "1"
+        return (source, None, ()) if once and dotted(source) else None
     if name == "argmax" and isinstance(func, cst.Attribute):
         source = func.value if dotted(func.value) != "torch" else index.args[0].value
         if not dotted(source):

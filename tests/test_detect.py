@@ -458,12 +458,16 @@ def test_what_a_refused_write_spoils_is_its_consequence() -> None:
     assert (conflict.kind, [c.kind for c in conflict.also]) == ("leaf-write", ["stale-saved-tensor"])
 
 
-def test_loss_without_a_graph() -> None:
+@pytest.mark.parametrize(
+    ("how", "why"), [("tensor", "no graph"), ("discrete", "not of the scores behind it")]
+)
+def test_loss_without_a_graph(how: str, why: str) -> None:
     s = Script()
     loss = s.op("mean", 3, s.linear(2, s.leaf("w"), s.data()), name="loss")
-    s.backward(s.cut("tensor", loss, 4), 5, refused=NO_GRAPH)
+    s.backward(s.cut(how, loss, 4), 5, refused=NO_GRAPH)
     conflict = only(s.end())
     assert (conflict.kind, conflict.pattern, lines(conflict, "cut")) == ("cut-graph", "no-graph", [4])
+    assert why in conflict.message
 
 
 def test_number_read_for_a_log_is_not_the_likeliest_cut() -> None:

@@ -201,10 +201,16 @@ def _no_graph(graph: Graph, backward: Backward, cuts: list[Cut]) -> Conflict | N
     if cut is not None:
         labels.append(("cut", cut.stack, CUT_WORDS.get(cut.how, "the graph is left here")))
     labels.append(("needed", backward.stack, "this loss has no graph"))
+    why = "its loss has no graph"
+    if cut is not None and cut.how == "discrete":
+        why = (
+            f"its loss is made of what {wording.at('cut', cut.stack)} gives, and not of the scores behind it, nor of "
+            "their log-probabilities"
+        )
     return make(
         "cut-graph",
         "no-graph",
-        f"{wording.at('needed', backward.stack)} has nothing to differentiate: its loss has no graph",
+        f"{wording.at('needed', backward.stack)} has nothing to differentiate: {why}",
         labels,
         "cut" if cut is not None else "needed",
         ref=cut.ref if cut else None,

@@ -938,6 +938,10 @@ def test_of_an_expanded_tensor_what_has_no_element_twice_may_be_written(size, to
         ("w * 2", "h.data[:1]", "v += 1", ""),
         ("w * 2", "h[[0]]", "v += 1", ""),
         ("torch.ones(4)", "h[:1]", "v += 1", ""),
+        ("torch.ones(4)", "h[:1]", "v += w.sum()", "no-grad-view"),
+        ("torch.ones(4)", "h.view(2, 2)", "v[0, 0] = w.sum()", "no-grad-view"),
+        ("torch.ones(4)", "h.detach()", "v += w.sum()", ""),
+        ("w * 2", "h.detach()[:1]", "v += w.sum()", "no-grad-view"),
     ],
 )
 def test_a_view_that_no_grad_made_is_not_written_with_gradients_on(made, viewed, written, said, tmp_path):

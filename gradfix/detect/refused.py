@@ -133,11 +133,10 @@ def _refused_write(write: Mutate) -> Conflict | None:
         "expanded": f"several elements of {name or 'this tensor'} share one memory location (expand): they "
         "can't be "
         "changed in place",
-        "no-grad-view": f"{name or 'this tensor'} is a view made under no_grad: autograd refuses to have it "
-        "changed in "
-        "place where gradients are on",
+        "no-grad-view": f"{wording.at('overwritten', write.stack)} changes in place a view made under no_grad: "
+        "autograd refuses that where gradients are on",
     }[pattern]
-    named = write.ref.name and pattern != "multi-view"
+    named = write.ref.name and pattern not in ("multi-view", "no-grad-view")
     return make(
         kind,
         pattern,

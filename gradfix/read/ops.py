@@ -421,7 +421,7 @@ def aliased(m: Machine, source: Tensor, known: Truth, node: Node | None, origin:
     )
     result.spread = None if source.spread != () else ()
     result.cut, result.left = source.cut, source.left if known is False else frozenset()
-    if not m.grad and base.requires and source.alias != "numpy" and origin in UNSEEN:
+    if not m.grad and source.alias != "numpy" and origin in UNSEEN:
         result.view = "no-grad"
     if node is not None:
         node.output = result

@@ -232,7 +232,7 @@ def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
     if made is not None:
         items = " ".join(view.code(made.args[0].value).split())
         said = f"stack `{items}`, graphs and all" if len(items) < 40 else "stack the values, graphs and all"
-        return said, [(view, _stacked(view, made))]
+        return said, [(view, _stacked(view, made, cut))]
     layer = layer_in(view, node)
     if layer is None:
         return None
@@ -252,7 +252,7 @@ def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
     edits = [put(view, top, core)]
     holder = _holder(view, top)
     if isinstance(holder, cst.BaseExpression):
-        edits += _stacked(view, holder)
+        edits += _stacked(view, holder, cut)
     elif holder:
         edits += [e for call in _read_by(view, top, holder) for e in _from_tensors(view, call, holder, cut)]
     return said, [(view, edits)]
@@ -368,7 +368,7 @@ def _read_by(view: View, top: cst.BaseExpression, name: str) -> Iterator[cst.Cal
 def _from_tensors(view: View, call: cst.Call, name: str, cut: Cut) -> list[Edit]:
     """``torch.stack(losses)`` for a list, the value itself for a single one."""
     if _filled(view, name):
-        return _stacked(view, call)
+        return _stacked(view, call, cut)
     top = outermost(view, call)
     small = view.small_statement(top)
     if isinstance(small, cst.Assign) and small.value is top and dotted(small.targets[0].target) == name:
@@ -376,24 +376,31 @@ def _from_tensors(view: View, call: cst.Call, name: str, cut: Cut) -> list[Edit]
     return [put(view, top, innermost(call))]
 
 
-def _stacked(view: View, call: cst.BaseExpression) -> list[Edit]:
+def _stacked(view: View, call: cst.BaseExpression, cut: Cut) -> list[Edit]:
+    """The tensors of a list as one: ``torch.tensor`` takes each for a number, whatever dimensions it has."""
     assert isinstance(call, cst.Call)
-    stack = of_torch(view, "stack")
+    given, row = call.args[0].value, len(cut.ref.shape) == 1
+    nested = isinstance(given, cst.List) and any(_is_list(view, e.value) for e in given.elements)
+    whole = of_torch(view, "cat" if row and not nested else "stack")
+    part = of_torch(view, "cat" if row else "stack")
+
+    def flat(made: cst.Call) -> cst.Call:
+        return cst.Call(cst.Attribute(made, cst.Name("flatten"))) if len(cut.ref.shape) > 1 else made
 
     def build(node: cst.CSTNode) -> cst.CSTNode:
         assert isinstance(node, cst.Call)
         first = node.args[0].with_changes(comma=cst.MaybeSentinel.DEFAULT)
         if isinstance(first.value, cst.List):  # the lists in it are tensors, too
             elements = [
-                e.with_changes(value=cst.Call(stack.expression, [cst.Arg(e.value)]))
+                e.with_changes(value=flat(cst.Call(part.expression, [cst.Arg(e.value)])))
                 if _is_list(view, e.value)
                 else e
                 for e in first.value.elements
             ]
             first = first.with_changes(value=first.value.with_changes(elements=elements))
-        return node.with_changes(func=stack.expression, args=[first])
+        made = node.with_changes(func=whole.expression, args=[first])
+        return made if nested else flat(made)
 
     top = outermost(view, call)
-    if top is call:
-        return [Replace(call, build), *stack.edits]
-    return [Replace(top, lambda _: build(call)), *stack.edits]
+    edits = whole.edits or (part.edits if nested else ())
+    return [Replace(top, build if top is call else lambda _: build(call)), *edits]

@@ -109,17 +109,20 @@ def _without_momentum(call: Any, position: int) -> Any:
 
 
 def joined(value: Any) -> torch.Tensor | None:
-    """The tensors of a list, and of its lists, as one with their graphs; None where they have none, or it is another
-    list."""
-    if not isinstance(value, (list, tuple)):
+    """The tensors of a list, and of its lists, as one with their graphs, each as the number that torch.tensor() takes
+    it for; None where they have none, or it is another list."""
+    if not isinstance(value, (list, tuple)) or not value:
         return None
-    parts = [each if isinstance(each, torch.Tensor) else joined(each) for each in value[:1]]
-    if not parts or parts[0] is None:
-        return None
-    parts += [each if isinstance(each, torch.Tensor) else joined(each) for each in value[1:]]
-    known = [part for part in parts if part is not None and part.shape == parts[0].shape]
+    parts = [_single(each) if isinstance(each, torch.Tensor) else joined(each) for each in value]
+    known = [
+        part for part in parts if part is not None and parts[0] is not None and part.shape == parts[0].shape
+    ]
     whole = torch.stack(known) if len(known) == len(parts) else None
     return whole if whole is not None and whole.requires_grad else None
+
+
+def _single(value: torch.Tensor) -> torch.Tensor | None:
+    return value.reshape(()) if value.numel() == 1 else None
 
 
 def see_through(sites: Any) -> None:

@@ -118,6 +118,8 @@ def _called(project: Project, name: str, place: tuple[Stack, int], depth: int) -
     stack, own = place
     for inner in range(own, depth, -1):
         within, calling = frame(project, stack, inner), frame(project, stack, inner - 1)
+        if within is not None and calling is not None and calling[1] in list(within[0].ancestors(within[1])):
+            continue  # a comprehension has a frame of its own
         function = within[0].function(within[1]) if within is not None else None
         call = calling[1] if calling is not None else None
         call = call.value if isinstance(call, cst.Expr) else call

@@ -18,7 +18,7 @@ from gradfix.rewrite.passed import Passed, passed
 from gradfix.rewrite.shown import only_shown
 from gradfix.rewrite.spelling import descendants, function_of, peeled, undone_data, unused
 from gradfix.rewrite.tensors import detached_alias, element_of, is_leaf, of_container
-from gradfix.rewrite.writes import Write, may_rebind, write_of
+from gradfix.rewrite.writes import Write, may_rebind, to_leaf_view, write_of
 from gradfix.tape import Cut, Stack
 
 _OF_TENSORS = frozenset(
@@ -49,10 +49,11 @@ class CloneBeforeWrite(Codemod):
     `grad_output.clone()`.
 
     When not: where a whole tensor is overwritten (out of place says it shorter), where a name that is read
-    later is meant to see the write, and for a parameter: its clone is not what the optimizer steps.
+    later is meant to see the write, and for a parameter: its clone is not what the optimizer steps. (A view of one that
+    takes what the model computes, or is expanded over a batch, is no parameter: it is written in a copy.)
     """
 
-    kinds = ("stale-saved-tensor", "silent-overwrite", "forbidden-view-write")
+    kinds = ("stale-saved-tensor", "silent-overwrite", "forbidden-view-write", "leaf-write")
     effects = ("none", "adds-gradient", "changes-value", "own-memory")
     examples = (
         Example(
@@ -100,6 +101,12 @@ h.sum().backward()
             return
         if conflict.write.how == "numpy":
             yield from _arrays(conflict, project, write, alone)
+            return
+        if conflict.kind == "leaf-write":
+            if write is not None and write.small is not None and to_leaf_view(write, conflict):
+                new = assignment(cst.Name(write.name), method(cst.Name(write.name), "clone"))
+                files = {write.view.path: _insert(write.view, write.small, new)}
+                yield Proposal(f"write into a copy: `{write.name}.clone()`", NONE, files, 2)
             return
         if is_leaf(project, conflict.write.ref.storage):
             return
@@ -296,7 +303,7 @@ def _at_alias(write: Write, alias: cst.Assign, effect: Effect) -> Proposal:
 def _before(write: Write, conflict: Conflict, project: Project) -> tuple[Edit, ...] | None:
     """``h = h.clone()`` before the write, and the write to ``h`` itself where it went through ``.data``."""
     small = write.small
-    if small is None or not write.name or write.name in ("self", "cls") or conflict.write is None:
+    if small is None or not write.name or write.of_receiver or conflict.write is None:
         return None
     if not may_rebind(write.view, write.node, write.name, conflict.write.stack, project):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,7 +25,7 @@ from gradfix.rewrite.spelling import (
     writes_data,
 )
 from gradfix.rewrite.tensors import accumulates
-from gradfix.rewrite.writes import write_at, write_of
+from gradfix.rewrite.writes import to_leaf_view, write_at, write_of
 from gradfix.tape import GradRead, Mutate
 
 Belongs = Callable[[cst.CSTNode], bool]
@@ -92,12 +93,23 @@ def _leaf(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     view = cast(View, project.view(conflict.at.file))
     if write is not None and write.name and accumulates(view, write):
         return
+    if write is not None and to_leaf_view(write, conflict) and _expanded(conflict, project):
+        return
     refused = _refused(view, project)
     run = _run(view, small, lambda s: s is small or s in refused)
     edits = _wrapped(view, run)
     yield Proposal(_summary(view, run), NONE, {view.path: edits})
     if write is not None and (later := _track_afterwards(view, write.name, small, run)):
         yield Proposal(f"`{write.name}` requires grad only after this", NONE, {view.path: later}, 2)
+
+
+def _expanded(conflict: Conflict, project: Project) -> bool:
+    """Whether the view that is written has more elements than its parameter: each would be written several times."""
+    ref = conflict.ref
+    owned = (r for o in project.graph.optimizers.values() for r in o.refs)
+    return ref is not None and any(
+        r.storage == ref.storage and math.prod(r.shape) < math.prod(ref.shape) for r in owned
+    )
 
 
 def _small_at(conflict: Conflict, project: Project) -> cst.BaseSmallStatement | None:

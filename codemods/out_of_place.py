@@ -37,7 +37,7 @@ from gradfix.rewrite.spelling import (
 )
 from gradfix.rewrite.statements import units
 from gradfix.rewrite.tensors import detached_alias, is_leaf, is_list, is_mask, of_container
-from gradfix.rewrite.writes import Write, everything, may_rebind, write_of
+from gradfix.rewrite.writes import Write, everything, may_rebind, to_leaf_view, write_of
 from gradfix.wording import name
 
 FLOWS = Effect("adds-gradient", "the write is part of the graph and the gradient flows through it")
@@ -122,9 +122,10 @@ y.sum().backward()
                 yield _proposal(write, anew, NONE, 0, edits, why)
             return
         leaf = conflict.write is not None and is_leaf(project, conflict.write.ref.storage)
+        leaf = leaf and not to_leaf_view(write, conflict)
         if leaf and (write.hidden or "." in write.name or _optimized(conflict, project)):
             return
-        rank = 2 if leaf else 0
+        rank = 2 if leaf else int(conflict.kind == "leaf-write")
         effect = FLOWS if write.hidden else NONE
         if write.hidden and (statement := _straight_through(write)) and _rebinds(write, conflict, project):
             yield _proposal(write, statement, NONE, rank, (), "keep its gradient")
@@ -235,8 +236,10 @@ def _short(code: str) -> str:
 
 
 def _rebinds(write: Write, conflict: Conflict, project: Project) -> bool:
-    if not write.name or write.name in ("self", "cls"):
+    if not write.name or write.of_receiver:
         return False
+    if to_leaf_view(write, conflict):
+        return True
     if conflict.kind == "forbidden-view-write":  # it has never been made: no caller counts on seeing it
         shared = sharing(write.view, write.node, write.name)
         return not any(live_after(write.view, write.node, alias) for alias in shared.names)

@@ -14,6 +14,8 @@ from gradfix.rewrite.liveness import (
     Sharing,
     declared,
     dotted,
+    first_use,
+    later,
     live_after,
     parameters,
     scope_of,
@@ -73,6 +75,13 @@ class Write:
     def name(self) -> str:
         """The root as a dotted name, "" where it is none."""
         return dotted(self.root)
+
+    @property
+    def of_receiver(self) -> bool:
+        """Whether the root is the method's own object: ``self``, or ``cls`` where that is no local name."""
+        scope = scope_of(self.view, self.node)
+        given = parameters(scope)[:1] if isinstance(scope, cst.FunctionDef) else ()
+        return self.name in ("self", "cls") and self.name in given
 
     @property
     def hidden(self) -> bool:
@@ -137,6 +146,20 @@ def _call(view: View, call: cst.Call) -> Write | None:
         outer = outermost(view, call)
         return Write(view, outer, "method", chain_root(outer))
     return None
+
+
+def to_leaf_view(write: Write, conflict: Conflict) -> bool:
+    """Whether the write goes to a view of a leaf under a name of its own, and the function reads the leaf under none
+    behind it: it is the view that is to hold the value, not the leaf."""
+    if conflict.pattern != "view" or not write.name or "." in write.name:
+        return False
+    view, shared = write.view, sharing(write.view, write.node, write.name)
+    made = (s for s in shared.views if isinstance(s, cst.Assign))
+    if not any(write.name in target_names(t.target) for s in made for t in s.targets):
+        return False
+    around = list(view.ancestors(write.node))
+    behind = [run for run in later(view, write.node) if not any(loop in run for loop in around)]
+    return not any(first_use(run, other) == "read" for run in behind for other in shared.names)
 
 
 def may_rebind(view: View, node: cst.CSTNode, name: str, stack: Stack, project: Project) -> bool:

@@ -46,14 +46,13 @@ def _place(frame: Any) -> tuple[int, ...]:
 
 
 class Unrecorded:
-    """Tells them, with the Cut of each. `r` is the recorder."""
+    """Tells of each op of one pass, with its Cut. `r` is the recorder."""
 
     def __init__(self, recorder: Any) -> None:
         self.r = recorder
         self._left, self._passes_left = _MOST, _PASSES
-        self._places: set[Any] = (
-            set()
-        )  # where these were; a place that none of them was at is told past the limit
+        # where these were: past the limit, a place that none of them was at is told all the same
+        self._places: set[tuple[int, ...]] = set()
 
     @property
     def full(self) -> bool:

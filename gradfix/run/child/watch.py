@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from . import writes
 from .constants import within
 from .gradients import FULL
+from .let_through import let_through
 from .multiview import MultiViews, splits
 from .rebinding import Anew
 from .saves import GONE, Entry, fate_of
@@ -194,7 +195,8 @@ class Watch(TorchFunctionMode):
                 tensors = [t for t in targets if isinstance(t, torch.Tensor)]
                 watched = [(t, address_of(t), [], r.counter(None, t), ()) for t in tensors]
             try:
-                result = self._let_through(func, args, kwargs, targets, refused)
+                result, were = let_through(func, args, kwargs, targets, refused, r.engine.second_order)
+                watched = [(were.get(id(t), t), *rest) for t, *rest in watched]
             except RuntimeError:  # it can't be: the run ends as PyTorch ends it, and the write is told
                 stack = r.sites.stack(_getframe(2))
                 for tensor, *_ in watched:
@@ -304,52 +306,6 @@ class Watch(TorchFunctionMode):
             threatens=threatens,
             frame=_getframe(3),
         )
-
-    def _let_through(self, func: Any, args: Any, kwargs: Any, targets: list[Any], refused: str) -> Any:
-        """Do the write that PyTorch refused. One whose value needs a gradient stays differentiable: the leaf
-        gives up its place as a leaf, as it would in the program without its ``requires_grad=True``. A parameter
-        that is made of parameters (initialised, averaged, normalised) stays one. A forbidden view is written
-        through an alias, for once its counter has moved PyTorch refuses to read it, too."""
-        if writes.SHARED in refused:
-            return self._own_memory(func, args, kwargs, targets, refused)
-        if writes.is_view_refusal(refused):
-            swap = {id(t): t.data for t in targets if isinstance(t, torch.Tensor)}
-            with torch.no_grad():
-                result = func(
-                    *[swap.get(id(a), a) for a in args], **{k: swap.get(id(a), a) for k, a in kwargs.items()}
-                )
-            return next((t for t in targets if swap.get(id(t)) is result), result)
-        own = {address_of(t) for t in targets if isinstance(t, torch.Tensor)}
-        values = [  # (the second half of `w[2:] *= 0.5` writes back a view of w)
-            a
-            for a in (*args, *kwargs.values())
-            if not isinstance(a, torch.Tensor) or address_of(a) not in own
-        ]
-        updates = all(writes.is_parameter(t) for t in targets) and not self.r.engine.second_order
-        if updates and writes.of_parameters(values):
-            pass
-        elif torch.is_grad_enabled() and writes.needs_grad(values):
-            for tensor in targets:
-                base = tensor if tensor.is_leaf else tensor._base
-                if base is not None and base.is_leaf and tensor is base:
-                    base.requires_grad_(False)
-            try:
-                return func(*args, **kwargs)
-            except RuntimeError as problem:
-                if not writes.is_refusal(str(problem)):
-                    raise
-        with torch.no_grad():
-            return func(*args, **kwargs)
-
-    def _own_memory(self, func: Any, args: Any, kwargs: Any, targets: list[Any], refused: str) -> Any:
-        """Write an expanded tensor after it was given memory of its own. Where that is part of the graph it can't be
-        done under its views: the run ends as PyTorch would end it."""
-        tensors = [t for t in targets if isinstance(t, torch.Tensor)]
-        if torch.is_grad_enabled() and (any(t.requires_grad for t in tensors) or writes.needs_grad(args)):
-            raise RuntimeError(refused)
-        for tensor in tensors:
-            tensor.data = tensor.data.clone()
-        return func(*args, **kwargs)
 
     def _how(self, tensor: Any) -> str:
         for each in (tensor, tensor._base):

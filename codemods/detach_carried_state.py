@@ -96,9 +96,10 @@ for x in torch.randn(3, 4, 3):
         found = carried(project, edges, backward)
         kept_now = kept_items(project, edges, backward)
         ways = [
-            *_ways(project, found, edges),
+            *_ways(project, _together(found), edges),
             *_items(project, kept_now),
             *window_ends(project, found, edges, backward),
+            *_ways(project, _alone(found), edges),
         ]
         summed = conflict.pattern == "accumulated"  # a number that is kept, not a state: accumulate-item
         elements = [
@@ -184,19 +185,32 @@ def _settled(project: Project, edges: Sequence[Crossing], backward: Backward) ->
     yield from (found[line] for line in sorted(found, reverse=True)[:2])
 
 
-def _ways(
-    project: Project, found: tuple[Carried, ...], edges: Sequence[Crossing]
-) -> Iterator[tuple[str, list[Part]]]:
-    """The names of one body that hold what the earlier pass made, in each way that fits; then all that it hands on,
-    then each name alone where there are several."""
+def _bodies(found: Sequence[Carried]) -> list[list[Carried]]:
     bodies: dict[int, list[Carried]] = {}
     for item in found:
         bodies.setdefault(id(item.body), []).append(item)
+    return list(bodies.values())
+
+
+def _together(found: Sequence[Carried]) -> list[list[Carried]]:
+    """The names of one body that hold what the earlier pass made, then all that it hands on."""
     groups: list[list[Carried]] = []
-    for some in bodies.values():
+    for some in _bodies(found):
         direct = [i for i in some if i.direct]
         groups += [direct, some] if 0 < len(direct) < len(some) else [some]
-    groups += [[i] for some in bodies.values() if len(some) > 1 for i in some if [i] not in groups]
+    return groups
+
+
+def _alone(found: Sequence[Carried]) -> list[list[Carried]]:
+    """Each name of several that one body hands on, what the earlier pass made before what it was made of."""
+    every = [i for some in _bodies(found) if len(some) > 1 for i in some]
+    return [[i] for i in sorted(every, key=lambda i: not i.direct) if [i] not in _together(found)]
+
+
+def _ways(
+    project: Project, groups: Sequence[Sequence[Carried]], edges: Sequence[Crossing]
+) -> Iterator[tuple[str, list[Part]]]:
+    """Each group of names, detached in each way that fits."""
     for group in groups:
         shapes = {i.name: ("tensor", "tuple") if _entries(i) else i.shapes(project, edges) for i in group}
         # another method may read an attribute after it is stored, so it is detached where it is read

@@ -13,7 +13,7 @@ from gradfix.graph import Crossing
 from gradfix.rewrite.boundary import frame, meeting, shape_of
 from gradfix.rewrite.drawn import views
 from gradfix.rewrite.liveness import first_use
-from gradfix.rewrite.spelling import descendants, torch_names
+from gradfix.rewrite.spelling import descendants, function_of, torch_names
 from gradfix.rewrite.statements import Unit, body_of, dotted, names, reads_of, stored, touches, units, walk
 from gradfix.tape import Backward, Mutate, Record, Stack
 
@@ -169,11 +169,9 @@ class Carried:
             if not isinstance(node, cst.Assign) or id(node) in inside:
                 continue
             for target in node.targets:
-                said = dotted(target.target)
-                if said and (
-                    said == self.name or ("." in said and "." in self.name and said.endswith("." + last))
-                ):
-                    yield node.value
+                for said, value in _bound_to(target.target, node.value):
+                    if said == self.name or ("." in said and "." in self.name and said.endswith("." + last)):
+                        yield value
 
     def shapes(self, project: Project, edges: Sequence[Crossing]) -> tuple[str, ...]:
         """What the name may hold, likeliest first."""
@@ -203,6 +201,17 @@ class Carried:
 
     def _called_with(self, kind: str) -> bool:
         return kind in self.view.text and any(touches(self.reader.reads, {self.name}) for _ in (0,))
+
+
+def _bound_to(
+    target: cst.BaseExpression, value: cst.BaseExpression
+) -> Iterator[tuple[str, cst.BaseExpression]]:
+    """The dotted names that an assignment binds, and to what: ``self.h, self.c = None, None`` both of them."""
+    if said := dotted(target):
+        yield said, value
+    if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
+        for one, other in zip(target.elements, value.elements, strict=False):
+            yield from _bound_to(one.value, other.value)
 
 
 def carried(project: Project, edges: Sequence[Crossing], backward: Backward) -> tuple[Carried, ...]:
@@ -291,9 +300,22 @@ def _names_of(
                 if stores and all(u.node in updates for u in stores):
                     continue  # a parameter itself, moved by hand
                 if not all(_number_or_truth(s.node) for s in stores) or not stores:
-                    yield Carried(name, view, body, unit, stores, name in made, ((stack, depth),))
+                    item = Carried(name, view, body, unit, stores, name in made, ((stack, depth),))
+                    if not _is_object(item, project):
+                        yield item
                     seen.add(name)
         seen |= {w for w in unit.writes if not isinstance(unit.node, cst.BaseCompoundStatement)}
+
+
+def _is_object(item: Carried, project: Project) -> bool:
+    """Whether an attribute holds an object of one of the project's classes wherever its own class binds it: a memory
+    with a state of its own is no state."""
+    home = item.view.enclosing(item.body, cst.ClassDef)
+    values = [v for v in item.first_values() if item.view.enclosing(v, cst.ClassDef) is home]
+    if "." not in item.name or home is None or not values:
+        return False
+    classes = {n.name.value for view in views(project) for n in view.parents if isinstance(n, cst.ClassDef)}
+    return all(isinstance(v, cst.Call) and function_of(v) in classes for v in values)
 
 
 def _parameter_writes(project: Project, view: View) -> set[cst.CSTNode]:

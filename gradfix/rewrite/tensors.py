@@ -138,8 +138,8 @@ _CONSTANTS = """
 
 def _constant_leaf(value: cst.BaseExpression) -> bool:
     """Whether a tensor is made of constants here (``torch.zeros(1, requires_grad=True)``), in whatever
-    wrapping."""
-    if not isinstance(value, cst.Call):
+    wrapping, and is not a parameter."""
+    if not isinstance(value, cst.Call) or function_of(value) == "Parameter":
         return False
     if function_of(value) in _CONSTANTS.split():
         return True

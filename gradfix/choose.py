@@ -66,8 +66,9 @@ class Wanted:
 def candidates(
     conflict: Conflict, project: Project, mods: Iterable[type[Codemod]], stalled: Callable[[str], None]
 ) -> Iterator[Candidate]:
-    """Every proposal for `conflict` as new texts, those that parse and are not alike."""
-    seen: set[tuple[tuple[str, str], ...]] = set()
+    """Every proposal for `conflict` as new texts, those that parse and are not alike: one text may be meant as another
+    change of the training."""
+    seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
     for proposal in _in_turn([mod.cures(conflict, project) for mod in mods]):
         texts: dict[str, str] = {}
         for path, edits in proposal.edits.items():
@@ -76,7 +77,7 @@ def candidates(
                 text = view.apply(edits)
                 if text != view.text:
                     texts[path] = text
-        key = tuple(sorted(texts.items()))
+        key = (proposal.effect.kind, tuple(sorted(texts.items())))
         if not texts or key in seen:
             continue
         seen.add(key)

@@ -105,11 +105,11 @@ def repair(
             hinted=lambda c, now: (
                 settings.hints.get(fingerprint(c, {**texts, **now}), "") if settings.hints else ""
             ),
-            late=lambda: time.monotonic() > settings.until,
+            late=lambda: time.monotonic() > prover.runner.until,
         )
         done, states, kept = _cured(prover, project, baseline, wanted, say)
         result = _result(entry, settings, [(baseline, texts), *states[1:]], done, kept, started)
-        if settings.until < in_time.until and time.monotonic() > settings.until:
+        if prover.runner.until < in_time.until and time.monotonic() > prover.runner.until:
             remarks = (*remarks, *((late.out_of_time(settings),) if _left(result) else ()))
         result = replace(result, ended=ended, lines=(*result.lines, *remarks))
     if result.problem is None or result.diagnoses:

@@ -133,6 +133,32 @@ def test_proofs_of_a_script_that_took_all_of_its_time_get_as_much_together(tmp_p
     assert diagnosis.status == "cured" or any("not every cure was tried" in line for line in result.lines)
 
 
+OLDER = """\
+import time
+
+import torch
+
+one, two, three = 0, 0, 0
+nets = [torch.nn.Linear(3, 2) for _ in range(3)]
+first = torch.optim.Adam(nets[0].parameters(), 0.1, betas=(one, 0.9))
+second = torch.optim.Adam(nets[1].parameters(), 0.1, betas=(two, 0.9))
+third = torch.optim.Adam(nets[2].parameters(), 0.1, betas=(three, 0.9))
+while True:
+    time.sleep(1.5)
+    for net, optimizer in zip(nets, (first, second, third)):
+        optimizer.zero_grad()
+        net(torch.ones(3)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_proofs_of_a_script_that_fails_before_it_takes_its_time_get_as_much_together(tmp_path, zygote):
+    _, result = one(OLDER, tmp_path, zygote, Settings(timeout=2))
+    assert {d.conflict.kind for d in result.diagnoses} == {"legacy-api"}
+    assert result.seconds < 9
+    assert any("not every cure was tried" in line for line in result.lines)
+
+
 ANOTHER = """\
 import torch
 from torch import nn

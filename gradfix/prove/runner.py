@@ -20,7 +20,8 @@ WORKERS = 4  # runs at once, over all candidates
 
 class Runner:
     """Runs a script with texts in place of its files, as `template` says; none goes on past `until`, which is of
-    time.monotonic(), but for a second. Thread-safe."""
+    time.monotonic(), but for a second. Where one takes all of its time, as the script itself may not, failing long
+    before, those after it get as much, together. Thread-safe."""
 
     def __init__(self, zygote: Zygote, template: Run, until: float = inf) -> None:
         self.zygote = zygote
@@ -70,4 +71,7 @@ class Runner:
 
     def _bounded(self, run: Run) -> Outcome:
         left = max(self.until - time.monotonic(), 1.0)
-        return self.zygote.run(replace(run, timeout=min(run.timeout, left)))
+        outcome = self.zygote.run(replace(run, timeout=min(run.timeout, left)))
+        if outcome.ended == "timeout":
+            self.until = min(self.until, time.monotonic() + run.timeout)
+        return outcome

@@ -9,7 +9,7 @@ import libcst as cst
 from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
-from gradfix.rewrite.behind import along, harmless, leaves, may_read
+from gradfix.rewrite.behind import along, beside, harmless, leaves, may_read
 from gradfix.rewrite.boundary import cleared, gather
 from gradfix.rewrite.calls import caller_says, says, with_arguments
 from gradfix.rewrite.literals import put_in_order
@@ -184,6 +184,10 @@ def _moved(project: Project, found: Updates, order: Sequence[Update]) -> list[Ed
         seen = [body[k].node for k in going if not harmless(body[k].node, bound)]
         if any(_sees(project, found.view, node, update, v) for node in seen for v in sooner):
             return None
+        if any(
+            _takes_along(project, found, a, b, bound) for v in sooner for a, b in ((update, v), (v, update))
+        ):
+            return None
         for index in (update.first, *going):
             edits += take_away(body[index], found.view)
             line = lifted(body[index])
@@ -201,6 +205,14 @@ def _sees(project: Project, view: View, node: cst.CSTNode, moved: Update, sooner
         [r.name for s in u.steps for r in project.graph.optimizers[s.optimizer].refs] for u in (sooner, moved)
     )
     return may_read(project, view, node, own, others)
+
+
+def _takes_along(
+    project: Project, found: Updates, update: Update, other: Update, bound: Collection[str]
+) -> bool:
+    """Whether what stands in an update's statements, and is no part of it, may read what the other one steps."""
+    units, events = found.body[update.first : update.last + 1], (update.event, *update.steps)
+    return any(_sees(project, found.view, n, update, other) for n in beside(project, units, events, bound))
 
 
 def _paragraph(

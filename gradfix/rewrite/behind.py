@@ -11,7 +11,9 @@ import libcst as cst
 
 from gradfix.edit import Project, View
 from gradfix.rewrite.liveness import functions
+from gradfix.rewrite.spelling import descendants, small_statements
 from gradfix.rewrite.statements import Unit, block_of, dotted, lifted, names, touches, unit_in, units
+from gradfix.tape import Event
 
 LEAVES = (cst.Continue, cst.Break, cst.Return, cst.Raise, cst.Yield)
 # calls that read the tensors they are given, and neither parameters nor anything else of the program's
@@ -70,6 +72,18 @@ def harmless(node: cst.CSTNode, bound: Collection[str]) -> bool:
     }
     reads = names(node).reads
     return all(map(_plain, inner)) and all(r in kept or r in PLAIN or r.split(".")[0] in bound for r in reads)
+
+
+def beside(
+    project: Project, body: Sequence[Unit], events: Sequence[Event], bound: Collection[str]
+) -> Iterator[cst.BaseSmallStatement]:
+    """What stands in the statements of an update and is no part of it: the average of a target network in the ``if`` of
+    a delayed update goes where the update goes. `bound`: see harmless."""
+    own = {id(node) for event in events for _, node in project.frames(event.stack)}
+    for small in (s for unit in body for s in small_statements(unit.node)):
+        part = calls(small, DRIVES) or any(id(node) in own for node in descendants(small))
+        if not part and not harmless(small, bound):
+            yield small
 
 
 def may_read(

@@ -10,7 +10,9 @@ from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, View, exchange, parenthesized
 from gradfix.rewrite.blocks import assignment, copy, line, method, of_torch
+from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.liveness import dotted, statement_before
+from gradfix.rewrite.recording import cut_for_others
 from gradfix.rewrite.spelling import function_of, unused
 from gradfix.rewrite.statements import body_of, reads_of
 from gradfix.tape import Cut
@@ -94,16 +96,19 @@ for state in torch.randn(3, 5, 4):
         if hot is None or soft is None:
             return
         probabilities, logits, more = soft
-        yield Proposal(
-            "let the gradient pass straight to the probabilities",
-            GAINS,
-            {view.path: (*_passed(view, hot, probabilities), *more)},
-        )
+        said = "let the gradient pass straight to the probabilities"
+        edits = (*_passed(view, hot, probabilities), *more)
+        yield Proposal(said, GAINS, {view.path: edits})
+        named = view.small_statement(hot) is view.small_statement(index)
+        if others := cut_for_others(cut, conflict.backward, project) if named else []:
+            said = f"{said}, and detach it where another loss takes it"
+            yield Proposal(said, GAINS, gather((view, edits), *others), 1)
         if logits is not None:
             drawn = f"F.gumbel_softmax({view.code(logits)}, hard=True)"
-            named = _gumbel(view, logits)
-            if named is not None:
-                yield Proposal(f"draw with `{drawn}`", ANOTHER, {view.path: (exchange(hot, named),)}, 1)
+            gumbel = _gumbel(view, logits)
+            if gumbel is not None:
+                cuts = gather((view, [exchange(hot, gumbel)]), *others)
+                yield Proposal(f"draw with `{drawn}`", ANOTHER, cuts, 2)
 
 
 def _hot(view: View, index: cst.Call) -> cst.BaseExpression | None:

@@ -19,6 +19,9 @@ from gradfix.tape import Optimizer, Ref
 HELD = Effect(
     "adds-gradient", "the optimizer trains what the loss gives a gradient; all others are as before"
 )
+ANOTHER = Effect(
+    "changes-value", "the optimizer trains the model that its loss goes through, and no longer the other"
+)
 
 Shapes = Mapping[str, tuple[int, ...]]  # of a model's parameters, by their names in it
 
@@ -27,13 +30,14 @@ class OptimizerOfTheTrained(Codemod):
     """Give the optimizer the parameters of the model that the loss trains.
 
     Why: the optimizer was handed the copy that targets are computed with. Nothing gives that a gradient, and the model
-    that the loss does give one keeps its first values.
+    that the loss does give one keeps its first values. Or it was handed what another optimizer has (a generator's the
+    discriminator), which is stepped twice.
 
     When not: where the copy is the one that is to be trained; then the graph is cut in the wrong one of the two.
     """
 
     kinds = ("stray-optimizer",)
-    effects = ("adds-gradient",)
+    effects = ("adds-gradient", "changes-value")
     examples = (
         Example(
             """\
@@ -73,7 +77,8 @@ for x in torch.randn(3, 4, 3):
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         made = conflict.event
-        if conflict.pattern != "replaced" or not isinstance(made, Optimizer) or not made.stack:
+        twin = conflict.pattern == "another-models"
+        if not (twin or conflict.pattern == "replaced") or not isinstance(made, Optimizer) or not made.stack:
             return
         found = project.node(made.stack[-1])
         given = [m for n in descendants(found[1]) if (m := _of_parameters(n)) is not None] if found else []
@@ -81,12 +86,14 @@ for x in torch.randn(3, 4, 3):
             return
         view, model = found[0], given[0]
         trained = {r.name: r.shape for r, _ in nobodys(project.graph).values() if r.name}
-        if not (given_values(project.graph, made.optimizer) or _copied(project, last_of(model))):
+        if not (twin or given_values(project.graph, made.optimizer) or _copied(project, last_of(model))):
             return
-        for rank, name in enumerate(_beside(made.refs, trained, model)):
+        for rank, name in enumerate(_beside(made.refs, trained, model, alike=not twin)):
             said = f"give the optimizer the parameters of `{name}`"
             edits = {view.path: (exchange(model, cst.parse_expression(name)),)}
-            yield Proposal(said, HELD, edits, rank)
+            yield Proposal(said, ANOTHER if twin else HELD, edits, rank)
+            if twin:
+                return  # (the outermost holds it all)
 
 
 def _of_parameters(node: cst.CSTNode) -> cst.BaseExpression | None:
@@ -99,9 +106,9 @@ def _of_parameters(node: cst.CSTNode) -> cst.BaseExpression | None:
     return cst.ensure_type(cst.ensure_type(node, cst.Call).func, cst.Attribute).value if called else None
 
 
-def _beside(held: tuple[Ref, ...], trained: Shapes, model: cst.BaseExpression) -> Iterator[str]:
+def _beside(held: tuple[Ref, ...], trained: Shapes, model: cst.BaseExpression, alike: bool) -> Iterator[str]:
     """What stands beside the `model` that the optimizer holds, and has the same parameters: ``self.critic`` beside
-    ``self.target``."""
+    ``self.target``; or, not `alike`, all that are trained."""
     said, own = dotted(model) or "", last_of(model)
     before = {r.name.split(f"{own}.")[0] for r in held}
     if not said or len(before) != 1:
@@ -109,7 +116,7 @@ def _beside(held: tuple[Ref, ...], trained: Shapes, model: cst.BaseExpression) -
     (owner,) = before
     shapes = {r.name.removeprefix(f"{owner}{own}."): r.shape for r in held}
     for name, others in _models(trained).items():
-        if others == shapes and name.startswith(owner):
+        if (others == shapes if alike else len(others) == len(trained)) and name.startswith(owner):
             yield said.removesuffix(own) + name.removeprefix(owner)
 
 

@@ -172,6 +172,7 @@ PATTERNS = {
     "stray-optimizer": {
         "replaced": "a parameter was replaced after the optimizer was made",
         "replaced-later": "a parameter was replaced between two steps of the optimizer that holds it",
+        "another-models": "the optimizer holds what another one holds, and the model that its loss trains is nobody's",
         "unregistered": "a plain tensor of a module, or layers in a plain list or dictionary, of which parameters() "
         "knows nothing",
     },

@@ -300,6 +300,11 @@ def _by_the_program(graph: Graph, storage: int) -> bool:
     return bool(written) and (not copied or _looked_at(graph, (storage,)))
 
 
+def kept_by_the_program(graph: Graph, storage: int) -> bool:
+    """Whether the program has its own use for a leaf's gradient, or changes the leaf itself."""
+    return _by_the_program(graph, storage) or _looked_at(graph, (storage,))
+
+
 def _looked_at(graph: Graph, storages: Collection[int]) -> bool:
     """Whether the program reads or sets gradients of these leaves: it may have its own use for them."""
     events = graph.tape.events

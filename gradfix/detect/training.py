@@ -33,6 +33,7 @@ from gradfix.detect.quantized import quantized
 from gradfix.detect.starved import starved
 from gradfix.detect.stray import replaced_later, stray_optimizers, unregistered
 from gradfix.detect.terms import constant_terms, idle_terms, plain_terms
+from gradfix.detect.twins import held_twice
 from gradfix.detect.unstepped import never_stepped
 from gradfix.detect.waste import data_attributes, discarded, idle_retain, kept_losses, running_sums
 from gradfix.graph import Graph
@@ -52,6 +53,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         zero_derivatives,
         rewrapped,
         replaced_later,
+        held_twice,
         unregistered,
         converted,
         second_order,

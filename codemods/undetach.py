@@ -15,7 +15,7 @@ from gradfix.rewrite.calls import backward_call, loss_of, with_arguments
 from gradfix.rewrite.carried import outlives
 from gradfix.rewrite.dropped import asked
 from gradfix.rewrite.liveness import dotted, statement_before
-from gradfix.rewrite.peeling import MAKERS, innermost, layer_in, outermost, put
+from gradfix.rewrite.peeling import MAKERS, innermost, layer_in, outermost, peel, put
 from gradfix.rewrite.recording import Part, cut_for_others, drawn_anew, recorded
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import block_of, body_of, reads_of, take_away, unit_in, units, walk
@@ -254,7 +254,8 @@ def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
     if isinstance(holder, cst.BaseExpression):
         edits += _stacked(view, holder, cut)
     elif holder:
-        edits += [e for call in _read_by(view, top, holder) for e in _from_tensors(view, call, holder, cut)]
+        made_of = [e for call in _read_by(view, top, holder) for e in _from_tensors(view, call, holder, cut)]
+        edits += [*made_of, *(_appended_beside(view, top, holder) if made_of else ())]
     return said, [(view, edits)]
 
 
@@ -323,6 +324,20 @@ def _holder(view: View, top: cst.BaseExpression) -> str | cst.BaseExpression:
     if isinstance(above, cst.AugAssign):
         return dotted(above.target)
     return ""
+
+
+def _appended_beside(view: View, top: cst.BaseExpression, name: str) -> Iterator[Edit]:
+    """The other numbers that the function puts into the list, each with its graph: those of another branch, say."""
+    for call in descendants(body_of(view, top)):
+        if (
+            not isinstance(call, cst.Call)
+            or function_of(call) not in ("append", "appendleft")
+            or not call.args
+        ):
+            continue
+        value = call.args[0].value
+        if value is not top and peel(value) is not None and _holder(view, value) == name:
+            yield put(view, value, innermost(value))
 
 
 def _in_the_sum(conflict: Conflict, project: Project) -> Proposal | None:

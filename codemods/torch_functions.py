@@ -129,6 +129,7 @@ class _Way:
         self._end = place[1] if place is not None else None
         self._done: set[cst.CSTNode] = set()  # reads of names, and what has been come to by another
         self._walked: set[cst.CSTNode] = set()
+        self._importing: list[View] = []
         self._calls: list[tuple[View, cst.Call]] = []  # of functions that are given the value
 
     def value(self, view: View, layer: cst.BaseExpression) -> bool:
@@ -166,6 +167,14 @@ class _Way:
 
     def _edit(self, view: View, *edits: Edit) -> None:
         self.parts.append((view, list(edits)))
+
+    def _of_torch(self, view: View, call: cst.Call, name: str) -> None:
+        """Call torch's function instead, and import torch once where the file doesn't."""
+        named = of_torch(view, name)
+        self._edit(
+            view, exchange(call.func, named.expression), *(() if view in self._importing else named.edits)
+        )
+        self._importing.append(view)
 
     def _goes_on(self, view: View, node: cst.BaseExpression) -> bool:
         """Follow the value of an expression to the sum, or to where it is made a tensor."""
@@ -230,8 +239,7 @@ class _Way:
                 return call
             if path not in SAME or (path in WHOLE and len(call.args) > 1):
                 return False
-            named = of_torch(view, SAME[path])
-            self._edit(view, exchange(call.func, named.expression), *named.edits)
+            self._of_torch(view, call, SAME[path])
             self.functions.append(path)
             self.number |= path in REDUCING and len(call.args) == 1
             for other in call.args:
@@ -262,8 +270,7 @@ class _Way:
             if layer is None:
                 return False
             self._edit(view, put(view, outermost(view, layer), innermost(outermost(view, layer))))
-        named = of_torch(view, "stack")
-        self._edit(view, exchange(call.func, named.expression), *named.edits)
+        self._of_torch(view, call, "stack")
         self.functions.append("stack")
         return True
 
@@ -308,21 +315,20 @@ class _Way:
         return plain and self._read(view, statement, name or "")
 
     def _handed(self, view: View, arg: cst.Arg, call: cst.Call) -> bool | None:
-        """The value goes on in a function that is called here alone, and what that is given besides is no array either;
-        None where it is another function."""
+        """The value goes on in a function of this file that is called here alone, and what that is given besides is no
+        array either; None where it is another function. (One of another file may be called by other programs.)"""
         called = function_of(call)
-        views = list(filter(None, map(self.project.view, self.project.files)))
-        defined = [(v, f) for v in views for f in functions(v, called)]
-        known = [(v, n) for v in views for n in v.parents if isinstance(n, cst.Name) and n.value == called]
-        uses = [n for v, n in known if not isinstance(v.parents[n], cst.ImportAlias)]
-        name = taken_as(call, arg.value, defined[0][1], defined[0][0]) if len(defined) == 1 else ""
+        defined = functions(view, called)
+        views = filter(None, map(self.project.view, self.project.files))
+        uses = [n for v in views for n in v.parents if isinstance(n, cst.Name) and n.value == called]
+        name = taken_as(call, arg.value, defined[0], view) if len(defined) == 1 else ""
         if not name or len(uses) != 2:  # (its definition is one of them)
             return None
         for other in call.args:
             if other is not arg:
                 self._beside(view, other.value)
         self._calls.append((view, call))
-        return self._read(defined[0][0], defined[0][1].params, name)
+        return self._read(view, defined[0].params, name)
 
     def _read(self, view: View, statement: cst.CSTNode, name: str) -> bool:
         """Whatever reads the name behind the statement takes a tensor from now on."""

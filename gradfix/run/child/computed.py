@@ -138,11 +138,22 @@ class Computed:
         return self._ways[key]
 
     def _text(self, stack: Key) -> Text:
-        sites = self.r.sites
-        file = sites.resolve(stack[:2])[0][0]
+        return self._of_file(self.r.sites.resolve(stack[:2])[0][0])
+
+    def _of_file(self, file: str) -> Text:
         if file not in self._texts:
-            self._texts[file] = Text(sites.text(file), sites.lines(file), lambda name: _spoken_of(name, file))
+            sites = self.r.sites
+            self._texts[file] = Text(
+                sites.text(file),
+                sites.lines(file),
+                lambda name: _spoken_of(name, file),
+                lambda name: self._defining(name, file),
+            )
         return self._texts[file]
+
+    def _defining(self, function: str, file: str) -> list[Text]:
+        """The other files that define a function."""
+        return [self._of_file(each) for each in sorted(user_files() - {file}) if _defines(each, function)]
 
     def _node(self, stack: Key) -> Any:
         return self._text(stack).node(self.r.sites.resolve(stack[:2])[0][1:5])
@@ -152,6 +163,10 @@ def _spoken_of(attribute: str, file: str) -> bool:
     """Whether some other file of the user's that is loaded speaks of the attribute."""
     others = (each for each in user_files() if each != file)
     return any(f".{attribute}" in "".join(linecache.getlines(each)) for each in others)
+
+
+def _defines(file: str, function: str) -> bool:
+    return f"def {function}(" in "".join(linecache.getlines(file))
 
 
 def _operand(node: Any, name: str) -> Any:

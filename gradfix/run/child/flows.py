@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from .sites import Span, code_points, parsed
@@ -47,13 +47,18 @@ _END, _RETURN, _NOTHING, _ELSEWHERE = "end", "return", "nothing", "elsewhere"
 
 class Text:
     """One file's text. Nodes are found by their spans, in code points as the tape has them. `elsewhere` says of an
-    attribute whether other files speak of it, too."""
+    attribute whether other files speak of it, too; `others` gives the other files that define a function."""
 
     def __init__(
-        self, text: str, lines: list[str], elsewhere: Callable[[str], bool] = lambda name: False
+        self,
+        text: str,
+        lines: list[str],
+        elsewhere: Callable[[str], bool] = lambda name: False,
+        others: Callable[[str], Sequence[Text]] = lambda name: (),
     ) -> None:
         tree = parsed(text) or ast.Module([], [])
-        self.elsewhere = elsewhere
+        self.elsewhere, self.others = elsewhere, others
+        self.imported: set[str] = set()
         self.legacy = any(f"torch.{name}(" in text for name in _LEGACY)
         self.attributes: dict[str, list[ast.Attribute]] = {}
         self.parents: dict[ast.AST, ast.AST] = {}
@@ -69,6 +74,8 @@ class Text:
                 self.attributes.setdefault(node.attr, []).append(node)
             elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 self.functions.setdefault(node.name, []).append(node)
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                self.imported.update(alias.asname or alias.name for alias in node.names)
             if isinstance(node, (ast.expr, ast.AugAssign)):
                 end = node.end_lineno or node.lineno
                 self._at[
@@ -81,6 +88,17 @@ class Text:
     def node(self, span: Span) -> Any:
         """The expression, or the ``x += y``, at `span`."""
         return self._at.get(span)
+
+    def defining(self, func: ast.AST) -> tuple[Text, Any] | None:
+        """The function that a call names and where it is defined: here, or in the one file that it is imported of."""
+        name = _last(func)
+        if name in self.functions:
+            return (self, self.functions[name][0]) if len(self.functions[name]) == 1 else None
+        holder = func.value if isinstance(func, ast.Attribute) else func
+        if not isinstance(holder, ast.Name) or holder.id not in self.imported:
+            return None
+        found = [(other, f) for other in self.others(name) for f in other.functions.get(name, ())]
+        return found[0] if len(found) == 1 else None
 
     def way(self, start: ast.AST, end: ast.AST | None, others: Collection[Any] = ()) -> int:
         """Whether the value of `start` goes into that of `end` (for None, into what its function returns) and nowhere
@@ -206,17 +224,18 @@ class _Way:
         if _smooth(call.func, self.text):
             self.function |= name not in _SAME
             return call
-        own = self.text.functions.get(name, ())
-        if len(own) != 1 or self.deep >= _DEEP or isinstance(node, ast.Starred):
+        defined = self.text.defining(call.func)
+        if defined is None or self.deep >= _DEEP or isinstance(node, ast.Starred):
             return _NOTHING if name in _SHOWING else _ELSEWHERE
-        parameters = [*own[0].args.posonlyargs, *own[0].args.args, *own[0].args.kwonlyargs]
+        text, own = defined
+        parameters = [*own.args.posonlyargs, *own.args.args, *own.args.kwonlyargs]
         if keyword is not None:
             mine = [p for p in parameters if p.arg == keyword.arg]
         else:
             method = isinstance(call.func, ast.Attribute) and bool(parameters) and parameters[0].arg == "self"
             mine = parameters[call.args.index(node) + method :][:1]
-        inner = _Way(self.text, None, self.deep + 1)
-        starts = [n for p in mine for n in inner.given(own[0], p.arg)]
+        inner = _Way(text, None, self.deep + 1)
+        starts = [n for p in mine for n in inner.given(own, p.arg)]
         found = bool(starts) and inner.leads(starts)
         self.function |= inner.function
         return call if found else _ELSEWHERE

@@ -386,6 +386,8 @@ _AUTOGRAD = (
     "appears to not have been used in the graph",
     "on Tensor that requires grad",
     "on Variable that requires grad",
+    "change requires_grad flags of leaf variables",
+    "can't retain_grad on Tensor that has requires_grad=False",
 )
 
 

@@ -228,6 +228,11 @@ def test_a_warning_names_the_line_of_the_user(gradfix, folder):
         ("import sys\nsys.exit('no data')\n", [], "the script called sys.exit('no data')"),
         ("torch.ones(3, requires_grad=True).backward()\n", [], "implicitly created only for scalar outputs"),
         (
+            "loss = torch.ones(3, requires_grad=True).sum()\nloss.requires_grad = True\n",
+            [],
+            "set the flag where the leaf is made",
+        ),
+        (
             "assert not torch.overrides._get_current_function_mode_stack(), 'watched'\n"
             "torch.ones(3, requires_grad=True).sum().backward()\n",
             [],
@@ -243,6 +248,7 @@ def test_a_warning_names_the_line_of_the_user(gradfix, folder):
         "stdin",
         "sys.exit",
         "no fault of ours",
+        "flag of no leaf",
         "recorded",
     ],
 )

@@ -146,9 +146,15 @@ def idle_terms(graph: Graph) -> Found:
     for it: ``D(fake.detach())`` in the generator's loss. (Where the loss has another term of that network, it may be
     the network's own; and where its gradients are used in another pass, they are meant.)"""
     cuts = {c.time: c for c in cuts_of(graph) if c.stack}
-    for fed in (e for e in graph.tape.events if isinstance(e, Fed)):
+    given = [e for e in graph.tape.events if isinstance(e, Fed)]
+    looked = set[tuple[int, int]]()
+    for fed in given:
         loss = next((b for b in graph.backwards if b.time > fed.time and fed.node in graph.walk(b)), None)
-        found = _idle(graph, fed, loss, cuts) if loss is not None else None
+        place = graph.stack_number(fed.stack), loss.time if loss is not None else 0
+        if place in looked:
+            continue
+        looked.add(place)
+        found = _idle(graph, fed, loss, cuts, given) if loss is not None else None
         if loss is None or found is None:
             continue
         term, theirs, cut = found
@@ -181,15 +187,16 @@ def has_idle_term(graph: Graph, loss: Backward) -> bool:
     """Whether a term of this loss is given without its graph what the loss trains, and goes through a network that is
     not stepped for it, whatever else was computed with that term."""
     cuts = {c.time: c for c in cuts_of(graph) if c.stack}
-    fed = (e for e in graph.tape.events if isinstance(e, Fed) and e.time < loss.time)
-    return any(e.node in graph.walk(loss) and _idle(graph, e, loss, cuts) for e in fed)
+    fed = [e for e in graph.tape.events if isinstance(e, Fed) and e.time < loss.time]
+    return any(e.node in graph.walk(loss) and _idle(graph, e, loss, cuts, fed) for e in fed)
 
 
 def _idle(
-    graph: Graph, fed: Fed, loss: Backward, cuts: Mapping[int, Cut]
+    graph: Graph, fed: Fed, loss: Backward, cuts: Mapping[int, Cut], given: Iterable[Fed]
 ) -> tuple[int, frozenset[int], Cut] | None:
     """A term that is given what was `fed` (a score and a distance of features may both be), the optimizers whose
-    networks it goes through, and where the value was cut off, one of `cuts` by their times; if it trains nothing."""
+    networks it goes through, and where the value was cut off, one of `cuts` by their times; if it trains nothing.
+    Where the loss is added up in a loop, every round has such a term, of what was `given` it by the same statement."""
     if not loss.accumulates or loss.inputs:
         return None
     since = max((b.time for b in graph.passes(loss) if b.time < loss.time), default=-1)
@@ -199,7 +206,9 @@ def _idle(
     if cut is None:
         return None
     terms = [(n, graph.reached_optimizers(n), graph.reach_mask(n)) for n in summands(graph, loss.roots)]
-    above = graph.leading(graph.walk(loss), [fed.node])
+    rounds = (e for e in given if e.stack == fed.stack and since < e.time < loss.time)
+    alike = [e.node for e in rounds if any(t in cuts and _behind(graph, cuts[t]) & trained for t in e.cuts)]
+    above = graph.leading(graph.walk(loss), alike)
     idle = [(n, theirs) for n, theirs, mask in terms if n in above and theirs and not mask & trained]
     others = [(theirs, mask) for n, theirs, mask in terms if n not in above]
     models = frozenset[int]().union(*(theirs for _, theirs in idle))

@@ -127,7 +127,9 @@ for z in torch.randn(2, 4, 2):
         effect = DRAW if found.draws() else LATER
         drops = found.drops()
         cuts = [(v, [e]) for v, e in found.cuts()]
-        split = _split(project, found, function) or split_by_keys(project, found, function)
+        split = None
+        if not _dispatched(project, function):
+            split = _split(project, found, function) or split_by_keys(project, found, function)
         if split is not None:
             summary = f"split `{function.name.value}` into {' and '.join(f'`{n}`' for n in split.names)}"
             yield Proposal(summary, effect, gather(*split.edits, *drops), 0, idea="split")
@@ -140,6 +142,30 @@ for z in torch.randn(2, 4, 2):
         yield Proposal(summary, effect, gather((found.view, found.edits()), *drops), 2, idea="again")
         if drops:
             yield Proposal(summary, effect, gather((found.view, found.edits())), 3, idea="again")
+
+
+def _dispatched(project: Project, function: cst.FunctionDef) -> bool:
+    """Whether another class of its family has a method of this name: whoever calls it may get that one as well."""
+    classes = {n.name.value: n for v in views(project) for n in v.parents if isinstance(n, cst.ClassDef)}
+    own = next((c for c in classes.values() if function in c.body.body), None)
+    family = _ancestry(classes, own.name.value) if own is not None else set()
+    return any(
+        c is not own
+        and any(isinstance(n, cst.FunctionDef) and n.name.value == function.name.value for n in c.body.body)
+        and family & _ancestry(classes, name)
+        for name, c in classes.items()
+    )
+
+
+def _ancestry(classes: Mapping[str, cst.ClassDef], name: str) -> set[str]:
+    """A class and what it is derived from, of the project's own."""
+    found, waiting = set[str](), [name]
+    while waiting:
+        one = waiting.pop()
+        if one in classes and one not in found:
+            found.add(one)
+            waiting += [(dotted(base.value) or "").rpartition(".")[2] for base in classes[one].bases]
+    return found
 
 
 def _split(project: Project, found: Plan, function: cst.FunctionDef) -> Split | None:

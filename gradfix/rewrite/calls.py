@@ -185,7 +185,8 @@ def explains_retain(comment: str) -> bool:
 
 
 def _unexplained(node: cst.CSTNode) -> cst.CSTNode:
-    assert isinstance(node, cst.SimpleStatementLine)
+    if not isinstance(node, cst.SimpleStatementLine):
+        return node  # (another edit has put something else in its place)
     behind, above = node.trailing_whitespace, node.leading_lines
     if behind.comment is not None and explains_retain(behind.comment.value):
         bare = behind.with_changes(comment=None, whitespace=cst.SimpleWhitespace(""))

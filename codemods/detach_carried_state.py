@@ -237,14 +237,14 @@ def _ways(
 
 
 def _items(project: Project, found: Sequence[Item]) -> Iterator[tuple[str, list[Part]]]:
-    """Entries under literal keys, all that one body hands on together."""
+    """Entries under a key, all that one body hands on together."""
     bodies: dict[int, list[Item]] = {}
     for item in found:
         bodies.setdefault(id(item.body), []).append(item)
     lstm = any("LSTM" in text for text in project.files.values())
     for group in bodies.values():
         for shape in ("tuple", "tensor") if lstm else ("tensor", "tuple"):
-            for way in (Item.stored, Item.read, Item.after):
+            for way in (Item.stored, Item.read, Item.before, Item.after):
                 edits = [(item.view, way(item, shape)) for item in group]
                 if all(some for _, some in edits):
                     said = ", ".join(f"`{i.said}`" for i in group)

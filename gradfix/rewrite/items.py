@@ -1,8 +1,8 @@
-"""State that waits under a literal key for the next pass: ``self.state["hidden"]``."""
+"""State that waits under a key for the next pass: ``self.state["hidden"]``, ``memory[user]``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
@@ -28,8 +28,8 @@ from gradfix.tape import Backward
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """`said` is an entry under a literal key that `body` reads before it binds it anew. `reads` are where it does,
-    `stores` the statements that bind it."""
+    """`said` is an entry under a key, a literal or what `body` does not bind, that it reads before it binds it anew.
+    `reads` are where it does, `stores` the statements that bind it."""
 
     said: str
     view: View
@@ -56,9 +56,13 @@ class Item:
         return edits
 
     def read(self, shape: str) -> list[Edit]:
-        """Detached where the pass takes it over: in the expression itself where that is short."""
-        if len(self.reads) == 1 and shape == "tensor":
-            return [detach(self.reads[0], shape)]
+        """Detached in the one expression that takes it over."""
+        bound = min(self.view.span(u.node).end.line for u in self.stores)
+        taken = [r for r in self.reads if self.view.span(r).start.line <= bound]
+        return [detach(taken[0], shape)] if len(taken) == 1 and shape == "tensor" else []
+
+    def before(self, shape: str) -> list[Edit]:
+        """Detached before the pass takes it over."""
         return [put_before(self.first, self._again(shape))]
 
     def after(self, shape: str) -> list[Edit]:
@@ -71,7 +75,7 @@ class Item:
 
 
 def kept_items(project: Project, edges: Sequence[Crossing], backward: Backward) -> tuple[Item, ...]:
-    """The entries under literal keys through which `edges` may lead from an earlier pass to this one."""
+    """The entries through which `edges` may lead from an earlier pass to this one."""
     found: dict[tuple[str, int], Item] = {}
     for edge in edges:
         for _, view, body, node in bodies(project, edge.consumer.stack, backward.stack):
@@ -91,7 +95,11 @@ def _of_body(view: View, body: cst.BaseSuite | cst.Module) -> Iterator[Item]:
     own = frozenset(w for u in walk(body) for w in u.names.binds)
     several: dict[str, list[cst.Subscript]] = {}
     for node in view.parents:
-        if isinstance(node, cst.Subscript) and id(node) in inner and literal_key(node):
+        if (
+            isinstance(node, cst.Subscript)
+            and id(node) in inner
+            and (literal_key(node) or _steady(node, own))
+        ):
             held = dotted(node.value)
             if held is not None and not {held, held.split(".")[0]} & own:
                 several.setdefault(view.code(node), []).append(node)
@@ -104,6 +112,13 @@ def _of_body(view: View, body: cst.BaseSuite | cst.Module) -> Iterator[Item]:
             every = [outer[id(n)] for n in nodes]
             binding = dict.fromkeys(inner[id(n)] for n in stores)
             yield Item(said, view, body, outer[id(reads[0])], every[-1], tuple(reads), tuple(binding))
+
+
+def _steady(node: cst.Subscript, own: Collection[str]) -> bool:
+    """Whether the key is a name that the body does not bind, and so the same all through it: a parameter."""
+    index = node.slice[0].slice if len(node.slice) == 1 else None
+    name = dotted(index.value) if isinstance(index, cst.Index) else None
+    return name is not None and not {name, name.split(".")[0]} & set(own)
 
 
 def _bound(view: View, node: cst.CSTNode) -> bool:

@@ -88,12 +88,14 @@ for _ in range(3):
             return
         view, writing, needing, depth = found
         step = _step(conflict, project)
-        goal = _frame(view, step.stack, depth) if step is not None else None
-        words = f"after `{_code(view, goal if goal is not None else needing)}`"
-        edits = _moved(view, writing, goal if goal is not None else needing, after=True)
-        if edits:
-            effect = Effect("moved-write", f"the write comes {words}")
-            yield Proposal(f"move the write {words}", effect, {view.path: edits})
+        goals = [_frame(view, step.stack, depth) if step is not None else None, needing]
+        for goal in goals:  # (a step that is the caller's comes later all the same)
+            edits = _moved(view, writing, goal, after=True) if goal is not None else ()
+            if goal is not None and edits:
+                words = f"after `{_code(view, goal)}`"
+                effect = Effect("moved-write", f"the write comes {words}")
+                yield Proposal(f"move the write {words}", effect, {view.path: edits})
+                break
         parted = _parting(project, write.stack, record.stack) if record is not None else None
         if parted is not None:
             view, writing, saving, _ = parted

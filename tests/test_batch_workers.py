@@ -5,6 +5,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 from repositories import faulty, nobody_works_in, plain, working_in
 
@@ -85,6 +86,7 @@ def test_a_proof_that_was_begun_ends_when_a_repositorys_time_is_over(tmp_path):
     class Zygote:
         def run(self, run):
             seen.append(run.timeout)
+            return SimpleNamespace(ended="finished")
 
     template = Run(tmp_path / "train.py", tmp_path, tmp_path, timeout=40.0)
     for left in (100.0, 20.0, -5.0):

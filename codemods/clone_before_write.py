@@ -149,7 +149,15 @@ h.sum().backward()
 
 def _is_shown(write: Write | None, conflict: Conflict, project: Project) -> bool:
     """Whether the write goes to an alias that is made for what is shown (`picture = out.detach()`)."""
-    if write is None or not write.name or conflict.write is None:
+    if conflict.write is None:
+        return False
+    if write is None and conflict.write.how == "numpy":  # by a function of NumPy's
+        for view, call, _ in _exchanges(conflict, project, None):
+            small = view.small_statement(call)
+            name = dotted(small.targets[0].target) if isinstance(small, cst.Assign) else None
+            if name and function_of(call) in _OF_TENSORS:
+                return only_shown(name, call, view, conflict, project)
+    if write is None or not write.name:
         return False
     view = write.view
     alias = conflict.write.how == "numpy" or detached_alias(view, write.node, write.name) is not None

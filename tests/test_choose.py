@@ -449,6 +449,18 @@ for _ in range(4):
     opt_c.zero_grad()
 """
 
+CLIPPED = """\
+for _ in range(3):
+    h = actor(torch.randn(8, 4)).sigmoid()
+    shown = h.detach().numpy()
+    np.clip(shown, 0.4, 0.6, out=shown)
+    print(shown.mean())
+    loss = h.pow(2).mean()
+    opt_a.zero_grad()
+    loss.backward()
+    opt_a.step()
+"""
+
 
 @pytest.mark.parametrize(
     ("program", "line"),
@@ -457,8 +469,9 @@ for _ in range(4):
         (SHARED_SCORE, "    loss = -critic(fake).mean()\n"),
         (SUMMED, "    total += loss.item()\n"),
         (LEFT_OVER, "    opt_c.zero_grad()\n    loss.backward()\n"),
+        ("import numpy as np\n" + CLIPPED, "    shown = h.detach().numpy().copy()\n"),
     ],
-    ids=["actor_critic", "shared_score", "summed", "left_over"],
+    ids=["actor_critic", "shared_score", "summed", "left_over", "shown_alone"],
 )
 def test_what_a_person_would_write_wins(tmp_path, zygote, program, line):
     script = tmp_path / "train.py"

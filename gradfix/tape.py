@@ -388,6 +388,8 @@ _AUTOGRAD = (
     "on Variable that requires grad",
     "change requires_grad flags of leaf variables",
     "can't retain_grad on Tensor that has requires_grad=False",
+    "Inference tensors cannot be saved for backward",
+    "Can't detach views in-place",
 )
 
 

@@ -233,6 +233,12 @@ def test_a_warning_names_the_line_of_the_user(gradfix, folder):
             "set the flag where the leaf is made",
         ),
         (
+            "with torch.inference_mode():\n    x = torch.ones(3)\n"
+            "(x * torch.ones(3, requires_grad=True)).sum().backward()\n",
+            [],
+            "Use torch.no_grad() in place of torch.inference_mode()",
+        ),
+        (
             "assert not torch.overrides._get_current_function_mode_stack(), 'watched'\n"
             "torch.ones(3, requires_grad=True).sum().backward()\n",
             [],
@@ -249,6 +255,7 @@ def test_a_warning_names_the_line_of_the_user(gradfix, folder):
         "sys.exit",
         "no fault of ours",
         "flag of no leaf",
+        "inference",
         "recorded",
     ],
 )

@@ -19,6 +19,7 @@ from gradfix.rewrite.statements import (
     literal_key,
     put_after,
     put_before,
+    stored,
     unit_in,
     units,
     walk,
@@ -78,21 +79,32 @@ def kept_items(project: Project, edges: Sequence[Crossing], backward: Backward) 
     """The entries through which `edges` may lead from an earlier pass to this one."""
     found: dict[tuple[str, int], Item] = {}
     for edge in edges:
-        for _, view, body, node in bodies(project, edge.consumer.stack, backward.stack):
-            if not isinstance(body, (cst.IndentedBlock, cst.Module)):
-                continue
-            here = unit_in(view, body, node)
-            for item in _of_body(view, body) if here is not None else ():
-                if any(item.first.node is u.node for u in units(body)[: (here or 0) + 1]):
-                    found.setdefault((item.said, id(body)), item)
+        for _, view, outer, node in bodies(project, edge.consumer.stack, backward.stack):
+            for body in (outer, *_inner(view, outer, node)):
+                if not isinstance(body, (cst.IndentedBlock, cst.Module)):
+                    continue
+                here = unit_in(view, body, node)
+                for item in _of_body(view, body) if here is not None else ():
+                    if any(item.first.node is u.node for u in units(body)[: (here or 0) + 1]):
+                        found.setdefault((item.said, id(body)), item)
     return tuple(found.values())
+
+
+def _inner(view: View, body: cst.CSTNode, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """The bodies of the loops within `body` that go through the keys: ``for i, cell in enumerate(cells):``."""
+    for above in view.ancestors(node):
+        if above is body:
+            return
+        if isinstance(above, cst.For):
+            yield above.body
 
 
 def _of_body(view: View, body: cst.BaseSuite | cst.Module) -> Iterator[Item]:
     top = units(body)
     inner = {id(n): u for u in walk(body) for n in (u.node, *descendants(u.node))}
     outer = {id(n): u for u in top for n in (u.node, *descendants(u.node))}
-    own = frozenset(w for u in walk(body) for w in u.names.binds)
+    loops = (u.node for u in walk(body) if isinstance(u.node, cst.For))
+    own = frozenset(w for u in walk(body) for w in u.names.binds).union(*(stored(x.target) for x in loops))
     several: dict[str, list[cst.Subscript]] = {}
     for node in view.parents:
         if (

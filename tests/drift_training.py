@@ -155,8 +155,8 @@ def another_loss(document: Document, random: Random) -> Document | None:
 
 @edit
 def window(document: Document, random: Random) -> Document | None:
-    """The losses of several passes have one backward."""
-    brought = _brought(document, r"\s+\w+ = .*\.detach\(\).*")
+    """The losses of several passes have one backward, behind which the state is detached."""
+    brought = _brought(document, r"\s+(\w+) = (\1\.detach\(\)|.*\.detach\(\) for \w+ in \1\b.*)")
     backwards = _found(document, r"\s+\w+\.backward\(\)")
     if not (alone := _alone(brought, backwards)):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import libcst as cst
 
@@ -185,8 +186,12 @@ def _settled(project: Project, edges: Sequence[Crossing], backward: Backward) ->
     yield from (found[line] for line in sorted(found, reverse=True)[:2])
 
 
-def _bodies(found: Sequence[Carried]) -> list[list[Carried]]:
-    bodies: dict[int, list[Carried]] = {}
+Held = TypeVar("Held", Carried, Item)
+
+
+def _by_body(found: Sequence[Held]) -> list[list[Held]]:
+    """What each body hands on."""
+    bodies: dict[int, list[Held]] = {}
     for item in found:
         bodies.setdefault(id(item.body), []).append(item)
     return list(bodies.values())
@@ -195,7 +200,7 @@ def _bodies(found: Sequence[Carried]) -> list[list[Carried]]:
 def _together(found: Sequence[Carried]) -> list[list[Carried]]:
     """The names of one body that hold what the earlier pass made, then all that it hands on."""
     groups: list[list[Carried]] = []
-    for some in _bodies(found):
+    for some in _by_body(found):
         direct = [i for i in some if i.direct]
         groups += [direct, some] if 0 < len(direct) < len(some) else [some]
     return groups
@@ -203,8 +208,9 @@ def _together(found: Sequence[Carried]) -> list[list[Carried]]:
 
 def _alone(found: Sequence[Carried]) -> list[list[Carried]]:
     """Each name of several that one body hands on, what the earlier pass made before what it was made of."""
-    every = [i for some in _bodies(found) if len(some) > 1 for i in some]
-    return [[i] for i in sorted(every, key=lambda i: not i.direct) if [i] not in _together(found)]
+    together = _together(found)
+    every = [i for some in _by_body(found) if len(some) > 1 for i in some]
+    return [[i] for i in sorted(every, key=lambda i: not i.direct) if [i] not in together]
 
 
 def _ways(
@@ -238,11 +244,8 @@ def _ways(
 
 def _items(project: Project, found: Sequence[Item]) -> Iterator[tuple[str, list[Part]]]:
     """Entries under a key, all that one body hands on together."""
-    bodies: dict[int, list[Item]] = {}
-    for item in found:
-        bodies.setdefault(id(item.body), []).append(item)
     lstm = any("LSTM" in text for text in project.files.values())
-    for group in bodies.values():
+    for group in _by_body(found):
         for shape in ("tuple", "tensor") if lstm else ("tensor", "tuple"):
             for way in (Item.stored, Item.read, Item.before, Item.after):
                 edits = [(item.view, way(item, shape)) for item in group]

@@ -66,9 +66,9 @@ for x in torch.randn(3, 4, 3):
             calls = [n for n in other.parents if isinstance(n, cst.Call)] if other is not None else []
             found = ((c, _betas(c, c.func.deep_equals(refused.func))) for c in calls)
             given = [
-                (betas, c is refused or (other is view and _same(betas, first)))
+                (betas, c is refused or (other is view and first is not None and betas.deep_equals(first)))
                 for c, betas in found
-                if betas
+                if betas is not None
             ]
             edits[path] = tuple(e for betas, named in given for e in _as_floats(betas, named))
         if any(edits.values()):
@@ -80,11 +80,6 @@ def _betas(call: cst.Call, by_place: bool) -> cst.BaseExpression | None:
     named = next((a.value for a in call.args if a.keyword is not None and a.keyword.value == "betas"), None)
     third = call.args[2] if by_place and len(call.args) > 2 else None
     return third.value if named is None and third is not None and third.keyword is None else named
-
-
-def _same(betas: cst.BaseExpression, first: cst.BaseExpression | None) -> bool:
-    """Whether another optimizer's are read of what the refused one's are read of."""
-    return first is not None and betas.deep_equals(first)
 
 
 def _as_floats(betas: cst.BaseExpression, names: bool) -> Iterator[Edit]:

@@ -88,14 +88,14 @@ for _ in range(3):
             return
         view, writing, needing, depth = found
         step = _step(conflict, project)
-        goals = [_frame(view, step.stack, depth) if step is not None else None, needing]
-        for goal in goals:  # (a step that is the caller's comes later all the same)
-            edits = _moved(view, writing, goal, after=True) if goal is not None else ()
-            if goal is not None and edits:
-                words = f"after `{_code(view, goal)}`"
-                effect = Effect("moved-write", f"the write comes {words}")
-                yield Proposal(f"move the write {words}", effect, {view.path: edits})
-                break
+        # (a step that is the caller's comes later all the same)
+        goals = (_frame(view, step.stack, depth) if step is not None else None, needing)
+        ways = ((goal, _moved(view, writing, goal, after=True)) for goal in goals if goal is not None)
+        goal, edits = next((way for way in ways if way[1]), (needing, ()))
+        if edits:
+            words = f"after `{_code(view, goal)}`"
+            effect = Effect("moved-write", f"the write comes {words}")
+            yield Proposal(f"move the write {words}", effect, {view.path: edits})
         parted = _parting(project, write.stack, record.stack) if record is not None else None
         if parted is not None:
             view, writing, saving, _ = parted

@@ -14,7 +14,7 @@ from gradfix.detect.opposed import meant_for
 from gradfix.detect.terms import has_idle_term
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.behind import DRIVES, Guarded, along, calls, guarded, harmless
-from gradfix.rewrite.boundary import frame, gather, meeting
+from gradfix.rewrite.boundary import OWN, frame, gather, meeting
 from gradfix.rewrite.calls import backward_call, says, with_arguments
 from gradfix.rewrite.liveness import dotted, scope_of
 from gradfix.rewrite.passes import inputs_of, overlap, sharing, stepped_with, trained
@@ -34,10 +34,8 @@ from gradfix.rewrite.statements import (
     units,
 )
 from gradfix.tape import Backward, Record, Step, Zero
-from gradfix.verdict import NONE, Effect
+from gradfix.verdict import NONE
 from gradfix.wording import listed
-
-OWN = Effect("cut-own-loss", "each loss feeds only the parameters that are stepped with it")
 
 
 class BackwardInputs(Codemod):

@@ -13,6 +13,7 @@ from gradfix.detect.terms import has_idle_term
 from gradfix.edit import Edit, Project, Replace, View, exchange
 from gradfix.graph import Crossing, Graph
 from gradfix.rewrite.boundary import (
+    OWN,
     SHAPES,
     Feed,
     cleared,
@@ -50,9 +51,7 @@ from gradfix.rewrite.statements import (
     walk,
 )
 from gradfix.tape import Backward, Record, Stack
-from gradfix.verdict import NONE, Effect
-
-OWN = Effect("cut-own-loss", "each loss feeds only the parameters that are stepped with it")
+from gradfix.verdict import NONE
 
 
 class DetachBoundary(Codemod):

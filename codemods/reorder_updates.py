@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 import libcst as cst
 
-from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
+from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.behind import along, beside, harmless, leaves, may_read
-from gradfix.rewrite.boundary import cleared, gather
+from gradfix.rewrite.boundary import OWN, cleared, gather
 from gradfix.rewrite.calls import caller_says, says, with_arguments
 from gradfix.rewrite.literals import put_in_order
 from gradfix.rewrite.passes import inputs_of, named_inputs, trained
@@ -23,8 +23,6 @@ from gradfix.rewrite.statements import (
     touches,
 )
 from gradfix.rewrite.updates import Update, Updates, updates_of
-
-OWN = Effect("cut-own-loss", "each loss feeds only the parameters that are stepped with it")
 
 
 class ReorderUpdates(Codemod):

@@ -9,7 +9,7 @@ import libcst as cst
 from gradfix.codemod import NONE, Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
-from gradfix.rewrite.boundary import frame, gather, meeting
+from gradfix.rewrite.boundary import OWN, frame, gather, meeting
 from gradfix.rewrite.calls import (
     backward_call,
     retain,
@@ -32,9 +32,7 @@ from gradfix.rewrite.statements import (
     units,
 )
 from gradfix.tape import Backward, Step
-from gradfix.verdict import Effect
 
-OWN = Effect("cut-own-loss", "each loss feeds only the parameters that are stepped with it")
 # calls that look something up, and do nothing else
 _LOOKS_UP = frozenset(("getattr", "get", "str", "format", "lower", "upper"))
 # what follows a step and goes with it

@@ -13,8 +13,11 @@ from gradfix.graph import Crossing, Graph
 from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import body_of, dotted, names, stored, touches, walk
 from gradfix.tape import Backward, Event, Record, Ref, Stack, Step, Zero
+from gradfix.verdict import Effect
 
 LITERALS = (cst.BaseNumber, cst.BaseString, cst.Ellipsis)
+
+OWN = Effect("cut-own-loss", "each loss feeds only the parameters that are stepped with it")
 
 
 def meeting(*stacks: Stack) -> int:

@@ -101,7 +101,7 @@ def remarks(
         and not failure.autograd
         and not (told or cured or _of_none(first, failure))
     ):
-        at = f" in line {failure.at.line}" if failure.at is not None else ""
+        at = f" in {wording.line(failure.at, sources)}" if failure.at is not None else ""
         yield f"the script also {_not_autograds(failure, at)}"
     if first.outcome.ended == "timeout":
         yield from unstepped(first.tape, settings, sources)
@@ -164,7 +164,7 @@ def unstepped(tape: Tape, settings: Settings, sources: Mapping[str, str]) -> Ite
         if isinstance(event, Optimizer):
             place = of.setdefault(event.optimizer, event.at or event.optimizer)
             steps.setdefault(place, 0)
-            made = f" (made in line {event.at.line})" if event.at is not None else ""
+            made = f" (made in {wording.line(event.at, sources)})" if event.at is not None else ""
             name = event.name or _assigned(event.at, sources)
             shown[place] = (f"`{name}`" if name else event.kind) + made
         elif isinstance(event, Step) and event.optimizer in of:

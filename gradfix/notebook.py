@@ -76,6 +76,12 @@ def edit(text: str, script: str) -> str:
     return str(style(document))
 
 
+def by_cell(script: str) -> dict[int, str]:
+    """The code cells of a joined script by their number, as they are in the notebook."""
+    parts = _MARKER.split(script)
+    return {int(number): written(body[1:]) for number, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
 def written(text: str) -> str:
     """Lines of a joined script as they are in the notebook's cells."""
     for pattern, new in _WRITTEN:

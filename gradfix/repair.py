@@ -289,7 +289,7 @@ def _result(
             *_unrewritten(diagnoses, final),
             *_misspelt(files),
         ),
-        minor=(*ending.minor(first), *map(_withdrawn, withdrawn)),
+        minor=(*ending.minor(first), *(_withdrawn(done, files) for done in withdrawn)),
         trained=ending.reached_backward(first.tape),
         output=first.outcome.stdout + first.outcome.stderr,
         torch=first.tape.torch,
@@ -319,9 +319,9 @@ def _comes_to_nothing(done: choose.Round) -> bool:
     return done.conflict.severity == "warning" and not done.applied and idle
 
 
-def _withdrawn(done: choose.Round) -> str:
+def _withdrawn(done: choose.Round, sources: Mapping[str, str]) -> str:
     conflict = done.conflict
-    said = f"{conflict.kind} in line {conflict.at.line} is not reported: {conflict.message}"
+    said = f"{conflict.kind} in {wording.line(conflict.at, sources)} is not reported: {conflict.message}"
     return f"{said}; but without that the script trains exactly as it does."
 
 

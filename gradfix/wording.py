@@ -8,6 +8,7 @@ import tokenize
 from collections.abc import Iterable, Mapping
 from math import isinf
 
+from gradfix.notebook import locate
 from gradfix.tape import Ref, Site, Stack
 
 LONGEST = 60  # characters of source quoted inside a sentence
@@ -32,6 +33,16 @@ def at(role: str, stack: Stack) -> str:
     return (
         f"{words.get(role, 'the statement')} in line {stack[-1].line}" if stack else "code outside the script"
     )
+
+
+def line(site: Site, sources: Mapping[str, str]) -> str:
+    """``line N``, as the person counts it: within its cell where the site is in a notebook that `sources` have."""
+    found = (
+        locate(sources[site.file], site.line)
+        if site.file in sources and site.file.endswith(".ipynb")
+        else None
+    )
+    return f"cell {found[0]}, line {found[1]}" if found else f"line {site.line}"
 
 
 def quote(site: Site, sources: Mapping[str, str]) -> str:

@@ -529,6 +529,12 @@ for i in range(2):
 LONG = "# " + "long " * 60 + "\n"
 
 
+def test_a_script_that_is_named_twice_runs_once(fake, capsys):
+    assert gradfix("fix", "gan.py", "./gan.py") == 1
+    assert len(fake.asked) == 1
+    assert capsys.readouterr().out.endswith("Found 1 fault; 1 cured (intended). Write it with --write.\n")
+
+
 @pytest.mark.parametrize("tool", ["patch -p1", "git apply -"])
 @pytest.mark.parametrize(
     ("name", "raw"),

@@ -133,6 +133,8 @@ def test_a_notebook_is_cured(tmp_path: Path):
     assert (found["cell"], found["range"]["start"]) == (5, {"line": 1, "column": 1})
     assert found["cures"][0]["edits"][0]["cell"] == 5
     assert found["cures"][0]["edits"][0]["range"]["start"]["line"] == 1
+    done = run()
+    assert "--- a/n.ipynb:cell 5\n+++ b/n.ipynb:cell 5\n@@ -1,3 +1,3 @@\n-h += 1\n+h = h + 1\n" in done.stdout
     done = run("--write")
     assert done.returncode == 0, done.stderr
     assert "n.ipynb:cell 5:1:1" in done.stdout

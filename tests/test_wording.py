@@ -2,7 +2,8 @@
 
 import pytest
 
-from gradfix.wording import briefly, quoted, shortened
+from gradfix.tape import Site
+from gradfix.wording import briefly, line, quoted, shortened
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,10 @@ def test_only_what_is_quoted_is_said_briefly():
 def test_shortened_ends_with_a_sentence_or_a_word():
     assert shortened("A sentence of some words. Another one that is long.", 40) == "A sentence of some words."
     assert shortened("one two three", 9) == "one two …"
+
+
+def test_lines_of_a_notebook_count_within_their_cell():
+    text = "# %% cell 2\nx = 1\n# %% cell 5\ny = 2\nz = 3\n"
+    texts = {"/n.ipynb": text, "/n.py": text}
+    said = [line(Site(file, 5, 0, 5, 5), texts) for file in ("/n.ipynb", "/n.py", "/gone.ipynb")]
+    assert said == ["cell 5, line 2", "line 5", "line 5"]

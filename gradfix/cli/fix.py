@@ -62,7 +62,10 @@ def fix(
         list[str] | None,
         Argument(metavar="PATH", help="Scripts to run and cure, or - for standard input."),
     ] = None,
-    diff: Annotated[bool, Option("--diff", metavar="", help="Show what would change (the default).")] = False,
+    diff: Annotated[
+        bool,
+        Option("--diff", metavar="", help="Show what would change (the default); with --write, what has."),
+    ] = False,
     write: Annotated[
         bool, Option("--write", "--fix", metavar="", help="Write the cures into the files.")
     ] = False,

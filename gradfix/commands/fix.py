@@ -57,10 +57,13 @@ class Entries:
         if not paths and not self.scripts:
             if tape is None:
                 raise SourceError("name a script: gradfix fix train.py")
-            script = read_tape(tape).script
-            paths = [os.path.relpath(script) if Path(script).is_relative_to(Path.cwd()) else script]
+            entry = read_tape(tape).script
+            paths = [os.path.relpath(entry) if Path(entry).is_relative_to(Path.cwd()) else entry]
         folders = [p for p in paths if Path(p).is_dir()]
-        found = list(discover([*self.scripts, *(p for p in paths if p not in folders)]))
+        named: dict[str, Path] = {}  # what is named twice is run once
+        for script in discover([*self.scripts, *(p for p in paths if p not in folders)]):
+            named.setdefault(os.path.realpath(script), script)
+        found = [*named.values()]
         trainings = [p for p in discover(folders, Search(self.exclude)) if _trains(p) and p not in found]
         if folders and self.prove:
             found += trainings

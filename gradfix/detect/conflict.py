@@ -199,6 +199,6 @@ def describe(conflict: Conflict, sources: Mapping[str, str]) -> str:
         words = f"the value of `{text}`" if label.role in ("made", "target") else f"`{text}`"
         lines = {x.at.line for x, t in zip(conflict.labels, texts, strict=True) if t == text and x.stack}
         if len(lines) > 1:  # two losses, both `loss.backward()`
-            words += f" in line {label.at.line}"
+            words += f" in {wording.line(label.at, sources)}"
         sentence = words.join(re.split(re.escape(wording.at(label.role, label.stack)) + r"(?!\d)", sentence))
     return sentence

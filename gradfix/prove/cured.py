@@ -10,7 +10,7 @@ from gradfix.alike import kept_to_compare
 from gradfix.detect import Conflict
 from gradfix.graph import Graph
 from gradfix.prove.lines import Lines, on_disk
-from gradfix.tape import Cut, Record, Step, Tape
+from gradfix.tape import Backward, Cut, Record, Step, Tape
 from gradfix.wording import quote
 
 
@@ -114,6 +114,8 @@ def stale_for_ever(before: Tape, after: Tape, conflicts: Sequence[Conflict], lin
             continue
         if conflict.backward is not None and kept_to_compare(graph, made, conflict.backward):
             continue
+        if conflict.backward is not None and _made_anew(graph, after, conflict.backward, lines):
+            continue
         again = [
             e
             for e in after.events
@@ -124,6 +126,31 @@ def stale_for_ever(before: Tape, after: Tape, conflicts: Sequence[Conflict], lin
             code = quote(made.stack[-1], lines.before) if made.stack else ""
             return name or code or "a value made once"
     return ""
+
+
+def _made_anew(before: Graph, after: Tape, backward: Backward, lines: Lines) -> bool:
+    """Whether what `backward` walks now takes in all the parameters that it did, and each of them behind the last step
+    before it."""
+    graph = Graph(after)
+    now = [e for e in after.events if isinstance(e, Backward) and lines.same_stack(e.stack, backward.stack)]
+    for again in now:
+        steps = [s.time for s in graph.steps if s.time < again.time]
+        taking = [
+            r for n in graph.walk(again) if (r := graph.records.get(n)) and any(p < 0 for p in r.parents)
+        ]
+        if (
+            not steps
+            or any(r.time < steps[-1] for r in taking)
+            or _leaves(graph, again) < _leaves(before, backward)
+        ):
+            return False
+    return bool(now)
+
+
+def _leaves(graph: Graph, backward: Backward) -> int:
+    """How many leaves the nodes that `backward` walks take in."""
+    parents = (p for n in graph.walk(backward) if (r := graph.records.get(n)) for p in r.parents)
+    return len({p for p in parents if p < 0})
 
 
 def _made_once(conflict: Conflict, graph: Graph, tape: Tape) -> Record | None:

@@ -1,4 +1,8 @@
-"""Unified diffs: of the texts, for people, and of the files' bytes, for ``patch -p1`` and ``git apply``."""
+"""Unified diffs: of the texts, for people, and of the files' bytes, for ``patch -p1`` and ``git apply``.
+
+Notebooks are shown by cell in both, as ruff shows them: nobody reads a diff of their JSON, and what shall be applied
+elsewhere is made with ``--output-patch``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping
 
-from gradfix.notebook import written
+from gradfix.notebook import by_cell
 from gradfix.report.places import Paths
 from gradfix.source import Source, SourceError
 
@@ -15,9 +19,10 @@ def unified(files: Mapping[str, tuple[str, str]], paths: Paths) -> Iterator[str]
     """The lines of a unified diff of (old, new) texts by path, without their line ends."""
     for path, (old, new) in sorted(files.items()):
         name = _name(path, paths)
-        yield from (f"--- a/{name}", f"+++ b/{name}")
-        cells = path.endswith(".ipynb")
-        yield from _hunks(written(old), written(new)) if cells else _hunks(old, new)
+        if path.endswith(".ipynb"):
+            yield from _cells(name, old, new)
+        else:
+            yield from (f"--- a/{name}", f"+++ b/{name}", *_hunks(old, new))
 
 
 def patch(
@@ -27,10 +32,22 @@ def patch(
     encoding, line ends and all."""
     for path, (old, new) in sorted(files.items()):
         name = _name(path, paths)
+        if path.endswith(".ipynb"):
+            yield from (line.encode("utf-8", "surrogatepass") for line in _cells(name, old, new))
+            continue
         yield from (b"--- " + _quoted(f"a/{name}"), b"+++ " + _quoted(f"b/{name}"))
         before, after = _bytes(path, old, new, (raw or {}).get(path))
         for line in _hunks(before.decode("latin-1"), after.decode("latin-1")):  # any bytes there and back
             yield line.encode("latin-1")
+
+
+def _cells(name: str, old: str, new: str) -> Iterator[str]:
+    """The diffs of a notebook's cells that differ, lines counted in each."""
+    before, after = by_cell(old), by_cell(new)
+    for number in sorted({*before, *after}):
+        text, cured = before.get(number, ""), after.get(number, "")
+        if text != cured:
+            yield from (f"--- a/{name}:cell {number}", f"+++ b/{name}:cell {number}", *_hunks(text, cured))
 
 
 def _quoted(name: str) -> bytes:

@@ -145,9 +145,11 @@ class Plan:
             return False
         name = dotted(node.targets[0].target)
         reads = self._reads_of(name) if name is not None else []
-        # (in a comprehension it would be computed for each element)
+        # (in a comprehension it would be computed for each element; a loss keeps its name)
         return len(reads) == 1 and not any(
-            isinstance(x, (cst.BaseComp, cst.Lambda)) for x in self.view.ancestors(reads[0][1])
+            isinstance(x, (cst.BaseComp, cst.Lambda))
+            or (isinstance(x, cst.Attribute) and x.value is reads[0][1] and x.attr.value == "backward")
+            for x in self.view.ancestors(reads[0][1])
         )
 
     def inlined(self) -> tuple[str, str]:

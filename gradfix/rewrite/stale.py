@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import libcst as cst
 
@@ -56,24 +56,29 @@ def _plain_branches(unit: Unit) -> bool:
 def plan(project: Project, backward: Backward) -> Plan | None:
     """How to give `backward` a graph that no step has made stale; None where the body does not show it."""
     records, step = stale(project, backward)
-    whole = tuple(dict.fromkeys((*records, *_of_stepped(project, backward))))
-    found = _plan(project, backward, whole, step) if len(whole) > len(records) else None
+    mixed, last = _of_stepped(project, backward)
+    whole = tuple(dict.fromkeys((*records, *mixed)))
+    found = _plan(project, backward, whole, step or last) if len(whole) > len(records) else None
     return found or _plan(project, backward, records, step)
 
 
-def _of_stepped(project: Project, backward: Backward) -> Iterator[Record]:
+def _of_stepped(project: Project, backward: Backward) -> tuple[tuple[Record, ...], Stack]:
     """The nodes of `backward`, made since its previous execution, that take in a parameter which has been stepped
     since, though nothing of it was saved (a first layer's weight): what is made of it alone again would mix parameters
-    of before with those of after."""
+    of before with those of after. With the stack of the last such step, as :func:`stale` gives it."""
     graph = project.graph
     since = graph.pass_begin(backward)
-    stepped = {r.storage: s.time for s in graph.steps if since < s.time < backward.time for r in s.refs}
+    stepped = {r.storage: s for s in graph.steps if since < s.time < backward.time for r in s.refs}
+    records, last = [], None
     for node in backward.nodes:
         record = graph.records.get(node)
         if record is None or record.time < since:
             continue
-        if any(p < 0 and stepped.get(~p, -1) > record.time for p in record.parents):
-            yield record
+        steps = [s for p in record.parents if p < 0 and (s := stepped.get(~p)) and s.time > record.time]
+        if steps:
+            records.append(record)
+            last = max((*steps, *([last] if last else [])), key=lambda s: s.time)
+    return tuple(records), last.stack if last else ()
 
 
 def _plan(project: Project, backward: Backward, records: tuple[Record, ...], step: Stack) -> Plan | None:
@@ -113,6 +118,8 @@ def _plan(project: Project, backward: Backward, records: tuple[Record, ...], ste
     readers = (m for m in range(i + 1, j) if touches(flat[m].reads, anew if m in feeding else moved))
     within = (i, next(readers, j))
     written = i if looped else _last_written(project, view, flat, records, depth, backward, within)
+    if not looped:
+        written = _last_shown(flat, again, kept, (written, within[1]))
     return Plan(
         project,
         view,
@@ -151,6 +158,21 @@ def _last_written(
             if index is not None and first < index < last:
                 found = max(found, index)
     return found
+
+
+def _last_shown(
+    flat: Sequence[Unit], again: Sequence[int], kept: Sequence[int], within: tuple[int, int]
+) -> int:
+    """The last unit `within` two that shows the value of before (prints the earlier loss) and nothing else; the first
+    one where there is none."""
+    first, last = within
+    bound = {w for n in kept for w in flat[n].writes}
+    taken = {r for n in again for r in flat[n].reads}
+    readers = [n for n in range(first + 1, last) if touches(flat[n].reads, bound)]
+    found = max(readers, default=first)
+    return (
+        first if any(touches(flat[n].writes, taken | bound) for n in range(first + 1, found + 1)) else found
+    )
 
 
 def _feeding(flat: Sequence[Unit], backward: int) -> set[int]:

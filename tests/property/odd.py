@@ -8,7 +8,7 @@ import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from itertools import pairwise
 
 import hypothesis.strategies as st
@@ -84,7 +84,8 @@ def comments(text: str) -> Counter[str]:
 
 def disturbed(before: str, after: str) -> list[str]:
     """Lines of `before` that `after` lacks although every statement on them is still there as it was; a line of several
-    may be split where others come between them (and of statements alike, nobody can say which those are)."""
+    may be split where others come between them (and of statements alike, nobody can say which those are). A line that
+    was changed where it stands may have its old text elsewhere, written anew."""
     follows = {*_neighbours(after)}
     written = Counter(_statements(before))
     gone = written - Counter(_statements(after))
@@ -92,7 +93,7 @@ def disturbed(before: str, after: str) -> list[str]:
     removed, added = [], Counter[str]()
     for tag, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if tag != "equal":
-            removed += old[i:j]
+            removed += [line for line in old[i:j] if not _changed(line, new[k:m], written)]
             added += Counter(x.lstrip(" \t") for x in new[k:m])
     found = []
     for line in removed:
@@ -105,6 +106,12 @@ def disturbed(before: str, after: str) -> list[str]:
             alike = ";" in moved and any(written[s] > 1 for s in _statements(moved))
             found += [] if alike else [line]
     return found
+
+
+def _changed(line: str, instead: list[str], written: Counter[str]) -> bool:
+    """Whether one of the lines that stand there now is `line` with a statement that was nowhere before."""
+    alike = get_close_matches(line, [x for x in instead if x != line], cutoff=0.6)
+    return any(s not in written for x in alike for s in _statements(x.lstrip(" \t")))
 
 
 def _header(line: str) -> bool:

@@ -86,6 +86,7 @@ MESSAGES = (
     _m(r"Variable data has to be a tensor, but got Variable", "legacy-api"),
     _m(r"Legacy autograd function with non-static forward", "legacy-api"),
     _m(r"only supports boolean masks|masked_select: expected BoolTensor for mask", "legacy-api"),
+    _m(r"'_\w*DataLoaderIter' object has no attribute 'next'", "legacy-api"),
     _m(r"multinomial\(\) missing .*num_samples", "legacy-api"),
     _m(
         r"'?clip_grad_norm'?(?! ?_)\b.*(?:deprecated|no attribute|cannot import)|no attribute "

@@ -142,6 +142,7 @@ OLD = "one of the variables needed for gradient computation has been modified by
         ),
         ("legacy-api", "AttributeError: module 'torch.nn.utils' has no attribute 'clip_grad_norm'"),
         ("legacy-api", "RuntimeError: masked_select: expected BoolTensor for mask"),
+        ("legacy-api", "AttributeError: '_MultiProcessingDataLoaderIter' object has no attribute 'next'"),
         ("legacy-api", 'TypeError: multinomial() missing 1 required positional arguments: "num_samples"'),
         (
             "legacy-api",

@@ -28,6 +28,8 @@ BYTE_MASKS = re.compile(
 )
 DRAWS = "multinomial() drew one before PyTorch 0.4, and has to be told how many today"
 UNTOLD = re.compile(r"multinomial\(\) missing .*num_samples")
+NEXT = "an iterator over a data loader has no next() since PyTorch 1.13; the built-in `next()` takes its next batch"
+BATCHES = re.compile(r"'_\w*DataLoaderIter' object has no attribute 'next'")
 INT_BETAS = "betas must be either both floats"  # what Adam says of (0, 0.9)
 INT_STEPS = "argument must contain a list of singleton tensors"  # and of a count of steps that is none
 STEPS = "an optimizer's count of steps is a tensor today"
@@ -199,6 +201,8 @@ def _gone(graph: Graph, event: Failure) -> str:
         )
     if kind == "ValueError" and INT_BETAS in said:
         return "Adam takes no int among its betas today: `0.0` is what `0` was"
+    if kind == "AttributeError" and BATCHES.search(said):
+        return NEXT
     if kind == "RuntimeError" and BYTE_MASKS.search(said):
         return BYTES
     if kind == "TypeError" and UNTOLD.search(said):

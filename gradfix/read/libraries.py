@@ -224,6 +224,8 @@ def instance_attribute(m: Machine, value: Instance, name: str) -> Value:
             return Native(name, lambda machine, args, kwargs: lightning.toggled(machine, value, args, kwargs))
     elif kind == "torch.amp.GradScaler":
         table = optimizers.SCALER
+    elif kind == "iterator" and name == "next":
+        return loading.next_of(m, value) or MISSING
     elif kind == accelerators.KIND:
         table = accelerators.METHODS
     elif kind.startswith("torch.autograd.") and ("FunctionCtx" in kind or name == "apply"):

@@ -10,7 +10,7 @@ from gradfix.dataclass import dataclass
 from gradfix.read import calls, indexing, objects, ops
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.trace import Exhausted
-from gradfix.read.values import Instance, Native, Number, Shape, Tensor, Unknown, Value
+from gradfix.read.values import Instance, Lib, Native, Number, Shape, Tensor, Unknown, Value
 
 LOADER, TENSORS = "torch.utils.data.DataLoader", "torch.utils.data.TensorDataset"
 SUBSET = "torch.utils.data.Subset"
@@ -111,6 +111,15 @@ def listed(m: Machine, source: Instance, count: int) -> list[Value] | None:
         return _batches(m, source, min(count, _BATCHES))
     found = [item(m, source) for _ in range(min(count, m.budget.passes))]
     return found if all(map(_known, found)) else None
+
+
+def next_of(m: Machine, iterator: Instance) -> Value:
+    """``iterator.next`` of a loader's, which it had until PyTorch 1.12; None of another."""
+    source = iterator.extra.get("source")
+    if not isinstance(source, Instance) or source.kind != LOADER or source.cls is not None:
+        return None
+    m.outdated("AttributeError", "'_SingleProcessDataLoaderIter' object has no attribute 'next'")
+    return Native("next", lambda m, args, kwargs: calls.call(m, Lib("builtins.next"), [iterator], {}))
 
 
 def item(m: Machine, source: Instance) -> Value:

@@ -288,7 +288,8 @@ def _to_zero(plain: Any) -> Any:
 def restore_old_calls() -> None:
     """PyTorch 0.x took: loss.data[0], loss.data.numpy()[0], backward(retain_variables=), clip_grad_norm,
     Variable(volatile=), masks of bytes, multinomial() of one, and Variable was the type of what has a graph; later ones
-    whole numbers as betas, and as counts of steps in the state that a program makes."""
+    whole numbers as betas, and as counts of steps in the state that a program makes; iterators over data loaders had a
+    next()."""
     getitem, backward = torch.Tensor.__getitem__, torch.Tensor.backward
     numpy, tolist = torch.Tensor.numpy, torch.Tensor.tolist
 
@@ -328,6 +329,8 @@ def restore_old_calls() -> None:
     if not hasattr(torch.nn.utils, "clip_grad_norm"):
         torch.nn.utils.clip_grad_norm = torch.nn.utils.clip_grad_norm_
     torch.autograd.Variable = _Variable  # type: ignore
+    batches: Any = torch.utils.data.dataloader._BaseDataLoaderIter
+    batches.next = batches.__next__
     for optimizer in (torch.optim.Adam, torch.optim.AdamW):
         optimizer.__init__ = _with_floats(optimizer.__init__)  # type: ignore
     for kind in vars(torch.optim).values():

@@ -8,20 +8,21 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.detect.legacy import BYTES
+from gradfix.detect.legacy import BYTES, TRUTH
 from gradfix.edit import Project, Replace, parenthesized
 from gradfix.rewrite.spelling import descendants, function_of
 
 OLD = Effect("restored", "a mask of bytes masks as it did before PyTorch 1.2")
+INVERTED = Effect("restored", "the mask is inverted as `1 - mask` did before PyTorch 1.2")
 MASKING = frozenset(("masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_", "masked_select"))
 
 
 class LegacyMask(Codemod):
-    """Make truth values of a mask of bytes, where it masks.
+    """Make truth values of a mask of bytes, where it masks, and invert a mask of truth values with `~`.
 
     Why: before PyTorch 1.2 a mask was a tensor of bytes (`.byte()`, `ByteTensor`), and comparisons gave one.
     Today it is of truth values, and to write a number under one of bytes, or to select by it, is refused:
-    "masked_fill_ only supports boolean masks".
+    "masked_fill_ only supports boolean masks". So is `1 - mask` of what a comparison gave.
 
     When not: nothing else is meant by bytes in that place.
     """
@@ -60,6 +61,8 @@ for x in torch.randn(3, 5, 3):
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        if conflict.pattern == "removed" and conflict.message == TRUTH:
+            yield from _inverted(conflict, project)
         if conflict.pattern != "removed" or conflict.message != BYTES:
             return
         view, node = project.node(conflict.at) or (None, None)
@@ -72,6 +75,30 @@ for x in torch.randn(3, 5, 3):
             said = " ".join(view.code(masks[0]).split())
             edit = Replace(masks[0], _of_truth)
             yield Proposal(f"make truth values of `{said}`: `.bool()`", OLD, {view.path: (edit,)})
+
+
+def _inverted(conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """``~mask`` for ``1 - mask``."""
+    view, node = project.node(conflict.at) or (None, None)
+    if view is None or node is None:
+        return
+    found = [n for n in (node, *descendants(node)) if isinstance(n, cst.BinaryOperation) and _from_one(n)]
+    if not found or (found[0] is not node and len(found) > 1):
+        return
+    said = " ".join(view.code(found[0].right).split())
+    yield Proposal(f"`~{said}`", INVERTED, {view.path: (Replace(found[0], _by_tilde),)})
+
+
+def _from_one(node: cst.BinaryOperation) -> bool:
+    """Whether this is ``1 - …``."""
+    left = node.left
+    one = isinstance(left, cst.Integer | cst.Float) and left.evaluated_value == 1
+    return one and isinstance(node.operator, cst.Subtract)
+
+
+def _by_tilde(node: cst.CSTNode) -> cst.CSTNode:
+    now = cst.ensure_type(node, cst.BinaryOperation)
+    return cst.UnaryOperation(cst.BitInvert(), parenthesized(now.right), now.lpar, now.rpar)
 
 
 def _mask(node: cst.CSTNode) -> cst.BaseExpression | None:

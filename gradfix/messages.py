@@ -85,6 +85,7 @@ MESSAGES = (
     _m(r"unexpected keyword argument '?retain_variables", "legacy-api"),
     _m(r"Variable data has to be a tensor, but got Variable", "legacy-api"),
     _m(r"Legacy autograd function with non-static forward", "legacy-api"),
+    _m(r"Subtraction, the `-` operator, with a bool tensor is not supported", "legacy-api"),
     _m(r"only supports boolean masks|masked_select: expected BoolTensor for mask", "legacy-api"),
     _m(r"'_\w*DataLoaderIter' object has no attribute 'next'", "legacy-api"),
     _m(r"multinomial\(\) missing .*num_samples", "legacy-api"),

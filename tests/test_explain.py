@@ -141,6 +141,11 @@ OLD = "one of the variables needed for gradient computation has been modified by
             "instead.",
         ),
         ("legacy-api", "AttributeError: module 'torch.nn.utils' has no attribute 'clip_grad_norm'"),
+        (
+            "legacy-api",
+            "RuntimeError: Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to "
+            "invert a mask, use the `~` or `logical_not()` operator instead.",
+        ),
         ("legacy-api", "RuntimeError: masked_select: expected BoolTensor for mask"),
         ("legacy-api", "AttributeError: '_MultiProcessingDataLoaderIter' object has no attribute 'next'"),
         ("legacy-api", 'TypeError: multinomial() missing 1 required positional arguments: "num_samples"'),

@@ -28,6 +28,10 @@ BYTE_MASKS = re.compile(
 )
 DRAWS = "multinomial() drew one before PyTorch 0.4, and has to be told how many today"
 UNTOLD = re.compile(r"multinomial\(\) missing .*num_samples")
+TRUTH = (
+    "what a comparison gives is of truth values since PyTorch 1.2, and no `-` takes them; `~` inverts a mask"
+)
+SUBTRACTED = re.compile(r"^Subtraction, the `-` operator, with a bool tensor is not supported")
 NEXT = "an iterator over a data loader has no next() since PyTorch 1.13; the built-in `next()` takes its next batch"
 BATCHES = re.compile(r"'_\w*DataLoaderIter' object has no attribute 'next'")
 INT_BETAS = "betas must be either both floats"  # what Adam says of (0, 0.9)
@@ -205,6 +209,8 @@ def _gone(graph: Graph, event: Failure) -> str:
         return NEXT
     if kind == "RuntimeError" and BYTE_MASKS.search(said):
         return BYTES
+    if kind == "RuntimeError" and SUBTRACTED.search(said):
+        return TRUTH
     if kind == "TypeError" and UNTOLD.search(said):
         return DRAWS
     if kind == "RuntimeError" and INT_STEPS in said:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from gradfix.read import arrays, calls, growing, iteration, objects, ops, python, taken, tensors
+from gradfix.read import arrays, calls, growing, iteration, objects, ops, outgrown, python, taken, tensors
 from gradfix.read.frames import Machine
 from gradfix.read.values import Array, Instance, Lib, Taken, Tensor, Unknown, Value
 
@@ -40,6 +40,8 @@ DUNDERS = {"add": "add", "sub": "sub", "mul": "mul", "div": "truediv", "matmul":
 def binary(m: Machine, op: ast.operator, left: Value, right: Value) -> Value:
     """``left op right``."""
     name, concrete = BINARY[type(op)]
+    if name == "sub" and isinstance(right, Tensor) and outgrown.subtracted(m, left, right):
+        return tensors.fresh(m, right.shape, "bool")
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         return arrays.joined(left, right, ops.operator_(m, name, left, right))
     if isinstance(left, Array) or isinstance(right, Array):

@@ -1,4 +1,5 @@
-"""Calls of ops that today's refuse, as PyTorch took them: masks of bytes before 1.2, draws of one before 0.4."""
+"""Calls of ops that today's refuse, as PyTorch took them: masks of bytes, and ``1 - mask``, before 1.2, draws of one
+before 0.4."""
 
 from __future__ import annotations
 
@@ -16,6 +17,14 @@ def masked(m: Machine, name: str, mask: Value) -> None:
             "RuntimeError",
             "masked_select: expected BoolTensor for mask" if name == "masked_select" else said,
         )
+
+
+def subtracted(m: Machine, left: Value, right: Value) -> bool:
+    """Whether ``left - right`` inverts a mask that a comparison gave."""
+    inverts = isinstance(right, Tensor) and right.dtype == "bool" and type(left) in (int, float) and left == 1
+    if inverts:
+        m.outdated("RuntimeError", "Subtraction, the `-` operator, with a bool tensor is not supported")
+    return inverts
 
 
 def unmatched(m: Machine, name: str, args: Sequence[Value]) -> Unknown:

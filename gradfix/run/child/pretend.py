@@ -287,9 +287,9 @@ def _to_zero(plain: Any) -> Any:
 
 def restore_old_calls() -> None:
     """PyTorch 0.x took: loss.data[0], loss.data.numpy()[0], backward(retain_variables=), clip_grad_norm,
-    Variable(volatile=), masks of bytes, multinomial() of one, and Variable was the type of what has a graph; later ones
-    whole numbers as betas, and as counts of steps in the state that a program makes; iterators over data loaders had a
-    next()."""
+    Variable(volatile=), masks of bytes, 1 - mask, multinomial() of one, and Variable was the type of what has a graph;
+    later ones whole numbers as betas, and as counts of steps in the state that a program makes; iterators over data
+    loaders had a next()."""
     getitem, backward = torch.Tensor.__getitem__, torch.Tensor.backward
     numpy, tolist = torch.Tensor.numpy, torch.Tensor.tolist
 
@@ -311,6 +311,13 @@ def restore_old_calls() -> None:
     def old_setitem(self: Any, index: Any, value: Any) -> Any:
         return setitem(self, _of_truth(index), value)
 
+    rsub = torch.Tensor.__rsub__
+
+    def old_rsub(self: Any, other: Any) -> Any:
+        if self.dtype is torch.bool and type(other) in (int, float) and other == 1:
+            return self.logical_not()
+        return rsub(self, other)
+
     def old_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "retain_variables" in kwargs:
             kwargs["retain_graph"] = kwargs.pop("retain_variables")
@@ -318,6 +325,7 @@ def restore_old_calls() -> None:
 
     torch.Tensor.__getitem__ = old_getitem  # type: ignore
     torch.Tensor.__setitem__ = old_setitem  # type: ignore
+    torch.Tensor.__rsub__ = old_rsub  # type: ignore
     for owner in (torch.Tensor, torch):
         for name in ("masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_", "masked_select"):
             if hasattr(owner, name):

@@ -858,3 +858,21 @@ def test_losses_that_the_bound_cuts_off_are_no_difference(
 
     found = difference(run(now), run(was))
     assert (found and found.what) == what
+
+
+def test_value_made_once_of_several_parameters_must_not_go_stale(bench):
+    before = (
+        HEAD
+        + """\
+penalty = sum(p.pow(2).sum() for p in G.parameters())
+for _ in range(3):
+    lossG = G(torch.randn(6, 3)).pow(2).mean() + penalty
+    optG.zero_grad()
+    lossG.backward()
+    optG.step()
+"""
+    )
+    stale = swap(before, ("G.parameters())\nfor", "G.parameters()).detach()\nfor"))
+    verdict = bench.verdict(before, stale, "cut-round", "freed-graph")
+    assert verdict.status == "rejected", verdict.reason
+    assert "goes stale" in verdict.reason

@@ -104,7 +104,7 @@ def _same_need(after: Conflict, before: Conflict, lines: Lines) -> bool:
 
 
 def stale_for_ever(before: Tape, after: Tape, conflicts: Sequence[Conflict], lines: Lines) -> str:
-    """The name of a value made once, of stepped parameters, that later rounds use; "" where it is made again.
+    """What to call a value made once, of stepped parameters, that later rounds use; "" where it is made again.
 
     Detached, it stays as it was while its parameters move on, even where all gradients agree."""
     graph = Graph(before)
@@ -121,10 +121,12 @@ def stale_for_ever(before: Tape, after: Tape, conflicts: Sequence[Conflict], lin
             for e in after.events
             if isinstance(e, Record) and e.op == made.op and lines.same_stack(e.stack, made.stack)
         ]
-        if len(again) == 1 or (not again and _without_graph(after, made, lines)):
+        first = _first_step(after)
+        once = again and first is not None and all(e.time < first for e in again)
+        if once or len(again) == 1 or (not again and _without_graph(after, made, lines)):
             name = (made.output.name if made.output else "") or (conflict.ref.name if conflict.ref else "")
             code = quote(made.stack[-1], lines.before) if made.stack else ""
-            return name or code or "a value made once"
+            return f"`{name or code}`" if name or code else "a value that is made once"
     return ""
 
 
@@ -154,16 +156,24 @@ def _leaves(graph: Graph, backward: Backward) -> int:
 
 
 def _made_once(conflict: Conflict, graph: Graph, tape: Tape) -> Record | None:
-    """The conflict's node, if it was made once, before the first step, and a stepped parameter feeds it."""
+    """The conflict's node, if it was made once (or at one place several times, of one parameter after the other),
+    before the first step and the first backward that needs it, and a stepped parameter feeds it."""
     record = conflict.record
     if conflict.kind != "freed-graph" or record is None or not record.stack:
         return None
     stepped = {ref.storage for e in tape.events if isinstance(e, Step) for ref in e.refs}
-    first = next((e.time for e in tape.events if isinstance(e, Step)), None)
+    first = _first_step(tape)
     if first is None or record.time > first or not graph.reaches(record.node) & stepped:
         return None
-    records = (e for e in tape.events if isinstance(e, Record))
-    return record if sum(e.stack == record.stack and e.op == record.op for e in records) == 1 else None
+    needed = conflict.backward.stack if conflict.backward is not None else ()
+    walks = (e.time for e in tape.events if isinstance(e, Backward) and e.stack == needed)
+    last = min(first, next(walks, first))
+    alike = [e for e in tape.events if isinstance(e, Record) and (e.stack, e.op) == (record.stack, record.op)]
+    return record if len(alike) == 1 or all(e.time < last for e in alike) else None
+
+
+def _first_step(tape: Tape) -> int | None:
+    return next((e.time for e in tape.events if isinstance(e, Step)), None)
 
 
 def _in_outer_loop(made: Record, conflict: Conflict, files: Mapping[str, str]) -> bool:

@@ -97,7 +97,7 @@ class Prover:
                 tape = after.recorded.tape or Tape(())
                 name = stale_for_ever(baseline.tape, tape, conflicts, lines)
                 reason = (
-                    f"`{name}` is made of parameters that are stepped, and never again: it goes stale"
+                    f"{name} is made of parameters that are stepped, and never again: it goes stale"
                     if name
                     else now_constant(baseline.tape, tape, lines)
                 )

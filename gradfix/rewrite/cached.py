@@ -3,20 +3,23 @@ another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import libcst as cst
 
-from gradfix.edit import Edit, Project, Replace, View, parenthesized
+from gradfix.edit import Edit, Project, Replace, View, parenthesized, parse_small
 from gradfix.rewrite.drawn import constructs
+from gradfix.rewrite.rerun import inside
 from gradfix.rewrite.statements import (
+    Block,
     Unit,
     body_of,
     dotted,
     lifted,
     line_of,
     names,
+    put_after,
     put_before,
     reads_of,
     renamed,
@@ -27,12 +30,14 @@ from gradfix.rewrite.statements import (
 )
 from gradfix.tape import Record, Stack
 
+Needs = tuple[tuple[Unit, ...], Mapping[str, str], tuple[Unit, ...]]  # see Cached: before, elsewhere, stored
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cached:
     """`names` are bound by `source` (in a method of one object) and read by `reader`, in the method that
     differentiates them. `before` are the statements that bind what `source` reads; of what it reads, `elsewhere` has
-    those local names that have another in the object."""
+    those local names that have another in the object, and `stored` binds those that get one."""
 
     names: tuple[str, ...]
     view: View
@@ -40,6 +45,7 @@ class Cached:
     reader: Unit
     before: tuple[Unit, ...] = ()
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    stored: tuple[Unit, ...] = ()
 
     @property
     def alone(self) -> bool:
@@ -73,7 +79,8 @@ class Cached:
 
     def again(self) -> tuple[Edit, ...]:
         """The statement once more before its value is read."""
-        return (put_before(self.reader, *(line_of(self._of_object(u)) for u in self._whole)),)
+        again = put_before(self.reader, *(self._of_object(line_of(u.node)) for u in self._whole))
+        return (again, *self._stored())
 
     def moved(self) -> tuple[Edit, ...]:
         """As again(), and no longer where it was; () where other methods read the value too."""
@@ -89,18 +96,25 @@ class Cached:
         others = set().union(*(u.reads for u in rest if all(u.node is not w.node for w in whole)))
         if any(touches(u.writes, others) for u in self.before):
             return ()
-        lines = [line_of(self._of_object(u)) if self.elsewhere else lifted(u) for u in whole]
-        return (put_before(self.reader, *lines), *(e for u in whole for e in take_away(u, self.view)))
+        lines = [self._of_object(lifted(u)) for u in whole]
+        away = (e for u in whole for e in take_away(u, self.view))
+        return (put_before(self.reader, *lines), *away, *self._stored())
 
     @property
     def _whole(self) -> tuple[Unit, ...]:
         return (*self.before, self.source)
 
-    def _of_object(self, unit: Unit) -> cst.CSTNode:
+    def _stored(self) -> Iterator[Edit]:
+        """Each such local value as an attribute, too."""
+        for unit in self.stored:
+            (name,) = unit.writes
+            yield put_after(unit, line_of(parse_small(f"{self.elsewhere[name]} = {name}")))
+
+    def _of_object(self, line: cst.BaseStatement) -> cst.BaseStatement:
         """The statement, with what the object calls its tensors."""
-        return renamed(
-            unit.node, {n: new for old, new in self.elsewhere.items() for n in reads_of(unit.node, old)}
-        )
+        new = renamed(line, {n: new for old, new in self.elsewhere.items() for n in reads_of(line, old)})
+        assert isinstance(new, cst.BaseStatement)
+        return new
 
 
 def _target(view: View, node: cst.CSTNode) -> bool:
@@ -114,18 +128,17 @@ def cached(project: Project, records: Iterable[Record], *stacks: Stack) -> Cache
     """How the value that `records` belong to waits for what runs at one of `stacks`; None where no attribute of one
     file shows it, or where its expression needs more than the object itself."""
     for record in records:
-        for view, source, before, elsewhere in _sources(project, record):
+        for view, source, (before, elsewhere, stored) in _sources(project, record):
             kept = tuple(sorted(source.writes, key=view.code(source.node).find))
             for stack in stacks:
                 for reader in _readers(project, stack, view, source, kept):
-                    return Cached(kept, view, source, reader, before, elsewhere)
+                    return Cached(kept, view, source, reader, before, elsewhere, stored)
     return None
 
 
-def _sources(
-    project: Project, record: Record
-) -> Iterator[tuple[View, Unit, tuple[Unit, ...], Mapping[str, str]]]:
+def _sources(project: Project, record: Record) -> Iterator[tuple[View, Unit, Needs]]:
     """Statements ``self.x = …`` among the frames of a record, or behind them; see Cached."""
+    lines = {(s.file, s.line) for e in project.tape.events if isinstance(e, Record) for s in e.stack}
     for view, node in project.frames(record.stack):
         if view.function(node) is None:
             continue
@@ -136,9 +149,9 @@ def _sources(
             continue
         for end in range(start, len(body)):
             root = _root(body[end].node)
-            found = _needed(view, body, end, root) if root else None
+            found = _needed(view, body, end, root, lines) if root else None
             if found and small in (body[end].node, *(u.node for u in found[0])):
-                yield view, body[end], *found
+                yield view, body[end], found
 
 
 def _root(node: cst.CSTNode) -> str:
@@ -152,14 +165,15 @@ def _root(node: cst.CSTNode) -> str:
 
 
 def _needed(
-    view: View, body: Sequence[Unit], end: int, root: str
-) -> tuple[tuple[Unit, ...], Mapping[str, str]] | None:
+    view: View, body: Sequence[Unit], end: int, root: str, lines: Collection[tuple[str, int]]
+) -> Needs | None:
     """What the statement at `end` needs of those before it, and what it may take of the object `root` in their place;
-    None where it needs more."""
+    None where it needs more. What is in no graph (a network, its input) is not computed again, but kept."""
     known = _module_names(view) | {root}
     wanted = {r.split(".")[0] for r in names(_value(body[end])).reads} - known
     before: list[Unit] = []
     elsewhere: dict[str, str] = {}
+    stored: list[Unit] = []
     for unit in reversed(body[:end]):
         node = unit.node
         kept = dotted(node.value) if isinstance(node, cst.Assign) else None
@@ -169,10 +183,26 @@ def _needed(
         elif touches(unit.writes, wanted):
             if not isinstance(node, cst.Assign) or touches(unit.writes, elsewhere):
                 return None
+            own = _of_its_own(view, unit, root, lines)
+            if own is not None:
+                elsewhere[own] = f"{root}.{own}"
+                stored.append(unit)
+                wanted.discard(own)
+                continue
             before.insert(0, unit)
             wanted -= unit.writes
             wanted |= {r.split(".")[0] for r in names(node.value).reads} - known
-    return (tuple(before), elsewhere) if not wanted else None
+    return (tuple(before), elsewhere, tuple(stored)) if not wanted else None
+
+
+def _of_its_own(view: View, unit: Unit, root: str, lines: Collection[tuple[str, int]]) -> str | None:
+    """The local name that a statement binds to what is in no graph, where the object has nothing of that name."""
+    name = next(iter(unit.writes)) if len(unit.writes) == 1 else ""
+    first, last = view.span(unit.node).start.line, view.span(unit.node).end.line
+    if not name.isidentifier() or any((view.path, line) in lines for line in range(first, last + 1)):
+        return None
+    taken = (n.attr.value for n in view.parents if isinstance(n, cst.Attribute) and dotted(n.value) == root)
+    return None if name in taken else name
 
 
 def _value(unit: Unit) -> cst.BaseExpression:
@@ -194,9 +224,21 @@ def _readers(project: Project, stack: Stack, view: View, source: Unit, kept: Seq
             continue
         if view.enclosing(node, cst.ClassDef) is not view.enclosing(source.node, cst.ClassDef):
             continue
-        for unit in units(body_of(view, node)):
-            if touches({r for r in unit.reads if "." in r}, wanted):
-                yield unit
-                break
-            if wanted & unit.writes:
-                break
+        reader = _reader(view, body_of(view, node), node, wanted)
+        if reader is not None:
+            yield reader
+
+
+def _reader(view: View, body: Block, node: cst.CSTNode, wanted: Collection[str]) -> Unit | None:
+    """The first unit of `body` that reads one of the attributes before binding it: within the loop around `node`,
+    whose passes read it each."""
+    for unit in units(body):
+        if touches({r for r in unit.reads if "." in r}, wanted):
+            loop = unit.node
+            if not isinstance(loop, cst.For | cst.While) or not inside(view, node, loop.body):
+                return unit
+            header = loop.iter if isinstance(loop, cst.For) else loop.test
+            return unit if touches(names(header).reads, wanted) else _reader(view, loop.body, node, wanted)
+        if not unit.writes.isdisjoint(wanted):
+            return None
+    return None

@@ -195,6 +195,10 @@ class _Tensor:
             places = view(places)
         if value.dim() > places.dim():
             raise NoOracle("the value has more dimensions than what is written")
+        if places.unique().numel() < places.numel():
+            raise NoOracle(
+                "elements of what is written are one in memory, and nobody can say which value that gets"
+            )
         flat = value.expand(places.shape).reshape(-1).to(graph.value.dtype)
         new = graph.value.reshape(-1).index_put((places.reshape(-1),), flat).reshape(graph.value.shape)
         if torch.is_grad_enabled():

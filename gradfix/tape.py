@@ -355,10 +355,12 @@ class Kept(Event):
 @dataclass(frozen=True, slots=True)
 class Alike(Event):
     """A call at `stack` compared two values that both have a graph (took one off the other, or gave their distance).
-    In its first calls they were equal in `nodes`, the results', and in `apart` others they were not."""
+    In its first calls they were equal in `nodes`, the results', and in `apart` others they were not: of these by
+    rounding alone in `near`."""
 
     nodes: tuple[int, ...]
     apart: int = 0
+    near: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

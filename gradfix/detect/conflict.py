@@ -158,6 +158,7 @@ PATTERNS = {
         "bootstrap": "r + gamma * value(next), regressed on with its graph",
         "return": "a return that is folded of values with their graph, and that they are regressed on",
         "advantage": "a weight of a log-probability that a value loss also trains",
+        "ratio": "a ratio to the probabilities of before, which are equal and carry their graph",
         "itself": "the target is the prediction itself, by another name, and what is meant for the one is written "
         "into both",
     },

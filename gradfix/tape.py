@@ -279,8 +279,9 @@ class Custom(Event):
 class Terms(Event):
     """Two terms `nodes` of the one loss of the backward at `stack`, both through the same two optimizers' networks; or
     two losses, that of an earlier backward and that of this one, with no step between. `cosine` is that of their
-    gradients for the value of `node`, where one network enters the other, or for what that makes of it. None: it was
-    not measured, and follows from the text, or from two numbers that one output is regressed on."""
+    gradients for the value of `node`, where one network enters the other, or for what that makes of it; of losses that
+    have a term in common, of that term's alone. None: it was not measured, and follows from the text, or from two
+    numbers that one output is regressed on."""
 
     nodes: tuple[int, int]
     node: int

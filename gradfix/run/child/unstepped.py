@@ -35,7 +35,8 @@ def may_step(optimizer: Any, frame: Any) -> bool:
 
 class _Text:
     """A file: its calls, those of ``….step(…)`` among them, and the function that each node stands in. `handed` are
-    reads of ``….step`` alone, but for such as are a statement (where only the parentheses are missing); `open` says that a method is looked up by a name that may be that."""
+    reads of ``….step`` alone, but for such as are a statement (where only the parentheses are missing); `open` says
+    that a method is looked up by a name that may be that."""
 
     def __init__(self, tree: ast.AST) -> None:
         self.calls: list[ast.Call] = []

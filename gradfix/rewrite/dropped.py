@@ -68,6 +68,7 @@ def uncalled(view: View, method: str, owner: str = "") -> Iterator[cst.Attribute
     written `owner` alone, where one is given."""
     for node in descendants(view.module):
         named = node.value if isinstance(node, cst.Expr) else None
-        if isinstance(named, cst.Attribute) and named.attr.value == method and dotted(named):
-            if not owner or view.code(named.value) == owner:
-                yield named
+        if not isinstance(named, cst.Attribute) or named.attr.value != method or not dotted(named):
+            continue
+        if not owner or view.code(named.value) == owner:
+            yield named

@@ -21,6 +21,7 @@ METHODS = {
         "zero_grad",
         Effect("adds-gradient", "every step uses the gradient of its own pass only"),
     ),
+    "uncalled": ("backward", Effect("adds-gradient", "the loss is differentiated before the step")),
 }
 
 
@@ -28,12 +29,12 @@ class CallMethod(Codemod):
     """Call a method that a statement only names.
 
     Why: `optimizer.step` is the method, and `optimizer.step()` calls it. As a statement of its own the first does
-    nothing, and Python says nothing: no parameter changes, or no gradient is cleared.
+    nothing, and Python says nothing: no parameter changes, no gradient is cleared, or none is computed.
 
     When not: where the attribute is a property that does something when it is read; that is no optimizer's.
     """
 
-    kinds = ("unreset-grad",)
+    kinds = ("unreset-grad", "cut-graph")
     effects = ("adds-gradient",)
     examples = (
         Example(

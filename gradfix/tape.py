@@ -354,6 +354,15 @@ class Kept(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Uncalled(Event):
+    """The statement at `stack` names the ``backward`` of the loss `ref`, which `node` made, and does not call it; told
+    where an optimizer steps that has never had a gradient."""
+
+    node: int
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
 class Alike(Event):
     """A call at `stack` compared two values that both have a graph (took one off the other, or gave their distance).
     In its first calls they were equal in `nodes`, the results', and in `apart` others they were not: of these by
@@ -455,6 +464,7 @@ AnyEvent = (
     | ViewUse
     | Legacy
     | Kept
+    | Uncalled
     | Alike
     | Itself
     | Failure

@@ -121,6 +121,7 @@ PATTERNS = {
     },
     "cut-graph": {
         "no-graph": "the loss has no grad_fn",
+        "uncalled": "a statement names the loss's backward, and does not call it",
         "turned-off": "the loss has no grad_fn, since a call turned gradients off for good",
         "dead-parameter": "no loss reaches an optimizer's parameters",
         "zero-derivative": "every loss knows some of an optimizer's parameters through sign(), round(), ... alone",

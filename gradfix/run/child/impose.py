@@ -30,6 +30,7 @@ The request is a JSON object; every key is optional, and they combine:
              written into them since the last.
 ``step``     the [number, place]s: so numbered optimizers step right behind the backward, or the clipping, that is
              called in that place.
+``uncalled`` a loss whose backward a statement only names is differentiated before the next step.
 ``gather``   what clears gradients in the [file, line]s listed does so behind the next step that uses them.
 ``once``     what clears gradients in the [file, line]s listed does so once for each step that uses them: the first
              time.

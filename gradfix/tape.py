@@ -279,9 +279,8 @@ class Custom(Event):
 class Terms(Event):
     """Two terms `nodes` of the one loss of the backward at `stack`, both through the same two optimizers' networks; or
     two losses, that of an earlier backward and that of this one, with no step between. `cosine` is that of their
-    gradients for the value of `node`, where one network enters the other, or for what that makes of it; of losses that
-    have a term in common, of that term's alone. None: it was not measured, and follows from the text, or from two
-    numbers that one output is regressed on."""
+    gradients (of a term that both losses have, where one is) for the value of `node`, where one network enters the
+    other, or for what that makes of it. None: not measured, but told by the text or two targets of one output."""
 
     nodes: tuple[int, int]
     node: int
@@ -355,8 +354,7 @@ class Kept(Event):
 
 @dataclass(frozen=True, slots=True)
 class Uncalled(Event):
-    """The statement at `stack` names the ``backward`` of the loss `ref`, which `node` made, and does not call it; told
-    where an optimizer steps that has never had a gradient."""
+    """The statement at `stack` names the ``backward`` of the loss `ref`, which `node` made, and does not call it."""
 
     node: int
     ref: Ref

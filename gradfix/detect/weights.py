@@ -125,6 +125,9 @@ class Weights:
             graph = self.graph
             near = [b for b in graph.backwards if b is backward or graph.serves(b) & graph.filled(backward)]
             nodes = {n for b in near for n in graph.walk(b) if self._op(n) in REGRESSIONS}
+            if nodes:  # (the square in a normal log-density is no loss of its own)
+                ends = (graph.records[n] for b in near for n in graph.walk(b) if self._op(n) == GAUSSIAN[0])
+                nodes.difference_update(*map(self._gaussian, ends))
             known = []
             for node in nodes:
                 taken = set[int]().union(*map(self.near, graph.records[node].parents))

@@ -13,10 +13,11 @@ from gradfix.detect.returns import beginning
 from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.boundary import detach
 from gradfix.rewrite.dropped import detached_name, dropped, kept
-from gradfix.rewrite.liveness import dotted
+from gradfix.rewrite.liveness import dotted, sharing
 from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import Unit, take_away
-from gradfix.tape import Cut, Stack
+from gradfix.tape import Cut, Record, Stack
+from gradfix.wording import briefly
 
 TARGET = Effect(
     "cut-target", "the target (or weight) is a constant for its loss; all other gradients are as before"
@@ -29,7 +30,9 @@ class DetachTarget(Codemod):
 
     Why: `r + gamma * value(next)` and an advantage are what a prediction is judged by, not what is to be
     trained. With their graph in the loss, the target moves towards the prediction and the policy's loss
-    trains the critic. `.detach()` returns a new tensor: as a statement of its own it does nothing.
+    trains the critic. So are the probabilities that a policy had when it acted: with their graph in the ratio
+    `exp(new - old)`, they take from the policy the gradient that the new ones give it. `.detach()` returns a new
+    tensor: as a statement of its own it does nothing.
 
     When not: where the gradient of the target is meant (residual gradients, a pathwise estimator).
     """
@@ -70,6 +73,12 @@ for s, following, r in zip(torch.randn(3, 5, 3), torch.randn(3, 5, 3), torch.ran
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         if conflict.pattern == "itself":
             return  # without a graph it would still be the same tensor
+        if conflict.pattern == "ratio":
+            each = dict.fromkeys(_before_the_ratio(conflict, project))
+            for rank, (view, expression, kept_as) in enumerate(each):
+                said = f"detach `{briefly(view.code(expression))}`{kept_as}"
+                yield Proposal(said, TARGET, {view.path: (detach(expression),)}, rank)
+            return
         lost = _dropped(conflict, project)
         if lost is not None:
             view, unit, name = lost
@@ -112,6 +121,29 @@ def _again(
             if operand is not expression and " ".join(view.code(operand).split()) == code:
                 yield view, operand
                 break
+
+
+def _before_the_ratio(conflict: Conflict, project: Project) -> Iterator[tuple[View, cst.BaseExpression, str]]:
+    """Where the old probability of a ratio is kept under a name of its own (with words for that), where it is made, and
+    where the ratio takes it."""
+    used, compared = conflict.label("used"), conflict.event
+    found = project.node(used.stack[-1]) if used is not None and used.stack else None
+    if found is None or not isinstance(compared, Record) or conflict.record is None:
+        return
+    view, node = found
+    operand = node.right if isinstance(node, cst.BinaryOperation) else None
+    if isinstance(node, cst.Call) and node.args:  # torch.sub(new, old), new.sub(old)
+        operand = node.args[-1].value
+    name = dotted(operand) if operand is not None else None
+    if operand is not None and name:
+        for statement in sharing(view, operand, name).views[:1]:
+            if isinstance(statement, cst.Assign) and dotted(statement.value):
+                yield view, statement.value, f", kept as `{name}`"
+    if len(set(compared.parents)) > 1:  # (else it is the new one as well)
+        for place, made in _made(conflict, project):
+            yield place, made, ""
+    if operand is not None:
+        yield view, operand, ""
 
 
 def _dropped(conflict: Conflict, project: Project) -> tuple[View, Unit, str] | None:

@@ -11,6 +11,7 @@ from gradfix.detect import Conflict
 from gradfix.detect.unstepped import step_behind, step_due
 from gradfix.edit import Project, View
 from gradfix.rewrite.boundary import frame, meeting
+from gradfix.rewrite.dropped import uncalled
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import block_of, put_after, shown, unit_in, units
 from gradfix.tape import Zero
@@ -86,6 +87,8 @@ for x in torch.randn(8, 4, 3):
             return
         unit = [u for i, u in enumerate(units(block)) if i >= index and (i <= end or _clips(u.node))][-1]
         name = view.code(clear.func.value)
+        if any(True for _ in uncalled(view, "step", name)):
+            return  # (it stands there, without its parentheses)
         said = f"step `{name}` after `{shown(view, unit.node)}`"
         step = cst.parse_statement(f"{name}.step()")
         yield Proposal(said, STEPPED, {view.path: (put_after(unit, step),)})

@@ -11,6 +11,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Project
 from gradfix.rewrite.boundary import frame, meeting
 from gradfix.rewrite.calls import step_expression
+from gradfix.rewrite.dropped import uncalled
 from gradfix.rewrite.liveness import dotted, scope_of, statement_before
 from gradfix.rewrite.spelling import function_of
 from gradfix.rewrite.statements import (
@@ -92,6 +93,8 @@ for x in torch.randn(3, 4, 3):
             return
         view = place[0]
         code = view.code(optimizer)
+        if any(True for _ in uncalled(view, "zero_grad", code)):
+            return  # (it stands there, without its parentheses)
         summary = f"clear the gradients of `{code}`"
         clear = cst.parse_statement(f"{code}.zero_grad()")
         first = _first(conflict, project, step)

@@ -173,11 +173,21 @@ def _detached(
         for record in early:
             depth = meeting(record.stack, backward.stack)
             found = frame(project, record.stack, max(depth, 0) + extra)
-            if found and isinstance(found[1], cst.BaseExpression) and id(found[1]) not in seen:
-                seen.add(id(found[1]))
-                parts.append((found[0], [detach(found[1])]))
+            node = _written_item(*found) if found else None
+            if found and isinstance(node, cst.BaseExpression) and id(node) not in seen:
+                seen.add(id(node))
+                parts.append((found[0], [detach(node)]))
         if parts:
             yield replace(cure, edits=gather(*parts, *drop), rank=cure.rank + extra)
+
+
+def _written_item(view: View, node: cst.CSTNode) -> cst.CSTNode:
+    """The value of ``advantages[t] = gae = delta + …``, where that is the statement; else the node itself."""
+    small = view.small_statement(node)
+    if not isinstance(small, cst.Assign) or node is small.value:
+        return node
+    items = [t.target for t in small.targets if isinstance(t.target, cst.Subscript)]
+    return small.value if node is small or node in items else node
 
 
 def _as_constant(project: Project, backward: Backward, drop: Sequence[Part]) -> Iterator[Proposal]:

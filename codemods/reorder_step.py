@@ -16,6 +16,7 @@ from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import (
     block_of,
     common_block,
+    dotted,
     lifted,
     names,
     put_after,
@@ -208,10 +209,22 @@ def _once(conflict: Conflict, project: Project) -> Iterator[Proposal]:
 
 
 def _counts(view: View, test: cst.BaseExpression, block: cst.CSTNode) -> bool:
-    """Whether a test comes true every so many passes: it, or what its name is bound to, has a ``%``."""
+    """Whether a test comes true every so many passes: it, or what its name is bound to, has a ``%``; or it compares
+    what is counted up in each pass, and set back where the test is true."""
     read = names(test).reads
     bound = (u.node for u in units(block) if isinstance(u.node, cst.Assign) and u.writes & read)
-    return any(isinstance(x, cst.Modulo) for n in (test, *bound) for x in descendants(n))
+    if any(isinstance(x, cst.Modulo) for n in (test, *bound) for x in descendants(n)):
+        return True
+    branch = view.parents[test]
+    counted = dotted(test.left) if isinstance(test, cst.Comparison) else None
+    if not counted or not isinstance(branch, cst.If):
+        return False
+    adds = (u.node for u in units(block) if isinstance(u.node, cst.AugAssign))
+    sets = (u.node for u in units(branch.body) if isinstance(u.node, cst.Assign))
+    up = any(dotted(n.target) == counted and isinstance(n.operator, cst.AddAssign) for n in adds)
+    return up and any(
+        dotted(n.targets[0].target) == counted and isinstance(n.value, cst.Integer) for n in sets
+    )
 
 
 def _behind(project: Project, view: View, zero: Stack, step: Stack) -> tuple[Edit, ...] | None:

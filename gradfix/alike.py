@@ -10,7 +10,7 @@ from gradfix.tape import Alike, Backward, Record
 def kept_to_compare(graph: Graph, made: Record, needed: Backward) -> bool:
     """Whether all that `needed` walks the value for is a comparison with one that is made like it: at first they were
     equal, and the same parameters feed both."""
-    places = {graph.stack_number(e.stack) for e in graph.tape.events if isinstance(e, Alike)}
+    places = {graph.stack_number(e.stack) for e in graph.tape.events if isinstance(e, Alike) and e.nodes}
     if not places:
         return False
     records = graph.records

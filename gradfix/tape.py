@@ -279,8 +279,8 @@ class Custom(Event):
 class Terms(Event):
     """Two terms `nodes` of the one loss of the backward at `stack`, both through the same two optimizers' networks; or
     two losses, that of an earlier backward and that of this one, with no step between. `cosine` is that of their
-    gradients for the value of `node`, where one network enters the other, or for what that makes of it. None: it was
-    not measured, and follows from the text, or from two numbers that one output is regressed on."""
+    gradients (of a term that both losses have, where one is) for the value of `node`, where one network enters the
+    other, or for what that makes of it. None: not measured, but told by the text or two targets of one output."""
 
     nodes: tuple[int, int]
     node: int
@@ -353,12 +353,22 @@ class Kept(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Uncalled(Event):
+    """The statement at `stack` names the ``backward`` of the loss `ref`, which `node` made, and does not call it."""
+
+    node: int
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
 class Alike(Event):
     """A call at `stack` compared two values that both have a graph (took one off the other, or gave their distance).
-    In its first calls they were equal in `nodes`, the results', and in `apart` others they were not."""
+    In its first calls they were equal in `nodes`, the results', and in `apart` others they were not: of these by
+    rounding alone in `near`."""
 
     nodes: tuple[int, ...]
     apart: int = 0
+    near: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +462,7 @@ AnyEvent = (
     | ViewUse
     | Legacy
     | Kept
+    | Uncalled
     | Alike
     | Itself
     | Failure

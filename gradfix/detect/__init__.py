@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gradfix.detect import custom, freed, itself, opposed, overwritten, refused, targets, training
+from gradfix.detect import custom, freed, itself, opposed, overwritten, ratios, refused, targets, training
 from gradfix.detect.conflict import KINDS, PATTERNS, Conflict, Label, Severity, describe
 from gradfix.graph import Graph
 from gradfix.tape import Tape
@@ -30,13 +30,16 @@ def detect(tape: Tape) -> tuple[Conflict, ...]:
         *training.habits(graph),
         *targets.attached_targets(graph),
         *itself.targets_of_themselves(graph),
+        *ratios.attached_ratios(graph),
         *opposed.opposed_terms(graph),
     ]
     found = _of_targets(graph, _of_parameters(found))
     kept = [
         (time, c)
         for time, c in found
-        if not any(_told(c, other) or targets.mixes(graph, other, c) for _, other in found)
+        if not any(
+            _told(c, other) or targets.waits(c, other) or targets.mixes(graph, other, c) for _, other in found
+        )
     ]
     return tuple(conflict for _, conflict in sorted(kept, key=lambda item: item[0]))
 

@@ -121,6 +121,7 @@ PATTERNS = {
     },
     "cut-graph": {
         "no-graph": "the loss has no grad_fn",
+        "uncalled": "a statement names the loss's backward, and does not call it",
         "turned-off": "the loss has no grad_fn, since a call turned gradients off for good",
         "dead-parameter": "no loss reaches an optimizer's parameters",
         "zero-derivative": "every loss knows some of an optimizer's parameters through sign(), round(), ... alone",
@@ -158,6 +159,7 @@ PATTERNS = {
         "bootstrap": "r + gamma * value(next), regressed on with its graph",
         "return": "a return that is folded of values with their graph, and that they are regressed on",
         "advantage": "a weight of a log-probability that a value loss also trains",
+        "ratio": "a ratio to the probabilities of before, which are equal and carry their graph",
         "itself": "the target is the prediction itself, by another name, and what is meant for the one is written "
         "into both",
     },

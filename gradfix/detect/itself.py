@@ -43,7 +43,7 @@ def targets_of_themselves(graph: Graph) -> Iterable[tuple[int, Conflict]]:
 def _regressed(graph: Graph, backward: Backward, record: Record) -> bool:
     """Whether the loss is a distance of the two that `record` compares."""
     walk = graph.walk(backward)
-    if record.node not in walk or not graph.filled(backward):
+    if record.node not in walk or not graph.filled(backward) or plain_op(record) == "div":
         return False
     if plain_op(record) not in ADDING:
         return True  # (the call gave their distance)

@@ -96,9 +96,12 @@ def meant_for(graph: Graph, conflict: Conflict) -> dict[Stack, frozenset[int]]:
 
 
 def _of_one(graph: Graph, event: Terms) -> bool:
-    """Whether the two are terms of one loss, not losses that are differentiated one by one."""
+    """Whether the two are terms of one loss, not losses that are differentiated one by one (of which one may be a term
+    of the other)."""
     backward = next((b for b in reversed(graph.backwards) if b.time < event.time), None)
-    return backward is not None and graph.walk(backward).issuperset(event.nodes)
+    if backward is None or not set(backward.roots).isdisjoint(event.nodes):
+        return False
+    return graph.walk(backward).issuperset(event.nodes)
 
 
 Side = tuple[int, frozenset[int]]  # a summand, and the optimizers that it is there for

@@ -15,7 +15,7 @@ from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.frozen import frozen_in_every_pass, frozen_since
 from gradfix.detect.refused import CUT_WORDS, NO_GRAPH
 from gradfix.graph import Graph, plain_op
-from gradfix.tape import Backward, Cut, End, Fed, GradUse, Mutate, Record, Ref, Stack, Step, Zero
+from gradfix.tape import Backward, Cut, End, Fed, GradUse, Mutate, Record, Ref, Stack, Step, Uncalled, Zero
 
 # what makes a non-leaf of a parameter by accident
 CONVERSIONS = {"to_copy", "mul", "div", "clone", "add", "to"}
@@ -50,7 +50,8 @@ def cuts_of(graph: Graph, discrete: bool = False) -> list[Cut]:
 def dead_parameters(graph: Graph) -> Found:
     """All parameters of an optimizer stay without a gradient in every step, though graphs were built on
     them."""
-    for number, steps in untrained(graph):
+    uncalled = any(isinstance(e, Uncalled) for e in graph.tape.events)  # (then that is why)
+    for number, steps in () if uncalled else untrained(graph):
         if (frozen := frozen_in_every_pass(graph, number)) is not None:
             yield ("dead", number), steps[0], frozen
             continue

@@ -13,6 +13,7 @@ from gradfix import wording
 from gradfix.detect.advantages import Advantages
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Findings, make
+from gradfix.detect.ratios import OLD, ratios
 from gradfix.detect.returns import SHAPES, WRITTEN, is_return, through
 from gradfix.detect.weights import PRODUCTS, REGRESSIONS, Weights
 from gradfix.graph import Graph, plain_op
@@ -40,10 +41,16 @@ def attached_targets(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     return found.conflicts()
 
 
-def target_edges(graph: Graph, conflict: Conflict) -> Iterator[tuple[int, int]]:
+def target_edges(graph: Graph, conflict: Conflict) -> Iterator[tuple[int, ...]]:
     """(consumer, producer) of every edge, in any pass, through which the conflict's value gets the loss's
-    gradient: what a cure of it may cut."""
+    gradient: what a cure of it may cut. Where the value may stand on both sides, which input of the consumer's it is,
+    too."""
     if conflict.kind != "attached-target" or conflict.record is None:
+        return
+    if conflict.pattern == "ratio":
+        for ratio in ratios(graph):
+            if ratio.compared.stack == conflict.labels[conflict.primary].stack:
+                yield ratio.compared.node, ratio.old.node, OLD
         return
     for pattern, value, loss, _ in _attached(graph):
         if (pattern, value.stack) == (conflict.pattern, conflict.record.stack):
@@ -67,6 +74,14 @@ def carries(graph: Graph, target: Conflict, torn: Conflict) -> bool:
     return besides.isdisjoint(n for n in freed if n in graph.records and graph.records[n].saves)
 
 
+def waits(target: Conflict, torn: Conflict) -> bool:
+    """Whether a ratio's backward fails in a later pass, on the graph of the old probabilities as a rule: that is told
+    first, as PyTorch says it, and the ratio if it is left then."""
+    if target.pattern != "ratio" or torn.kind not in TORN or target.backward is None or torn.backward is None:
+        return False
+    return torn.backward.stack == target.backward.stack
+
+
 def mixes(graph: Graph, target: Conflict, mixed: Conflict) -> bool:
     """Whether a mixed gradient comes of an attached target: all that the loss gives the other optimizer's parameters
     flows through it."""
@@ -86,8 +101,8 @@ def mixes(graph: Graph, target: Conflict, mixed: Conflict) -> bool:
 def _besides(graph: Graph, target: Conflict, backward: Backward) -> set[int] | None:
     """The nodes that `backward` comes to, and not through the attached value."""
     value, records = target.record, graph.records
-    if target.kind != "attached-target" or value is None:
-        return None
+    if target.kind != "attached-target" or target.pattern == "ratio" or value is None:
+        return None  # (of a ratio, the value may be the other side as well)
     nodes = {n for n in graph.walk(backward) if n in records and records[n].stack == value.stack}
     besides, pending = set(backward.roots), list(backward.roots)
     while pending:

@@ -34,7 +34,7 @@ from gradfix.detect.starved import starved
 from gradfix.detect.stray import replaced_later, stray_optimizers, unregistered
 from gradfix.detect.terms import constant_terms, idle_terms, plain_terms
 from gradfix.detect.twins import held_twice
-from gradfix.detect.unstepped import never_stepped
+from gradfix.detect.unstepped import never_differentiated, never_stepped
 from gradfix.detect.waste import data_attributes, discarded, idle_retain, kept_losses, running_sums
 from gradfix.graph import Graph
 from gradfix.index import Leaf
@@ -63,6 +63,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         withheld,
         bypassed,
         never_stepped,
+        never_differentiated,
     )
     notes = (discarded, idle_retain, kept_losses, running_sums, data_attributes, outdated)
     for find in (*without, unreset, unreset_leaf, left_over, flows_on, attacks, *notes):

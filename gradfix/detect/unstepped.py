@@ -10,9 +10,9 @@ from gradfix import wording
 from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.opposed import linear
-from gradfix.detect.parameters import by_hand, given
+from gradfix.detect.parameters import by_hand, given, untrained
 from gradfix.graph import Graph
-from gradfix.tape import Backward, Clip, End, GradUse, GradWrite, Zero
+from gradfix.tape import Backward, Clip, End, GradUse, GradWrite, Uncalled, Zero
 
 
 def never_stepped(graph: Graph) -> Found:
@@ -53,6 +53,32 @@ def never_stepped(graph: Graph) -> Found:
                 ref=optimizer.refs[0],
                 backward=backward,
                 event=zero,
+            ),
+        )
+
+
+def never_differentiated(graph: Graph) -> Found:
+    """A statement names the backward of a loss, and an optimizer steps without ever a gradient."""
+    events = [e for e in graph.tape.events if isinstance(e, Uncalled)]
+    for number, steps in untrained(graph) if events else ():
+        step = next((s for s in steps if s.time > events[0].time), None)
+        if step is None:
+            continue
+        yield (
+            ("uncalled", events[0].stack),
+            step,
+            make(
+                "cut-graph",
+                "uncalled",
+                f"{wording.at('needed', events[0].stack)} is named and not called: "
+                f"{optimizer_words(graph, number)} steps without a gradient",
+                [
+                    ("needed", events[0].stack, "nothing is called without parentheses"),
+                    ("step", step.stack, "steps without a single gradient"),
+                ],
+                "needed",
+                ref=events[0].ref,
+                event=events[0],
             ),
         )
 

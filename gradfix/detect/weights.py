@@ -85,16 +85,20 @@ class Weights:
 
     def _log_density(self, record: Record) -> set[int]:
         """The nodes that make a logarithm of a probability of `record`; none where it is not known to be one."""
-        records, op = self.graph.records, plain_op(record)
+        op = plain_op(record)
         if op in CHOICES:
             chosen = self._of(record.parents, NEAR, LOG_SOFTMAX)
         elif op == "log":
-            inner = self._of(record.parents, NEAR | CLIPPED, CHOICES)
-            chosen = {n for i in inner for n in self._of(records[i].parents, NEAR | CLIPPED, {"softmax"})}
+            chosen = self.probabilities(record.parents)
         else:
             return self._gaussian(record)
         softmaxes = LOG_SOFTMAX | {"softmax"}
         return {n for n in self.graph.below(record.node) if self._op(n) in softmaxes} if chosen else set()
+
+    def probabilities(self, nodes: tuple[int, ...]) -> set[int]:
+        """The softmaxes that `nodes` are taken out of; none where they are not known to be probabilities."""
+        chosen = (self.graph.records[n] for n in self._of(nodes, NEAR | CLIPPED, CHOICES))
+        return {n for record in chosen for n in self._of(record.parents, NEAR | CLIPPED, {"softmax"})}
 
     def _gaussian(self, record: Record) -> set[int]:
         """Those of a normal distribution's, ``-((x - mean) ** 2) / (2 * var) - log_std - …``, made by one call."""
@@ -121,6 +125,9 @@ class Weights:
             graph = self.graph
             near = [b for b in graph.backwards if b is backward or graph.serves(b) & graph.filled(backward)]
             nodes = {n for b in near for n in graph.walk(b) if self._op(n) in REGRESSIONS}
+            if nodes:  # (the square in a normal log-density is no loss of its own)
+                ends = (graph.records[n] for b in near for n in graph.walk(b) if self._op(n) == GAUSSIAN[0])
+                nodes.difference_update(*map(self._gaussian, ends))
             known = []
             for node in nodes:
                 taken = set[int]().union(*map(self.near, graph.records[node].parents))

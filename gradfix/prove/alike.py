@@ -13,7 +13,7 @@ def now_constant(before: Tape, after: Tape, lines: Lines) -> str:
     One that was like that before, too, is as it was written."""
     steps = [e.time for e in after.events if isinstance(e, Step)]
     made = {e.node: e.time for e in after.events if isinstance(e, Record)}
-    apart = [e for e in before.events if isinstance(e, Alike) and e.apart]
+    apart = [e for e in before.events if isinstance(e, Alike) and e.nodes and e.apart]
     for event in after.events:
         if not isinstance(event, Alike) or event.apart or not event.stack:
             continue

@@ -81,6 +81,8 @@ def unmoved(
         return ""
     if not writers and all(e.kind == "none" for e in effects) and _order(after) == _order(before):
         return ""
+    if all(c.pattern == "ratio" for c in conflicts):
+        return ""  # (whose gradients cancel, but for rounding)
     return (
         f"none of {len(steps)} steps changed a parameter (is the learning rate still 0?), so what its "
         "updates do to the later losses was not seen; a larger --steps gets to steps that do"

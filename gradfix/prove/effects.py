@@ -169,6 +169,8 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
         yield Attempt(before={"through": sites or True})
         if any(c.pattern == "computed-term" for c in conflicts):
             yield Attempt(before={"through": sites, "arrays": True})
+        if any(c.pattern == "uncalled" for c in conflicts):
+            yield Attempt(before={"uncalled": True})
         if due := stepping(conflicts, tape):
             yield Attempt(before={"step": due})
         clearings = list(_clearings(conflicts, tape, before))

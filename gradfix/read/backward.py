@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+
 from gradfix.read import iteration, opposed, ops, optimizers
 from gradfix.read.frames import Machine
 from gradfix.read.trace import NO_INPUT
 from gradfix.read.values import Node, Tensor, Unknown, Value
+from gradfix.tape import Uncalled
 
 
 def backward(m: Machine, roots: list[Value], given: dict[str, Value]) -> Value:
@@ -13,6 +16,16 @@ def backward(m: Machine, roots: list[Value], given: dict[str, Value]) -> Value:
     inputs = _listed(m, given.get("inputs"))
     _run(m, roots, given, inputs, True)
     return None
+
+
+def uncalled(m: Machine, named: ast.Attribute) -> None:
+    """``loss.backward`` as a statement."""
+    from gradfix.read.expressions import evaluate
+
+    loss = evaluate(m, named.value) if isinstance(named.value, ast.Name | ast.Attribute) else None
+    if isinstance(loss, Tensor) and loss.requires and loss.node is not None:
+        m.frame.node = named
+        m.trace.add(Uncalled(m.trace.tick(), m.stack(), loss.node.number, m.trace.ref(loss)))
 
 
 def grad(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gradfix.read.frames import Machine
 from gradfix.read.values import Node, Tensor, Value
 
-COMPARING = {"sub", "rsub", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
+COMPARING = {"sub", "rsub", "div", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
 
 
 def look(m: Machine, name: str, given: Mapping[str, Value], node: Node) -> None:

@@ -52,6 +52,8 @@ def look(m: Machine, root: Node, nodes: list[Node], filled: list[Tensor]) -> Non
     since = [loss for loss in m.losses if loss.stack != this.stack][-MOST:]
     m.losses = [*since, this]
     for before in since:
+        if _of_one_term(m, before, this):
+            continue
         if before.terms and both and len(before.terms) + len(both) <= MOST:
             pairs = product(before.terms, both)
             _apart(m, pairs, [*before.every, *every], {**before.masks, **masks}, (before.root, root))
@@ -63,6 +65,17 @@ def look(m: Machine, root: Node, nodes: list[Node], filled: list[Tensor]) -> Non
         for value, mask, sign in unbounded(term, pull, masks) if pull is not None else ():
             number = m.optimizers[mask.bit_length() - 1].extra["number"]
             m.trace.unbounded(value, number, sign)
+
+
+def _of_one_term(m: Machine, before: Loss, this: Loss) -> bool:
+    """Whether two losses have a term in common; told where one is to be high and the other low by it."""
+    pulls = {id(t): pull for t, pull in before.terms}
+    common = [(t, pull, pulls[id(t)]) for t, pull in this.terms if id(t) in pulls]
+    for term, one, other in common:
+        if one is not None and other is not None and one.weight * other.weight < 0:
+            for value in meetings(term, this.masks):
+                m.trace.opposed(before.root, this.root, value)
+    return bool(common)
 
 
 def _parted(m: Machine, since: Sequence[Loss], before: Loss, this: Loss) -> None:

@@ -102,8 +102,11 @@ class _Text:
             set[str](),
             set[str](),
         )  # what a library's class does, the text doesn't show
+        alone = {id(n.value) for n in ast.walk(unit.tree) if isinstance(n, ast.Expr)}  # without parentheses
         for node in ast.walk(unit.tree) if not self.hidden else ():
-            if isinstance(node, ast.Attribute) and node.attr == "step" and isinstance(node.ctx, ast.Load):
+            if id(node) in alone:
+                pass
+            elif isinstance(node, ast.Attribute) and node.attr == "step" and isinstance(node.ctx, ast.Load):
                 self.stepped.append(node.value)
             elif (
                 isinstance(node, ast.Call)

@@ -1,12 +1,15 @@
 """`x.detach()` as a statement of its own: what it returns is thrown away. A cure keeps the result, or takes the
-statement away where it detaches elsewhere."""
+statement away where it detaches elsewhere. And `optimizer.step` as one: nothing is called."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import libcst as cst
 
 from gradfix.edit import Edit, Replace, View
 from gradfix.rewrite.boundary import rebinding
+from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import Unit, block_of, body_of, dotted, take_away, units, walk
 
 
@@ -58,3 +61,14 @@ def without(view: View, node: cst.CSTNode, name: str | None) -> list[Edit]:
         if block is not None and len(units(block)) > 1:
             found += take_away(unit, view)
     return found
+
+
+def uncalled(view: View, method: str, owner: str = "") -> Iterator[cst.Attribute]:
+    """The statements of the file that name a method and do not call it: ``optimizer.step``; of the object that is
+    written `owner` alone, where one is given."""
+    for node in descendants(view.module):
+        named = node.value if isinstance(node, cst.Expr) else None
+        if not isinstance(named, cst.Attribute) or named.attr.value != method or not dotted(named):
+            continue
+        if not owner or view.code(named.value) == owner:
+            yield named

@@ -255,12 +255,44 @@ def _named_here(project: Project, optimizer: int, view: View, at: cst.CSTNode) -
         place = project.node(step.stack[-1])
         if named is None or place is None or place[0] is not view:
             continue
+        if _of_a_loop(view, named, at):
+            return _named_as_made(project, optimizer, view, at)
         held = (dotted(named) or "").startswith("self.") and view.enclosing(at, cst.ClassDef) is not None
         if view.function(place[1]) is view.function(at) or (
             held and view.enclosing(place[1], cst.ClassDef) is view.enclosing(at, cst.ClassDef)
         ):
             return named
     return None
+
+
+def _of_a_loop(view: View, named: cst.BaseExpression, at: cst.CSTNode) -> bool:
+    """Whether a name is that of a loop's variable, which `at` is outside of: ``for opt in opts: opt.step()``."""
+    root = (dotted(named) or "").split(".")[0]
+    loops = (n for n in view.ancestors(named) if isinstance(n, cst.For) and n not in view.ancestors(at))
+    return any(root in names(loop.target).reads for loop in loops)
+
+
+def _named_as_made(
+    project: Project, optimizer: int, view: View, at: cst.CSTNode
+) -> cst.BaseExpression | None:
+    """The optimizer by the one name that it is given where it is made, in the same class or for the same scope."""
+    made = project.graph.optimizers[optimizer]
+    own = project.view(made.stack[-1].file) if made.stack else None
+    call = own.call_at(made.stack[-1]) if own is view else None
+    statement = view.small_statement(call) if call is not None else None
+    if call is None or not isinstance(statement, cst.Assign) or statement.value is not call:
+        return None
+    target = statement.targets[0].target
+    name = dotted(target) or ""
+    if name.startswith("self."):
+        same = view.enclosing(call, cst.ClassDef) is view.enclosing(at, cst.ClassDef) is not None
+    else:
+        same = (
+            isinstance(target, cst.Name)
+            and _one_scope(view, call, at, name)
+            and _bound_once(view, call, name)
+        )
+    return cst.parse_expression(name) if name and same else None
 
 
 def _freezes(project: Project, optimizer: int) -> bool:

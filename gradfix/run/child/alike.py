@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .measure import quiet
 from .sites import Key
 from .storages import address_of
 
@@ -23,6 +24,7 @@ class Alike:
         self.r = recorder
         self._equal: dict[Key, list[int]] = {}
         self._apart: dict[Key, int] = {}
+        self._near: dict[Key, list[int]] = {}
 
     def compared(self, one: Any, other: Any, result: Any, stack: Key, frame: Any) -> None:
         """A call at `stack`, in `frame`, made `result` of two values."""
@@ -46,6 +48,8 @@ class Alike:
             equal.append(result.grad_fn._sequence_nr())
         else:
             self._apart[stack] = apart + 1
+            if _near(one, other):
+                self._near.setdefault(stack, []).append(result.grad_fn._sequence_nr())
 
     def _itself(self, one: Any, result: Any, stack: Key, frame: Any) -> None:
         """`result` is the difference of `one` and itself."""
@@ -62,10 +66,21 @@ class Alike:
     def finish(self) -> None:
         """Tell of the places where values were equal."""
         for stack, nodes in self._equal.items():
-            if nodes:
+            near = self._near.get(stack)
+            if nodes or near:
                 apart = self._apart[stack]
-                fields = {"apart": apart} if apart else {}
+                fields: dict[str, Any] = {"apart": apart} if apart else {}
+                if near:
+                    fields["near"] = near
                 self.r.tape.event("Alike", self.r.clock.tick(), stack, nodes=nodes, **fields)
+
+
+def _near(one: Any, other: Any) -> bool:
+    """Whether two values differ by rounding alone, as those of a batch do from those of its rows."""
+    if one.shape != other.shape or one.dtype != other.dtype or not one.is_floating_point():
+        return False
+    with quiet():
+        return bool(torch.allclose(one, other, rtol=1e-5, atol=1e-6)) and bool(one.count_nonzero())
 
 
 def _is(one: Any, other: Any) -> bool:

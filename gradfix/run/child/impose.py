@@ -16,7 +16,8 @@ The request is a JSON object; every key is optional, and they combine:
 ``own``      the k-th backward fills only the parameters of the optimizers listed for it, and leaves of none.
 ``summands`` the k-th backward, of two losses added up: each of the two, by its sequence number, fills only the
              parameters of the optimizers listed with it.
-``edges``    no gradient flows from the node with the first sequence number to its input with the second.
+``edges``    no gradient flows from the node with the first sequence number to its input with the second; where a
+             third number says which input that is, to that one alone.
 ``write``    an op's in-place writes to some parameters or to tensors of a shape are left out, and counted.
 ``through``  ``.data``, ``.detach()`` and ``torch.tensor(t)`` in user lines (all, or those listed) give the
              tensor itself; in those listed so do ``.item()``, ``.numpy()`` and ``float(t)``.
@@ -29,6 +30,7 @@ The request is a JSON object; every key is optional, and they combine:
              written into them since the last.
 ``step``     the [number, place]s: so numbered optimizers step right behind the backward, or the clipping, that is
              called in that place.
+``uncalled`` a loss whose backward a statement only names is differentiated before the next step.
 ``gather``   what clears gradients in the [file, line]s listed does so behind the next step that uses them.
 ``once``     what clears gradients in the [file, line]s listed does so once for each step that uses them: the first
              time.
@@ -84,7 +86,7 @@ class Imposer:
         self.rounds = Rounds(list(request.get("rounds") or ()))
         self.backwards = 0
         self.depth = 0
-        self.edges = {(consumer, producer) for consumer, producer in request.get("edges", ())}
+        self.edges = {tuple(edge) for edge in request.get("edges", ())}
         self.marks: dict[
             tuple[Any, ...], tuple[int, int]
         ] = {}  # backward's frames -> (sequence number, steps) then
@@ -245,12 +247,13 @@ class Imposer:
     def _cut_edges(self, roots: Any) -> list[Any]:
         """Hooks on the nodes of this walk whose gradient to one of their inputs is left out."""
         handles: list[Any] = []
-        consumers = {consumer for consumer, _ in self.edges}
+        consumers = {edge[0] for edge in self.edges}
         for node in _nodes(roots):
             inputs = [n for n, _ in node.next_functions]
             number = node._sequence_nr()
             if number in consumers:
-                which = {k for k, n in enumerate(inputs) if n and (number, n._sequence_nr()) in self.edges}
+                edges = ((k, (number, n._sequence_nr())) for k, n in enumerate(inputs) if n)
+                which = {k for k, edge in edges if not self.edges.isdisjoint((edge, (*edge, k)))}
                 if which:
                     handles.append(node.register_hook(without(which)))
         return handles

@@ -15,6 +15,7 @@ import torch
 from .imposed_ops import Place
 from .measure import parameters, quiet
 from .pretend import DATA, foreign
+from .uncalled import losses
 
 if TYPE_CHECKING:
     from .impose import Imposer
@@ -54,6 +55,8 @@ class Steps:
         ] = {}  # id of a parameter -> (it, its value from the round's end on)
         self.late: dict[int, Any] = {}  # id of a parameter that is cleared behind its step -> it
         self.begun: dict[int, Any] = {}  # id of a parameter whose gradients were cleared since its step -> it
+
+        self.called: dict[int, Any] = {}  # id of a loss whose backward nobody else calls -> it
 
     def install(self) -> None:
         from torch.optim import optimizer as hooks
@@ -115,6 +118,11 @@ class Steps:
         torch.nn.Module.zero_grad = put_off(torch.nn.Module.zero_grad, torch.nn.Module.parameters)  # type: ignore
 
     def _pre(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if self.imposer.request.get("uncalled"):
+            for _, _, loss in list(losses(sys._getframe(1))):
+                if id(loss) not in self.called:
+                    self.called[id(loss)] = loss
+                    loss.backward()
         self.imposer.depth += 1  # a closure's backward and the writes of a step are not the script's own
         if self.null:
             with quiet():

@@ -34,8 +34,10 @@ class Opposed:
         self.r = recorder
         self._looked: dict[Any, int] = {}  # how often, by the stack of the backward
         self._shared: set[Any] = set()  # stacks of backwards through one value, and no step between
+        self._common: set[Any] = set()  # ... of losses that have a term in common
         self._parted = Parted(recorder.saves)
-        self._last: Any = None  # of the last backward: stack, steps so far, root, leaves, gradients of values
+        # of the last backward: stack, steps so far, root, leaves, gradients of values, distances, weights of terms
+        self._last: Any = None
 
     def look(self, walk: Any, stack: Any, engine: Engine, grads: Any) -> None:
         """`engine` gives the gradients of edges by edges: of outputs, with their own gradients, by inputs."""
@@ -88,19 +90,42 @@ class Opposed:
         """
         meetings = [found[:3] for found in _meetings(walk.nodes, walk.parents, masks)]
         steps, root = self.r.optimizers.steps(), walk.roots[0]
+        both = [t for t in terms(root, walk.nodes, walk.parents) if _several(masks[t])][:_MOST]
+        edges = tuple(GradientEdge(walk.nodes[t], 0) for t in both) if stack in self._common else ()
+        weights = dict(zip(both, gradients(edges) if edges else (None,) * len(both)))  # noqa: B905 (Python 3.9)
         leaves = {n for n in _below(root, walk.parents) if n < 0}
         found: dict[tuple[int, int], Any] = {}
         for value, maker, output in meetings:
             known = stack in self._shared
             found[value, output] = gradients((GradientEdge(maker, output),))[0] if known else None
         before, mine = self._last, regressed() if stack in self._shared else []
-        self._last = (stack, steps, root, leaves, found, mine)
-        if before is None or before[0] == stack or before[1] != steps or before[3] != leaves:
+        self._last = (stack, steps, root, leaves, found, mine, weights)
+        if before is None or before[0] == stack or before[1] != steps:
+            return
+        if weights.keys() & before[6].keys():
+            self._common |= {before[0], stack}
+            self._of_one_term(walk, masks, before, self._last)
+            return
+        if before[3] != leaves:
             return
         for key in found.keys() & before[4].keys():
             self._shared |= {before[0], stack}
-            both = unlike(before[5], mine)
-            self._tell(stack, (before[2], root), key[0], before[4][key], found[key], both)
+            apart = unlike(before[5], mine)
+            self._tell(stack, (before[2], root), key[0], before[4][key], found[key], apart)
+
+    def _of_one_term(self, walk: Any, masks: dict[int, int], one: Any, other: Any) -> None:
+        """Two losses have a term in common; if one is to be high where the other is to be low, all that the term gives
+        to any network is given by one and taken by the other."""
+        for term in one[6].keys() & other[6].keys():
+            weights = [loss[6][term] for loss in (one, other)]
+            if any(w is None or w.numel() != 1 for w in weights) or float(weights[0] * weights[1]) >= 0:
+                continue
+            below = _below(term, walk.parents)
+            for value in dict.fromkeys(
+                v for v, *_ in _meetings(walk.nodes, walk.parents, masks) if v in below
+            ):
+                told = {"nodes": [one[2], other[2]], "node": value, "cosine": -1.0}
+                self.r.tape.event("Terms", self.r.clock.tick(), other[0], **told)
 
     def _apart(
         self, walk: Any, stack: Any, gradients: Gradients, masks: dict[int, int], regressed: Regressed

@@ -14,11 +14,12 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as module
 
-from . import unstepped
+from . import uncalled, unstepped
 from .saves import GONE, Entry, fate_of
 from .storages import address_of, addresses_of
 
 _FULL = 32  # steps at one place that are written whatever they are
+_LOOKS = 3  # steps without a gradient at which the text is looked at
 
 
 class _Known:
@@ -331,6 +332,8 @@ class Optimizers:
         if step.guard is None:  # a closure, or an optimizer of the user's: its step() may make gradients
             had = [h or p.grad is not None for h, p in zip(had, params)]  # noqa: B905 (Python 3.9)
         known.filled = known.filled or any(had)
+        if not known.filled and known.steps <= _LOOKS:
+            uncalled.tell(r, frame)
         fields: dict[str, Any] = {"optimizer": known.number}
         if all(had):
             fields["refs"] = r.leaves.refs(params)

@@ -35,7 +35,8 @@ def may_step(optimizer: Any, frame: Any) -> bool:
 
 class _Text:
     """A file: its calls, those of ``….step(…)`` among them, and the function that each node stands in. `handed` are
-    reads of ``….step`` alone; `open` says that a method is looked up by a name that may be that."""
+    reads of ``….step`` alone, but for such as are a statement (where only the parentheses are missing); `open` says
+    that a method is looked up by a name that may be that."""
 
     def __init__(self, tree: ast.AST) -> None:
         self.calls: list[ast.Call] = []
@@ -54,6 +55,7 @@ class _Text:
                 if isinstance(node.func, ast.Attribute) and node.func.attr == "step":
                     self.steps.append(node)
         called = {id(call.func) for call in self.steps}
+        called |= {id(node.value) for node in self.within if isinstance(node, ast.Expr)}
         for node in self.within:
             if isinstance(node, ast.Attribute) and node.attr == "step" and id(node) not in called:
                 self.handed.append(node)

@@ -14,8 +14,9 @@ from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View
 from gradfix.rewrite.blocks import copy, method, of_torch, under
-from gradfix.rewrite.liveness import dotted, first_use, reads, scope_of, target_names
+from gradfix.rewrite.liveness import dotted, first_use, reads, scope_of
 from gradfix.rewrite.spelling import (
+    descendants,
     drop_keyword,
     fills,
     is_inplace_call,
@@ -341,7 +342,7 @@ def _rebound(conflict: Conflict, project: Project) -> Iterator[Proposal]:
         node = node.value if isinstance(node, cst.Expr) else node
         if not isinstance(node, cst.Attribute) or node.attr.value != "grad":
             return
-        name = dotted(node.value)
+        name = _held(node.value)
     for small in small_statements(view.module):
         bound = _update(small)
         if not bound or (name and bound != name) or (not name and not without_grad(view, small)):
@@ -373,12 +374,23 @@ def _cleared(view: View, run: Sequence[cst.BaseSmallStatement]) -> tuple[Edit, .
     return (Insert(holder, after=lines),)
 
 
+def _held(node: cst.CSTNode) -> str:
+    """``w``, ``self.w``, ``params["w"]``, ``params[k]``: what a tensor is called, or where it is kept; "" for anything
+    else."""
+    if isinstance(node, cst.Attribute):
+        inner = _held(node.value)
+        return f"{inner}.{node.attr.value}" if inner else ""
+    if isinstance(node, cst.Subscript):
+        inner = _held(node.value)
+        return f"{inner}[{', '.join(map(cst.Module([]).code_for_node, node.slice))}]" if inner else ""
+    return node.value if isinstance(node, cst.Name) else ""
+
+
 def _update(small: cst.CSTNode) -> str:
     """``w`` where the statement is ``w = <something of w and w.grad>``."""
     if isinstance(small, cst.Assign) and len(small.targets) == 1:
-        names = target_names(small.targets[0].target)
-        name = next(iter(names)) if len(names) == 1 else ""
-        read = reads(small.value)
+        name = _held(small.targets[0].target)
+        read = {_held(n) for n in descendants(small.value)}
         value = small.value
         arithmetic = isinstance(value, cst.BinaryOperation)
         if name and arithmetic and name in read and f"{name}.grad" in read and f"{name}.detach" not in read:
@@ -389,13 +401,13 @@ def _update(small: cst.CSTNode) -> str:
 def _in_place(now: cst.CSTNode) -> cst.CSTNode:
     assign = cast(cst.Assign, now)
     target, value = assign.targets[0].target, cast(cst.BinaryOperation, assign.value)
-    name = dotted(target)
+    name = _held(target)
     operators: dict[type[cst.CSTNode], type[cst.BaseAugOp]] = {
         cst.Add: cst.AddAssign,
         cst.Subtract: cst.SubtractAssign,
     }
     operator = operators.get(type(value.operator))
-    if operator is not None and dotted(value.left) == name and dotted(value.left):
+    if operator is not None and _held(value.left) == name:
         right = cast(cst.BaseExpression, undone_data_everywhere(value.right))
         return cst.AugAssign(target, operator(), right, semicolon=assign.semicolon)
     plain = cast(cst.BaseExpression, undone_data_everywhere(value))

@@ -188,7 +188,7 @@ class _Old:
 
     def _backward(self, method: cst.FunctionDef) -> cst.FunctionDef:
         """With a None for each setting among what it returns."""
-        ends = {
+        ends: dict[cst.CSTNode, cst.CSTNode] = {
             r: _longer(r, method, len(self.settings), self._single) for r in returns(method) if self.settings
         }
         new = method.visit(_Exchange(ends)) if ends else method
@@ -297,7 +297,7 @@ class _Exchange(cst.CSTTransformer):
 
 def _renamed(node: cst.CSTNode, old: str, new: str) -> cst.CSTNode:
     """`node` with another name for its object."""
-    found = {
+    found: dict[cst.CSTNode, cst.CSTNode] = {
         n: cst.Name(new) for n in (node, *descendants(node)) if isinstance(n, cst.Name) and n.value == old
     }
     changed = node.visit(_Exchange(found))

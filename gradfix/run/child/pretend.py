@@ -358,7 +358,9 @@ def _called(call: Any) -> Any:
 
         if kind not in made:
             methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-            made[kind] = type(kind)(kind.__name__, (torch.autograd.Function,), methods)
+            made[kind] = types.new_class(
+                kind.__name__, (torch.autograd.Function,), {}, lambda body: body.update(methods)
+            )
         waiting.append(self)
         return made[kind].apply(*args)
 

@@ -92,9 +92,9 @@ for n, x in enumerate(torch.randn(4, 4, 3)):
                     continue
                 added = cst.parse_statement(f'{code}.add_param_group({{"params": {given}}})')
                 edits = {path: (put_after(units(block)[index], added),)}
-                yield Proposal(
-                    f"give `{code}` the parameters of `{_target(view, statement)}`", HELD, edits, found
-                )
+                alone = given.startswith("[")  # (a parameter is better written in place)
+                summary = f"give `{code}` the parameters of `{_target(view, statement)}`"
+                yield Proposal(summary, HELD, edits, found + alone)
                 found += 1
                 if found == PLACES:
                     return

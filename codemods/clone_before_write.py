@@ -97,7 +97,11 @@ h.sum().backward()
             yield from _hooked(write)
         if conflict.pattern in OWN and write is not None:
             yield from _own(conflict, project, write)
-        if conflict.write is None or conflict.write.optimizer is not None:
+        if (
+            conflict.write is None
+            or conflict.write.optimizer is not None
+            or conflict.pattern == "detached-view"
+        ):
             return
         if conflict.write.how == "numpy":
             yield from _arrays(conflict, project, write, alone)

@@ -23,6 +23,7 @@ from gradfix.rewrite.statements import (
     line_of,
     put_after,
     put_before,
+    reads_of,
     touches,
     units,
     walk,
@@ -300,7 +301,8 @@ def _read(item: Carried, shape: str) -> list[Edit]:
     reads = item.reads_until_stored()
     if "." in item.name and shape == "tensor" and len(reads) == 1:
         return [detach(reads[0], shape)]
-    if isinstance(reader.node, cst.BaseCompoundStatement) and not item.in_loop:
+    headed = isinstance(reader.node, cst.For) and bool(reads_of(reader.node.iter, item.name))
+    if isinstance(reader.node, cst.BaseCompoundStatement) and not item.in_loop and not headed:
         return []
     return [put_before(reader, line_of(rebinding(item.name, shape)))]
 

@@ -92,7 +92,7 @@ def _leaf(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     if small is None:
         return
     view = cast(View, project.view(conflict.at.file))
-    if write is not None and write.name and accumulates(view, write):
+    if write is not None and write.name and accumulates(project, write):
         return
     if write is not None and to_leaf_view(write, conflict) and _expanded(conflict, project):
         return
@@ -134,7 +134,7 @@ def _refused(view: View, project: Project) -> set[cst.CSTNode]:
             node = view.at(at)
             small = view.small_statement(node) if node is not None else None
             written = write_at(project, at)
-            if small is not None and not (written and written.name and accumulates(view, written)):
+            if small is not None and not (written and written.name and accumulates(project, written)):
                 found.add(small)
         elif isinstance(event, GradRead) and at and at.file == view.path:
             read = view.at(at)

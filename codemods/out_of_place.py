@@ -45,7 +45,7 @@ FLOWS = Effect("adds-gradient", "the write is part of the graph and the gradient
 # In-place methods that have no namesake out of place, or one that means something else.
 _IN_PLACE = """
     zero_ fill_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ set_
-    resize_ fill_diagonal_ map_ retain_grad_ share_memory_ resize_as_ detach_
+    resize_ fill_diagonal_ map_ retain_grad_ share_memory_ resize_as_
 """
 _ONLY_IN_PLACE = frozenset(_IN_PLACE.split())
 _AS_CALL = {"zero_": "zeros_like", "normal_": "randn_like", "uniform_": "rand_like"}
@@ -238,7 +238,7 @@ def _short(code: str) -> str:
 def _rebinds(write: Write, conflict: Conflict, project: Project) -> bool:
     if not write.name or write.of_receiver:
         return False
-    if to_leaf_view(write, conflict):
+    if to_leaf_view(write, conflict) or conflict.pattern == "detached-view":  # (its memory stays as it is)
         return True
     if conflict.kind == "forbidden-view-write":  # it has never been made: no caller counts on seeing it
         shared = sharing(write.view, write.node, write.name)

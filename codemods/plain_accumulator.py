@@ -52,7 +52,7 @@ total.backward()
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         write = write_of(conflict, project)
-        if write is None or not write.name or not accumulates(write.view, write):
+        if write is None or not write.name or not accumulates(project, write):
             return
         edits = tuple(_untracked(write.view, write.name))
         if edits:

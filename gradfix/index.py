@@ -120,7 +120,7 @@ class Index:
         writes: dict[int, list[Mutate | Step]] = {}
         versions: dict[int, int] = {}
         for event in self.tape.events:
-            if isinstance(event, Mutate):
+            if isinstance(event, Mutate) and event.op != "aten.detach_":  # (that writes nothing)
                 writes.setdefault(event.ref.storage, []).append(event)
                 versions[event.ref.storage] = event.ref.version
             elif isinstance(event, Step):

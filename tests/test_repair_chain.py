@@ -394,3 +394,38 @@ def test_a_loss_made_again_behind_the_step_stays_where_it_is_written(tmp_path: P
     assert after == again + (
         "    total.backward()\n    optimizer.step()\n    with torch.no_grad():\n        w.mul_(0.99)\n"
     )
+
+
+WINDOW = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+rnn = nn.GRU(3, 5, batch_first=True)
+head = nn.Linear(5, 1)
+opt = torch.optim.Adam([*rnn.parameters(), *head.parameters()], lr=1e-2)
+data = torch.randn(8, 4, 7, 3)
+
+
+def frames():
+    h = None
+    for x in data:
+        out, h = rnn(x, h)
+        yield out
+
+
+stream = frames()
+for window in range(3):
+    total = head(next(stream)).pow(2).mean() + head(next(stream)).pow(2).mean()
+    opt.zero_grad()
+    total.backward()
+    opt.step()
+"""
+
+
+def test_a_state_is_not_detached_within_the_window_of_one_backward(tmp_path: Path, zygote: Zygote) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(WINDOW)
+    result = testing.one(program, zygote, Settings())
+    assert [(d.conflict.kind, d.status) for d in result.diagnoses] == [("freed-graph", "left")]
+    assert not result.files

@@ -117,6 +117,7 @@ PATTERNS = {
         "behind-views": "what such outputs are views of, before one of them is read",
         "custom-view": "an output of a custom Function, or of a module with a full backward hook",
         "expanded": "several elements share one memory location",
+        "detached-view": "detach_() of a view",
         "no-grad-view": "a view made under no_grad or inference_mode",
     },
     "cut-graph": {

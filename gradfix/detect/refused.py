@@ -35,6 +35,7 @@ REFUSED_WRITES = (
     ("a view of a leaf Variable", "leaf-write", "view"),
     ("a leaf Variable that requires grad", "leaf-write", "leaf"),
     ("single memory location", "forbidden-view-write", "expanded"),
+    ("detach views", "forbidden-view-write", "detached-view"),
     ("no_grad", "forbidden-view-write", "no-grad-view"),
     ("inference", "forbidden-view-write", "no-grad-view"),
     ("inside a custom Function", "forbidden-view-write", "custom-view"),
@@ -133,10 +134,12 @@ def _refused_write(write: Mutate) -> Conflict | None:
         "expanded": f"several elements of {name or 'this tensor'} share one memory location (expand): they "
         "can't be "
         "changed in place",
+        "detached-view": f"{wording.at('overwritten', write.stack)} detaches a view in place: autograd refuses that",
         "no-grad-view": f"{wording.at('overwritten', write.stack)} changes in place a view made under no_grad: "
         "autograd refuses that where gradients are on",
     }[pattern]
-    named = write.ref.name and pattern not in ("multi-view", "no-grad-view")
+    named = write.ref.name and pattern not in ("multi-view", "no-grad-view", "detached-view")
+    done = "detached in place" if pattern == "detached-view" else "written in place"
     return make(
         kind,
         pattern,
@@ -145,7 +148,7 @@ def _refused_write(write: Mutate) -> Conflict | None:
             (
                 "overwritten",
                 write.stack,
-                f"written in place here{': ' + wording.shaped(write.ref) if named else ''}",
+                f"{done} here{': ' + wording.shaped(write.ref) if named else ''}",
             )
         ],
         "overwritten",

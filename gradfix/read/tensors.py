@@ -38,6 +38,24 @@ STRIDED = {
     "expand_as",
 }
 STRIDED |= {"broadcast_to", "adjoint", "unfold"}
+DETACHED = "Can't detach views in-place. Use detach() instead."
+# ops that give a view of whatever they are given
+CERTAIN_VIEWS = {
+    *(
+        "select",
+        "slice",
+        "narrow",
+        "unsqueeze",
+        "squeeze",
+        "view",
+        "view_as",
+        "transpose",
+        "t",
+        "permute",
+        "chunk",
+    ),
+    *("split", "unbind", "expand", "expand_as", "diagonal", "unfold"),
+}
 SELF = {"cuda", "cpu", "pin_memory", "share_memory_", "contiguous", "rename", "refine_names", "to_dense"}
 FRESH = {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "new"}
 GRADS = {"grad", "_grad"}  # one attribute: what is assigned to either is what a step uses
@@ -203,6 +221,8 @@ def _detach(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Val
 
 
 def _detach_(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if tensor.base is not None and not tensor.alias and tensor.origin in CERTAIN_VIEWS:
+        m.trace.wrote("aten.detach_", tensor, False, "", DETACHED)
     time = _leave(m, tensor, "detach")
     tensor.node, tensor.requires = None, False
     return constants.left(m, tensor, tensor, time)

@@ -159,7 +159,7 @@ class Trace:
         optimizer: int | None = None, stack: Stack | None = None,
     ) -> None:  # fmt: skip
         storage = tensor.storage
-        storage.version += 1
+        storage.version += op != "aten.detach_"  # (a refused one)
         storage.counted += counted
         time = self.tick()
         if counted and not refused:

@@ -14,7 +14,18 @@ from gradfix.rewrite.boundary import frame, meeting, shape_of
 from gradfix.rewrite.drawn import views
 from gradfix.rewrite.liveness import first_use
 from gradfix.rewrite.spelling import descendants, function_of, torch_names
-from gradfix.rewrite.statements import Unit, body_of, dotted, names, reads_of, stored, touches, units, walk
+from gradfix.rewrite.statements import (
+    Unit,
+    body_of,
+    dotted,
+    every_parameter,
+    names,
+    reads_of,
+    stored,
+    touches,
+    units,
+    walk,
+)
 from gradfix.tape import Backward, Mutate, Record, Stack
 
 NUMBERS = ("None", "0", "0.0", "0.", "1", "1.0")
@@ -53,7 +64,8 @@ def made_outside(project: Project, record: Record, backward: Backward) -> bool:
     made, needed = frame(project, record.stack, depth), frame(project, backward.stack, depth)
     loop = needed[0].loop(needed[1]) if needed else None
     if made and needed and loop is not None:
-        return made[0] is not needed[0] or loop not in list(made[0].ancestors(made[1]))
+        # (a loop that goes through a generator stands on the stack itself)
+        return made[0] is not needed[0] or loop not in (made[1], *made[0].ancestors(made[1]))
     # of a function that a loop calls both are inside that loop
     if any(view.loop(node) is not None for view, node in project.frames(backward.stack[: max(depth, 0)])):
         return False
@@ -162,9 +174,12 @@ class Carried:
         return self.name not in bound
 
     def first_values(self) -> Iterator[cst.BaseExpression]:
-        """What the name is bound to outside the body."""
+        """What the name is bound to outside the body: a parameter by its default, too."""
         inside = {id(u.node) for u in walk(self.body)}
         last = self.name.rpartition(".")[2]
+        function = self.view.function(self.body)
+        given = every_parameter(function) if self.in_loop and function is not None else ()
+        yield from (p.default for p in given if p.name.value == self.name and p.default is not None)
         for node in self.view.parents:
             if not isinstance(node, cst.Assign) or id(node) in inside:
                 continue
@@ -232,7 +247,7 @@ def bodies(
     project: Project, stack: Stack, needed: Stack
 ) -> Iterator[tuple[int, View, cst.CSTNode, cst.CSTNode]]:
     """(frame, view, body, the frame's node) of the functions around the frames of a stack and of the loops whose
-    passes hold a backward, `needed`, too; outermost first."""
+    passes hold a backward, `needed`, too, or give way to it (a generator's); outermost first."""
     meets = meeting(stack, needed)
     last = frame(project, needed, meets)
     for depth in range(len(stack)):
@@ -242,11 +257,19 @@ def bodies(
         view, node = found
         loops = [x for x in _own_ancestors(view, node) if isinstance(x, (cst.For, cst.While))]
         for loop in reversed(loops):
-            if depth < meets or (depth == meets and last and loop in list(view.ancestors(last[1]))):
+            holds = depth < meets or (depth == meets and last and loop in list(view.ancestors(last[1])))
+            if holds or (depth > meets and _yields(view, loop)):
                 yield depth, view, loop.body, node
         function = view.function(node)
         if isinstance(function, cst.FunctionDef):
             yield depth, view, function.body, node
+
+
+def _yields(view: View, loop: cst.For | cst.While) -> bool:
+    """Whether a pass of the loop hands a value to whoever goes through the generator that it is in."""
+    function = view.function(loop)
+    given = (n for n in descendants(loop.body) if isinstance(n, cst.Yield))
+    return function is not None and any(view.function(n) is function for n in given)
 
 
 def _own_ancestors(view: View, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -364,9 +387,7 @@ def _targets(body: cst.CSTNode) -> set[str]:
 
 
 def _parameters(function: cst.FunctionDef) -> set[str]:
-    given = function.params
-    every = [*given.posonly_params, *given.params, *given.kwonly_params, given.star_arg, given.star_kwarg]
-    return {p.name.value for p in every if isinstance(p, cst.Param)}
+    return {p.name.value for p in every_parameter(function)}
 
 
 def _outliving(view: View, body: cst.CSTNode) -> frozenset[str]:

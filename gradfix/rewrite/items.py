@@ -112,7 +112,10 @@ def _of_body(view: View, body: cst.BaseSuite | cst.Module) -> Iterator[Item]:
             and id(node) in inner
             and (literal_key(node) or _steady(node, own))
         ):
-            held = dotted(node.value)
+            holder = node.value
+            while isinstance(holder, cst.Subscript) and (literal_key(holder) or _steady(holder, own)):
+                holder = holder.value
+            held = dotted(holder)
             if held is not None and not {held, held.split(".")[0]} & own:
                 several.setdefault(view.code(node), []).append(node)
     for said, nodes in several.items():

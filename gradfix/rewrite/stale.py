@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import libcst as cst
 
 from gradfix.edit import Project, View
 from gradfix.rewrite.boundary import frame, meeting
 from gradfix.rewrite.rerun import ONCE, Plan, inside
-from gradfix.rewrite.statements import Unit, common_block, touches, units, walk
-from gradfix.tape import Backward, Mutate, Record, Stack, Step
+from gradfix.rewrite.statements import Unit, common_block, names, touches, units, walk
+from gradfix.tape import Backward, Mutate, Record, Stack, Step, Zero
 
 
 def stale(project: Project, backward: Backward) -> tuple[tuple[Record, ...], Stack]:
@@ -91,14 +91,15 @@ def _plan(project: Project, backward: Backward, records: tuple[Record, ...], ste
     if block is None or any(meeting(r.stack, step, backward.stack) != depth for r in records):
         return None
     made = [m[1] for r in records if (m := frame(project, r.stack, depth))]
-    around, flat = _flat(view, block, made, (stepped[1], needed[1]))
+    acting = _acting(project, view, backward, depth)
+    around, flat = _flat(view, block, made, (stepped[1], needed[1]), acting)
     i, j = _find(view, flat, stepped[1]), _find(view, flat, needed[1])
     if i is None or j is None or not i < j:
         return None
     loop = flat[i]
     if isinstance(loop.node, (cst.For, cst.While)) and any(inside(view, m, loop.node) for m in made):
         # made and stepped in each pass of an inner loop: what its last pass leaves is made again behind it
-        around, inner = _flat(view, loop.node.body, made, (stepped[1],))
+        around, inner = _flat(view, loop.node.body, made, (stepped[1],), acting)
         flat, i, j = (*inner, *flat[i + 1 : j + 1]), len(inner) - 1, len(inner) + j - i - 1
     origins = {_find(view, flat, m) for m in made}
     if None in origins or not origins:
@@ -226,20 +227,46 @@ def _again(
     return again, sorted(kept)
 
 
+def _acting(project: Project, view: View, backward: Backward, depth: int) -> frozenset[cst.CSTNode]:
+    """The with-statements that step an optimizer or clear gradients where they are entered or left, since the pass of
+    `backward` began: to enter one again does it again."""
+    since = project.graph.pass_begin(backward)
+    stacks = {
+        e.stack
+        for e in project.tape.events
+        if isinstance(e, Step | Zero) and since < e.time < backward.time and depth + 1 < len(e.stack)
+    }
+    places = (frame(project, stack, depth) for stack in stacks)
+    found = (p[1] for p in places if p is not None and p[0] is view)
+    return frozenset(node for node in found if isinstance(node, cst.With))
+
+
 def _flat(
-    view: View, block: cst.CSTNode, made: Sequence[cst.CSTNode], ends: Sequence[cst.CSTNode]
+    view: View,
+    block: cst.CSTNode,
+    made: Sequence[cst.CSTNode],
+    ends: Sequence[cst.CSTNode],
+    acting: Collection[cst.CSTNode],
 ) -> tuple[cst.With | None, tuple[Unit, ...]]:
-    """The units of a body, those of one with-block that holds what was made among them."""
+    """The units of a body, those of one with-block that holds what was made among them, and that block, where it has to
+    be entered again for them. A block of `acting` stands behind its own units, as what it does when it is left."""
     flat: list[Unit] = []
     around = None
     for unit in units(block):
-        holds = any(inside(view, n, unit.node) for n in made)
-        if isinstance(unit.node, cst.With) and holds and not any(inside(view, n, unit.node) for n in ends):
-            around = unit.node
-            flat += units(unit.node.body)
+        node, holds = unit.node, any(inside(view, n, unit.node) for n in made)
+        if isinstance(node, cst.With) and holds and node in acting and not _ends_within(view, node, ends):
+            head = names(node.with_changes(body=cst.IndentedBlock([])))
+            flat += [*units(node.body), Unit(node, unit.line, head)]
+        elif isinstance(node, cst.With) and holds and not any(inside(view, n, node) for n in ends):
+            around = node
+            flat += units(node.body)
         else:
             flat.append(unit)
     return around, tuple(flat)
+
+
+def _ends_within(view: View, node: cst.With, ends: Sequence[cst.CSTNode]) -> bool:
+    return any(inside(view, n, node.body) for n in ends)
 
 
 def _find(view: View, flat: Sequence[Unit], node: cst.CSTNode) -> int | None:

@@ -235,7 +235,7 @@ class _Found:
         self.reads.update(r for r in found.reads if r.partition(".")[0] not in own)
 
     def _defaults(self, node: cst.FunctionDef | cst.Lambda) -> None:
-        for parameter in _every_parameter(node):
+        for parameter in every_parameter(node):
             if parameter.default is not None:
                 self.collect(parameter.default)
 
@@ -261,14 +261,15 @@ def mutates(method: str) -> bool:
     return method in MUTATORS or (method.endswith("_") and not method.startswith("_") and method != "_")
 
 
-def _every_parameter(function: cst.FunctionDef | cst.Lambda) -> list[cst.Param]:
+def every_parameter(function: cst.FunctionDef | cst.Lambda) -> list[cst.Param]:
+    """The parameters of a function, those that take the rest among them."""
     p = function.params
     every = [*p.posonly_params, *p.params, *p.kwonly_params, p.star_arg, p.star_kwarg]
     return [x for x in every if isinstance(x, cst.Param)]
 
 
 def _parameters(function: cst.FunctionDef | cst.Lambda) -> set[str]:
-    return {x.name.value for x in _every_parameter(function)}
+    return {x.name.value for x in every_parameter(function)}
 
 
 def _declared(body: cst.CSTNode) -> frozenset[str]:

@@ -9,7 +9,7 @@ import libcst as cst
 
 from gradfix.detect import Conflict
 from gradfix.edit import Project, View
-from gradfix.rewrite.liveness import dotted, reads, scope_of, sharing, statement_before
+from gradfix.rewrite.liveness import dotted, scope_of, sharing, statement_before
 from gradfix.rewrite.spelling import descendants, function_of, hides, layers, small_statements
 from gradfix.rewrite.writes import Write
 from gradfix.tape import Mutate
@@ -108,9 +108,11 @@ def element_of(write: Write) -> cst.BaseExpression:
     return items[-1] if items else write.root
 
 
-def accumulates(view: View, write: Write) -> bool:
-    """Whether the written name is a sum of losses: added to here, and backward() called on it (or on
-    something made of it) in the same function or class."""
+def accumulates(project: Project, write: Write) -> bool:
+    """Whether the written name is a sum of losses: added to here, and backward() called on it (or on arithmetic with
+    it) in the same function or class. Where the program ran, something that was added had a graph: else this is a leaf
+    that is filled before it is used."""
+    view = write.view
     added = isinstance(write.node, cst.AugAssign) and isinstance(write.node.operator, cst.AddAssign)
     added = added or (write.form == "method" and function_of(cast(cst.Call, write.node)) == "add_")
     if not added or not write.name:
@@ -123,11 +125,29 @@ def accumulates(view: View, write: Write) -> bool:
     for node in descendants(scope):
         called = node.func if isinstance(node, cst.Call) else None
         backward = isinstance(called, cst.Attribute) and called.attr.value == "backward"
-        if backward and write.name in reads(called.value):  # type: ignore[union-attr]
-            return True
-        if isinstance(node, cst.Return) and node.value is not None and _sum_of(node.value, write.name):
-            return True
+        summed = node.value if isinstance(node, cst.Return) else called.value if backward else None  # type: ignore[union-attr]
+        if summed is not None and _sum_of(summed, write.name):
+            return not project.tape.torch or _joined(project, write)  # (a reading has no version of torch)
     return False
+
+
+def _joined(project: Project, write: Write) -> bool:
+    """Whether the op of some addition to the same name in this file joined the graph."""
+    view = write.view
+    added = [s for s in small_statements(view.module) if _added_to(s) == write.name]
+    places = {*added, *(s.value for s in added if isinstance(s, cst.Expr))}
+    sites = {r.at for r in project.graph.records.values() if "add" in r.op}
+    return any(at is not None and at.file == view.path and view.at(at) in places for at in sites)
+
+
+def _added_to(small: cst.BaseSmallStatement) -> str:
+    """``total`` of ``total += loss`` and of ``total.add_(loss)``."""
+    if isinstance(small, cst.AugAssign):
+        return dotted(small.target)
+    call = small.value if isinstance(small, cst.Expr) else None
+    if isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute) and function_of(call) == "add_":
+        return dotted(call.func.value)
+    return ""
 
 
 _CONSTANTS = """
@@ -150,11 +170,20 @@ def _constant_leaf(value: cst.BaseExpression) -> bool:
 
 
 def _sum_of(value: cst.BaseExpression, name: str) -> bool:
-    """``total``, or arithmetic with it: a loss that is returned."""
+    """``total``, or arithmetic with it (``total / n``, ``total.mean()``, ``base + total``): a loss."""
     if isinstance(value, cst.BinaryOperation):
-        return _sum_of(value.left, name) or _sum_of(value.right, name)
+        if isinstance(value.operator, cst.MatrixMultiply | cst.Power):
+            return False
+        sides = [_sum_of(side, name) for side in (value.left, value.right)]
+        return any(sides) and not (all(sides) and isinstance(value.operator, cst.Multiply))
     if isinstance(value, cst.Tuple):
         return any(_sum_of(e.value, name) for e in value.elements)
+    if isinstance(value, cst.Call):
+        of = [value.func.value] if isinstance(value.func, cst.Attribute) else []
+        given = value.args if function_of(value) in ("sum", "mean", "scale") else ()
+        return any(_sum_of(x, name) for x in (*of, *(a.value for a in given)))
+    if isinstance(value, cst.Subscript):
+        return _sum_of(value.value, name)
     return dotted(value) == name
 
 

@@ -44,6 +44,8 @@ class Legacy:
         meta.__call__ = self._wrapping(meta.__call__)
         meta.__eq__ = self._comparing(meta.__eq__)
         meta.__hash__ = type.__hash__
+        function: Any = torch.autograd.Function
+        function.__call__ = self._calling(function.__call__)
         warnings.showwarning = self._warning(warnings.showwarning)
 
     def filled(self, made: Any, dtype: Any, frame: Any) -> None:
@@ -71,6 +73,17 @@ class Legacy:
             return plain(cls, other)
 
         return equal
+
+    def _calling(self, plain: Any) -> Any:
+        """A Function is called as the object that it was: what cures that is in the file of its class."""
+
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            code = getattr(type(function).forward, "__code__", None)
+            if code is not None and self.r.sites.is_user(code):
+                self.r.tape.source(code.co_filename)
+            return plain(function, *args, **kwargs)
+
+        return call
 
     def _warning(self, plain: Any) -> Any:
         def show(message: Any, *args: Any, **kwargs: Any) -> Any:

@@ -61,6 +61,12 @@ def let_through(
         return func(*args, **kwargs), {}
 
 
+def detached(view: torch.Tensor) -> torch.Tensor:
+    """Cut a view off its graph in place, which PyTorch refuses: whoever has it has what ``detach()`` gives."""
+    _swap(view, view.detach())
+    return view
+
+
 def _own_memory(
     func: Any, args: Any, kwargs: Any, targets: list[Any], refused: str
 ) -> tuple[Any, dict[int, Any]]:

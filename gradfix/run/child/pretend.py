@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import inspect
 import os
 import random
 import sys
@@ -289,7 +290,7 @@ def restore_old_calls() -> None:
     """PyTorch 0.x took: loss.data[0], loss.data.numpy()[0], backward(retain_variables=), clip_grad_norm,
     Variable(volatile=), masks of bytes, 1 - mask, multinomial() of one, and Variable was the type of what has a graph;
     later ones whole numbers as betas, and as counts of steps in the state that a program makes; iterators over data
-    loaders had a next()."""
+    loaders had a next(). A Function was an object that is called."""
     getitem, backward = torch.Tensor.__getitem__, torch.Tensor.backward
     numpy, tolist = torch.Tensor.numpy, torch.Tensor.tolist
 
@@ -339,11 +340,41 @@ def restore_old_calls() -> None:
     torch.autograd.Variable = _Variable  # type: ignore
     batches: Any = torch.utils.data.dataloader._BaseDataLoaderIter
     batches.next = batches.__next__
+    function: Any = torch.autograd.Function
+    function.__call__ = _called(function.__call__)
     for optimizer in (torch.optim.Adam, torch.optim.AdamW):
         optimizer.__init__ = _with_floats(optimizer.__init__)  # type: ignore
     for kind in vars(torch.optim).values():
         if isinstance(kind, type) and "_init_group" in vars(kind):
             kind._init_group = _with_counts(kind._init_group)  # type: ignore[attr-defined]
+
+
+def _called(call: Any) -> Any:
+    """What calls a Function, where its methods take the object: a ctx takes its place, and has what that has."""
+    made: dict[Any, Any] = {}
+    waiting: list[Any] = []
+
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = type(self)
+        if isinstance(inspect.getattr_static(kind, "forward"), staticmethod):
+            return call(self, *args, **kwargs)
+
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            vars(ctx).update(vars(waiting.pop()))
+            return kind.forward(ctx, *inputs)
+
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return kind.backward(ctx, *gradients)
+
+        if kind not in made:
+            methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+            made[kind] = types.new_class(
+                kind.__name__, (torch.autograd.Function,), {}, lambda body: body.update(methods)
+            )
+        waiting.append(self)
+        return made[kind].apply(*args)
+
+    return apply
 
 
 def _with_counts(begin: Any) -> Any:

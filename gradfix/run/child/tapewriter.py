@@ -200,11 +200,11 @@ class TapeWriter:
         number = self._site_numbers.get(values)
         if number is None:
             number = self._site_numbers[values] = len(self._site_numbers)
-            self._source(values[0])
+            self.source(values[0])
             self._emit({"site": number, "v": list(values)})
         return number
 
-    def _source(self, file: str) -> None:
+    def source(self, file: str) -> None:
         """The digest of the bytes that ran, the first time a file is spoken of."""
         if file not in self._sources:
             self._sources[file] = True

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from . import writes
 from .constants import within
 from .gradients import FULL
-from .let_through import let_through
+from .let_through import detached, let_through
 from .multiview import MultiViews, splits
 from .rebinding import Anew
 from .saves import GONE, Entry, fate_of
@@ -326,8 +326,17 @@ class Watch(TorchFunctionMode):
     # ---- leaving the graph
 
     def _cut(self, func: Any, args: Any, kwargs: Any, how: str) -> Any:
-        result = func(*args, **kwargs)
         r = self.r
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError as problem:
+            if writes.DETACHED not in str(problem):
+                raise
+            said = str(problem).partition(" If you")[0]  # (the rest is of gradients in buckets)
+            ref, stack = r.tape.ref(r.storages.of(args[0]), args[0]), r.sites.stack(_getframe(2))
+            fields = {"op": "aten.detach_", "ref": ref, "counted": False, "refused": said}
+            r.tape.event("Mutate", r.clock.tick(), stack, **fields)
+            result = detached(args[0])
         tensors = [a for a in (*args[:2], *kwargs.values()) if isinstance(a, torch.Tensor)]
         if how == "tensor" and not tensors:
             tensors = within(args[0]) if args else []

@@ -58,6 +58,7 @@ VIEW = (
     "A view was created in no_grad mode and",
     "A view was created in inference mode and",
 )
+DETACHED = "Can't detach views in-place"
 SHARED = "more than one element of the written-to tensor refers to a single memory location"
 
 

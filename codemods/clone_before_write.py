@@ -246,9 +246,11 @@ def _at_module(conflict: Conflict, project: Project) -> Iterator[Proposal]:
     left it (a block's shortcut): out of place, the module would hand that back as it came."""
     event = conflict.write
     found = project.node(event.stack[-1]) if event is not None and event.module and event.stack else None
-    if event is None or found is None or not isinstance(found[1], cst.Call) or len(found[1].args) != 1:
+    if event is None or found is None:
         return
     view, call = found
+    if not isinstance(call, cst.Call) or len(call.args) != 1:
+        return
     name, small = dotted(call.args[0].value), view.small_statement(call)
     # (of a Sequential, the module that begins it)
     called = event.module.rstrip("0123456789.").rpartition(".")[2]

@@ -33,7 +33,7 @@ def trained_in_its_stead(graph: Graph, number: int, steps: list[Step]) -> Found:
         steps[0],
         make(
             "cut-graph",
-            "dead-parameter",
+            "updated-copies",
             f"no parameter of {optimizer_words(graph, number)} ever gets a gradient: "
             f"{wording.at('needed', backward.stack)} gives them to copies, which {wording.at('cut', write.stack)} "
             "changes off the graph",

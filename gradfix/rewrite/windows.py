@@ -106,8 +106,8 @@ def _knows(view: View, home: View, kind: cst.ClassDef) -> bool:
 
 
 def _receiver(project: Project, stack: Stack, depth: int) -> str:
-    """What the frame `depth` calls, or calls a method of, or hands to a function that does: ``net`` of ``net(x)`` and of
-    ``roll_out(net, x)``; "" where it has no name."""
+    """What the frame `depth` calls, or calls a method of, or hands to a function that does: ``net`` of ``net(x)`` and
+    of ``roll_out(net, x)``; "" where it has no name."""
     call, inner = _call(project, stack, depth), frame(project, stack, depth + 1)
     if call is None:
         return ""

@@ -195,7 +195,11 @@ def refusals(graph: Graph) -> Iterable[tuple[int, Conflict]]:
 def _no_graph(graph: Graph, backward: Backward, cuts: list[Cut]) -> Conflict | None:
     previous = graph.previous(backward)
     recent = [c for c in cuts if c.stack and (previous is None or c.time > previous.time)]
-    cut = _likeliest([c for c in recent if not _recorded_since(graph, c, backward)])
+    read = _last_reads(graph, backward)
+    # (not where a parameter that is read with a graph since was given its first values, or evaluated)
+    cut = _likeliest(
+        [c for c in recent if c.how != "no_grad" or c.node is not None or read.get(c.ref.storage, 0) < c.time]
+    )
     labels: list[tuple[str, Stack, str]] = []
     if cut is not None:
         labels.append(("cut", cut.stack, CUT_WORDS.get(cut.how, "the graph is left here")))
@@ -218,13 +222,10 @@ def _no_graph(graph: Graph, backward: Backward, cuts: list[Cut]) -> Conflict | N
     )
 
 
-def _recorded_since(graph: Graph, cut: Cut, backward: Backward) -> bool:
-    """Whether a parameter that was read without a graph (as it was given its first values, or in an evaluation) is read
-    with one before `backward`: the loss is of that."""
-    if cut.how != "no_grad" or cut.node is not None:
-        return False
-    since = (r for r in graph.records.values() if cut.time < r.time < backward.time)
-    return any(~p == cut.ref.storage for r in since for p in r.parents if p < 0)
+def _last_reads(graph: Graph, backward: Backward) -> dict[int, int]:
+    """When each leaf was last read by an op that has a graph, before `backward`."""
+    before = (r for r in graph.records.values() if r.time < backward.time)
+    return {~p: r.time for r in before for p in r.parents if p < 0}
 
 
 def _no_input(backward: Backward) -> Conflict | None:

@@ -13,7 +13,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View, exchange
 from gradfix.rewrite.blocks import assignment, copy, line, method
 from gradfix.rewrite.boundary import returns
-from gradfix.rewrite.liveness import dotted, parameters, reads, scope_of, shared_with, sharing
+from gradfix.rewrite.liveness import dotted, live_after, parameters, reads, scope_of, shared_with, sharing
 from gradfix.rewrite.passed import Passed, passed
 from gradfix.rewrite.shown import only_shown
 from gradfix.rewrite.spelling import descendants, function_of, peeled, undone_data, unused
@@ -116,7 +116,10 @@ h.sum().backward()
             return
         for one in passed(conflict, project):
             yield from _at_caller(one, project)
-        if write is None or of_container(write, project):
+        if write is None:
+            yield from _at_module(conflict, project)
+            return
+        if of_container(write, project):
             return
         alias = detached_alias(write.view, write.node, write.name) if write.name else None
         if alias is not None:
@@ -138,7 +141,8 @@ h.sum().backward()
             or (write.form in ("operator", "method", "function") and write.whole)
             else 0
         )
-        if (edits := _before(write, conflict, project)) is not None:
+        edits = _before(write, conflict, project) or _from_previous(write, conflict, project)
+        if edits is not None:
             code = f"{write.view.code(element_of(write))}.clone()"
             effect = FLOWS if write.hidden else NONE
             yield Proposal(f"write into a copy: `{code}`", effect, {write.view.path: edits}, rank)
@@ -241,6 +245,31 @@ def _at_caller(one: Passed, project: Project) -> Iterator[Proposal]:
             yield _saved_copies(view, operands, 2)
 
 
+def _at_module(conflict: Conflict, project: Project) -> Iterator[Proposal]:
+    """A copy for an in-place module that is called with what its function reads again, and is to read as the module
+    left it (a block's shortcut): out of place, the module would hand that back as it came."""
+    event = conflict.write
+    found = project.node(event.stack[-1]) if event is not None and event.module and event.stack else None
+    if event is None or found is None:
+        return
+    view, call = found
+    if not isinstance(call, cst.Call) or len(call.args) != 1:
+        return
+    name, small = dotted(call.args[0].value), view.small_statement(call)
+    # (of a Sequential, the module that begins it)
+    called = event.module.rstrip("0123456789.").rpartition(".")[2]
+    if not name or "." in name or small is None or dotted(call.func).rpartition(".")[2] != called:
+        return
+    read = [n for n in descendants(small) if dotted(n) == name]
+    if (len(read) > 1 or live_after(view, call, name)) and may_rebind(
+        view, call, name, event.stack, project, True
+    ):
+        clone = assignment(cst.Name(name), method(cst.Name(name), "clone"))
+        yield Proposal(
+            f"write into a copy: `{name}.clone()`", NONE, {view.path: _insert(view, small, clone)}, 1
+        )
+
+
 def _arrays(conflict: Conflict, project: Project, write: Write | None, alone: Effect) -> Iterator[Proposal]:
     """Memory of its own for the tensor that an array was made of, for the array, or for the tensor made of an array."""
     assert conflict.write is not None
@@ -322,6 +351,29 @@ def _before(write: Write, conflict: Conflict, project: Project) -> tuple[Edit, .
     root = cast(cst.BaseAssignTargetExpression, element_of(write))
     clone = assignment(root, method(copy(root), "clone"))
     return (*_insert(write.view, small, clone), *_undone(write))
+
+
+def _from_previous(write: Write, conflict: Conflict, project: Project) -> tuple[Edit, ...] | None:
+    """The same where a loop keeps what is written under another name for its next pass (``h_prev = h``), which is to be
+    the state as it was: both are one tensor until the write gets a copy."""
+    small, loops = (
+        write.small,
+        [n for n in write.view.ancestors(write.node) if isinstance(n, cst.For | cst.While)],
+    )
+    if small is None or write.form != "item" or not write.name or "." in write.name or conflict.write is None:
+        return None
+    kept = (
+        (dotted(each.targets[0].target), loop)
+        for loop in loops
+        for each in descendants(loop.body)
+        if isinstance(each, cst.Assign) and len(each.targets) == 1 and dotted(each.value) == write.name
+    )
+    names = {name for name, loop in kept if name and "." not in name and name in reads(loop.body)}
+    view, stack = write.view, conflict.write.stack
+    if not names or not may_rebind(view, write.node, write.name, stack, project, apart=names):
+        return None
+    clone = assignment(cst.Name(write.name), method(cst.Name(write.name), "clone"))
+    return (*_insert(view, small, clone), *_undone(write))
 
 
 def _value_first(write: Write) -> tuple[Edit, ...] | None:

@@ -66,6 +66,8 @@ for x in torch.rand(3, 6, 1):
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        if conflict.pattern == "updated-copies":
+            return  # nothing leads back through the update, whatever it is made of
         edits: dict[str, tuple[Edit, ...]] = {}
         kept: dict[str, tuple[Edit, ...]] = {}
         lost = conflict.pattern == "plain-gradient"

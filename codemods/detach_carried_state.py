@@ -9,9 +9,10 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
+from gradfix.detect.parameters import differentiated_by
 from gradfix.edit import Edit, Project, View
 from gradfix.graph import Crossing
-from gradfix.rewrite.boundary import detach, frame, gather, meeting, rebinding, shape_of
+from gradfix.rewrite.boundary import LEAVES, detach, frame, gather, meeting, rebinding, shape_of
 from gradfix.rewrite.calls import drop_carried_retain
 from gradfix.rewrite.carried import Carried, carried, entries, made_outside, sets_back, stored_elements
 from gradfix.rewrite.dropped import dropped, kept
@@ -42,7 +43,8 @@ class DetachCarriedState(Codemod):
     Why: a hidden state, a running average or a stored output drags the graph of every earlier pass along. The
     second backward walks into graphs that the first one freed, and, were they kept, into weights that the
     steps have overwritten. Truncated backpropagation through time detaches the state between passes: values
-    go on, gradients stop.
+    go on, gradients stop. (What `torch.autograd.grad` is asked about in the next pass has to be a leaf again: the fast
+    weights of a learned optimizer.)
 
     When not: where gradients through several passes are meant; then sum the losses of those passes and run
     one backward. Where sequences are independent, start each from a fresh state instead.
@@ -111,6 +113,10 @@ for x in torch.randn(3, 4, 3):
         ]
         for rank, (summary, parts) in enumerate(ways, 3 if summed else bool(elements)):
             yield Proposal(summary, ROUND, gather(*parts, *drop), rank)
+        if any(differentiated_by(project.graph, e.producer.node) for e in edges):  # fast weights, say
+            for rank, (summary, parts) in enumerate(_ways(project, _together(found), edges, leaves=True), 5):
+                said = f"{summary}, as leaves that the next one differentiates by"
+                yield Proposal(said, ROUND, gather(*parts, *drop), rank)
         for view, append, element in elements:
             held = dotted(append.func.value) if isinstance(append.func, cst.Attribute) else None
             summary = f"store `{view.code(element).strip()}` detached in `{held or 'the history'}`"
@@ -215,11 +221,18 @@ def _alone(found: Sequence[Carried]) -> list[list[Carried]]:
 
 
 def _ways(
-    project: Project, groups: Sequence[Sequence[Carried]], edges: Sequence[Crossing]
+    project: Project,
+    groups: Sequence[Sequence[Carried]],
+    edges: Sequence[Crossing],
+    leaves: bool = False,
 ) -> Iterator[tuple[str, list[Part]]]:
-    """Each group of names, detached in each way that fits."""
+    """Each group of names, detached in each way that fits; as `leaves`, each requires a gradient again."""
     for group in groups:
         shapes = {i.name: ("tensor", "tuple") if _entries(i) else i.shapes(project, edges) for i in group}
+        if leaves:
+            shapes = {name: tuple(LEAVES[s] for s in some if s in LEAVES) for name, some in shapes.items()}
+            if not all(shapes.values()):
+                continue
         # another method may read an attribute after it is stored, so it is detached where it is read
         # (a buffer that is written in part would go on gathering graphs)
         elsewhere = any("." in i.name and not _in_part(i) and i.read_elsewhere(project) for i in group)

@@ -34,13 +34,14 @@ from gradfix.rewrite.statements import (
     unit_in,
     units,
 )
-from gradfix.tape import Backward, Event, Mutate, Record, Stack
+from gradfix.tape import Backward, Event, GradUse, Mutate, Record, Stack
 from gradfix.verdict import NONE, Effect
 
 LATER = Effect("later-parameters", "each pass computes the value with the parameters as they are then")
 DRAW = Effect("new-draw", "each pass computes the value anew, with random numbers of its own")
 ROUND = Effect("cut-round", "the passes take the value as a constant: no gradient flows into its making")
 UNTRAINED = Proposal("detach what no optimizer trains", NONE, {})
+UNUSED = Proposal("detach what nothing trains", ROUND, {})
 COMPARED = Proposal("detach what the passes compare with where it is made", ROUND, {}, 5)
 Part = tuple[View, Iterable[Edit | None]]
 
@@ -115,7 +116,8 @@ for x in torch.randn(3, 4, 3):
             if any(kept_to_compare(project.graph, r, backward) for r in early):
                 yield from _without_graph(project, early, backward, drop)
         elif not trains and conflict.kind == "freed-graph":
-            yield from _detached(project, outside, backward, drop, UNTRAINED)
+            unused = not project.graph.optimizers and _leaves_unused(project, early, backward)
+            yield from _detached(project, outside, backward, drop, UNUSED if unused else UNTRAINED)
         for proposal in _moved(project, early, [backward.stack], drop, trains):
             # (for one step the value is the same in all passes: their losses are better added up)
             yield replace(proposal, rank=proposal.rank + 2) if trains and together else proposal
@@ -150,6 +152,17 @@ def _updated_by_hand(project: Project, record: Record) -> bool:
     later = (e for e in project.tape.events if isinstance(e, Mutate) and e.time > record.time)
     written = {e.ref.storage for e in later if e.optimizer is None}
     return bool(project.graph.reaches(record.node) & written)
+
+
+def _leaves_unused(project: Project, early: list[Record], backward: Backward) -> bool:
+    """Whether the gradients of the leaves behind the value are for nobody (those of the weights that made the data, of
+    which the labels still know), in a script that updates what the backward trains by hand."""
+    filled = {ref.storage for ref in backward.accumulates}
+    behind = frozenset().union(*(project.graph.reaches(r.node) for r in early)) & filled
+    later = [e for e in project.tape.events if e.time > backward.time]
+    written = {e.ref.storage for e in later if isinstance(e, Mutate) and e.optimizer is None}
+    read = {e.ref.storage for e in later if isinstance(e, GradUse)}
+    return bool(behind) and not behind & (written | read) and bool(filled & written)
 
 
 def _early(project: Project, backward: Backward) -> list[Record]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View, targets
-from gradfix.rewrite.blocks import of_torch
+from gradfix.rewrite.blocks import method, of_torch
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.calls import backward_call, loss_of, with_arguments
 from gradfix.rewrite.carried import outlives
 from gradfix.rewrite.dropped import asked
-from gradfix.rewrite.liveness import dotted, statement_before
+from gradfix.rewrite.liveness import dotted, scope_of, statement_before
 from gradfix.rewrite.peeling import MAKERS, innermost, layer_in, outermost, peel, put
 from gradfix.rewrite.recording import Part, cut_for_others, drawn_anew, recorded
 from gradfix.rewrite.spelling import descendants, function_of
@@ -242,14 +243,15 @@ def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
         return None
     code = " ".join(view.code(core).split())
     said = f"keep `{code}` in its graph" if len(code) < 40 else "keep the value in its graph"
-    small = view.small_statement(top)
+    small, kept = view.small_statement(top), list[Edit]()
     if isinstance(small, cst.Expr) and small.value is top:
         return said, [(view, _gone(view, small))]
     if isinstance(small, cst.Assign) and small.value is top and len(small.targets) == 1:
         name = dotted(small.targets[0].target)
+        kept = _kept_as_number(view, top, name) if name else []
         if name and name == dotted(core):
-            return said, [(view, _gone(view, small))]
-    edits = [put(view, top, core)]
+            return said, [(view, [*_gone(view, small), *kept])]
+    edits = [put(view, top, core), *kept]
     holder = _holder(view, top)
     if isinstance(holder, cst.BaseExpression):
         edits += _stacked(view, holder, cut)
@@ -257,6 +259,30 @@ def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
         made_of = [e for call in _read_by(view, top, holder) for e in _from_tensors(view, call, holder, cut)]
         edits += [*made_of, *(_appended_beside(view, top, holder) if made_of else ())]
     return said, [(view, edits)]
+
+
+def _kept_as_number(view: View, top: cst.BaseExpression, name: str) -> list[Edit]:
+    """``history.append(loss.item())``: what outlives the pass is to be the number that it was, where the loss takes the
+    name itself."""
+    loop = view.loop(top)
+    scope = loop.body if loop is not None else scope_of(view, top)
+    bound = {dotted(t.target) for n in descendants(scope) if isinstance(n, cst.Assign) for t in n.targets}
+    behind = [n for n in descendants(scope) if view.span(n).start.line > view.span(top).start.line]
+    kept: list[cst.BaseExpression] = []
+    for node in behind:
+        into, value = "", None
+        if isinstance(node, cst.AugAssign):
+            into, value = dotted(node.target), node.value
+        elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and len(node.args) == 1:
+            into = dotted(node.func.value) if node.func.attr.value == "append" else ""
+            value = node.args[0].value
+        outlives_pass = into and into not in bound and (loop is not None or "." in into)
+        if value is not None and outlives_pass and dotted(value) == name:
+            kept.append(value)
+    if sum(isinstance(n, cst.BaseExpression) and dotted(n) == name for n in behind) == len(kept):
+        return []
+    way = "item" if isinstance(top, cst.Call) and function_of(top) == "item" else "detach"
+    return [Replace(n, lambda now: method(cast(cst.BaseExpression, now), way)) for n in kept]
 
 
 def _given_as_array(view: View, top: cst.BaseExpression) -> bool:

@@ -470,6 +470,16 @@ def test_loss_without_a_graph(how: str, why: str) -> None:
     assert why in conflict.message
 
 
+def test_parameter_read_under_no_grad_before_its_graph_is_not_the_likeliest_cut() -> None:
+    s = Script()
+    w = s.leaf("w")
+    s.cut("no_grad", w, 1)  # as its first values are drawn
+    scores = s.linear(2, w, s.data())
+    s.backward(s.cut("discrete", scores, 3), 4, refused=NO_GRAPH)
+    s.op("mean", 5, s.linear(5, w, s.data()), name="loss")
+    assert lines(only(s.end()), "cut") == [3]
+
+
 def test_number_read_for_a_log_is_not_the_likeliest_cut() -> None:
     s = Script()
     loss = s.op("mean", 3, s.linear(2, s.leaf("w"), s.data()), name="loss")

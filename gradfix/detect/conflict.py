@@ -125,6 +125,7 @@ PATTERNS = {
         "uncalled": "a statement names the loss's backward, and does not call it",
         "turned-off": "the loss has no grad_fn, since a call turned gradients off for good",
         "dead-parameter": "no loss reaches an optimizer's parameters",
+        "updated-copies": "each loss trains copies of an optimizer's parameters, which an inner update has changed",
         "zero-derivative": "every loss knows some of an optimizer's parameters through sign(), round(), ... alone",
         "frozen": "parameters were frozen where a gradient was meant for them",
         "partly": "all that is made of some of an optimizer's parameters ends in a cut",

@@ -11,6 +11,7 @@ from bisect import bisect
 from collections.abc import Iterable, Iterator
 
 from gradfix import wording
+from gradfix.detect.copies import trained_in_its_stead
 from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.frozen import frozen_in_every_pass, frozen_since
 from gradfix.detect.refused import CUT_WORDS, NO_GRAPH
@@ -77,8 +78,9 @@ def dead_parameters(graph: Graph) -> Found:
             ),
             None,
         )
-        if cut is None:
-            continue  # frozen on purpose, or used nowhere: nothing shows that a gradient was meant
+        if cut is None:  # frozen on purpose, or used nowhere: nothing else shows that a gradient was meant
+            yield from trained_in_its_stead(graph, number, steps)
+            continue
         backward = next((b for b in reversed(graph.backwards) if cut.time < b.time < first.time), None)
         if backward is not None and NO_GRAPH in backward.refused:
             continue  # said already: that loss has no graph at all

@@ -198,7 +198,11 @@ def refusals(graph: Graph) -> Iterable[tuple[int, Conflict]]:
 def _no_graph(graph: Graph, backward: Backward, cuts: list[Cut]) -> Conflict | None:
     previous = graph.previous(backward)
     recent = [c for c in cuts if c.stack and (previous is None or c.time > previous.time)]
-    cut = _likeliest(recent)
+    read = _last_reads(graph, backward)
+    # (not where a parameter that is read with a graph since was given its first values, or evaluated)
+    cut = _likeliest(
+        [c for c in recent if c.how != "no_grad" or c.node is not None or read.get(c.ref.storage, 0) < c.time]
+    )
     labels: list[tuple[str, Stack, str]] = []
     if cut is not None:
         labels.append(("cut", cut.stack, CUT_WORDS.get(cut.how, "the graph is left here")))
@@ -219,6 +223,12 @@ def _no_graph(graph: Graph, backward: Backward, cuts: list[Cut]) -> Conflict | N
         backward=backward,
         event=cut,
     )
+
+
+def _last_reads(graph: Graph, backward: Backward) -> dict[int, int]:
+    """When each leaf was last read by an op that has a graph, before `backward`."""
+    before = (r for r in graph.records.values() if r.time < backward.time)
+    return {~p: r.time for r in before for p in r.parents if p < 0}
 
 
 def _no_input(backward: Backward) -> Conflict | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from itertools import pairwise
 
 from gradfix import wording
+from gradfix.detect.copies import trained_in_its_stead
 from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.freed import SUMMING
 from gradfix.detect.parameters import by_hand, differentiated_by, filled_ever, given, given_values, rewrapped
@@ -68,8 +69,8 @@ def stray_optimizers(graph: Graph) -> Found:
                 or all(Counter(r.shape for r in dead) == Counter(r.shape for r in m) for m in models.values())
             )
         )
-        if not replaced and not whole:
-            continue
+        if not replaced and (not whole or any(trained_in_its_stead(graph, number, steps))):
+            continue  # (copies that an inner update changes are told as such)
         new = [r for _, r in replaced] or first
         names = [f"`{r.name}`" for r in new if r.name]
         whose = "no loss trains" if whole and not replaced else "are no longer the model's"

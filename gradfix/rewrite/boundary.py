@@ -306,7 +306,11 @@ SHAPES = {
     "list of tuples": "[tuple(s.detach() for s in t) for t in _]",
     "dict": "{k: s.detach() for k, s in _.items()}",
     "dict of tuples": "{k: tuple(s.detach() for s in t) for k, t in _.items()}",
+    "leaf": "_.detach().requires_grad_()",
+    "list of leaves": "[s.detach().requires_grad_() for s in _]",
+    "dict of leaves": "{k: s.detach().requires_grad_() for k, s in _.items()}",
 }
+LEAVES = {"tensor": "leaf", "list": "list of leaves", "dict": "dict of leaves"}
 
 
 def detached(node: cst.BaseExpression, shape: str = "tensor") -> cst.BaseExpression:

@@ -9,8 +9,9 @@ import libcst as cst
 from gradfix.edit import Edit, Project, View
 from gradfix.graph import Crossing
 from gradfix.rewrite.boundary import frame, meeting, rebinding
+from gradfix.rewrite.calls import taken_as
 from gradfix.rewrite.carried import Carried
-from gradfix.rewrite.spelling import unused
+from gradfix.rewrite.spelling import function_of, unused
 from gradfix.rewrite.statements import (
     block_of,
     dotted,
@@ -105,32 +106,69 @@ def _knows(view: View, home: View, kind: cst.ClassDef) -> bool:
 
 
 def _receiver(project: Project, stack: Stack, depth: int) -> str:
-    """What the frame `depth` calls, or calls a method of: ``net`` of ``net(x)``; "" where it has no name."""
+    """What the frame `depth` calls, or calls a method of, or hands to a function that does: ``net`` of ``net(x)`` and
+    of ``roll_out(net, x)``; "" where it has no name."""
+    call, inner = _call(project, stack, depth), frame(project, stack, depth + 1)
+    if call is None:
+        return ""
+    function = inner[0].function(inner[1]) if inner is not None else None
+    if inner is None or not isinstance(function, cst.FunctionDef) or function.name.value != function_of(call):
+        return dotted(call.func) or ""
+    if isinstance(call.func, cst.Attribute) and inner[0].enclosing(function, cst.ClassDef) is not None:
+        return dotted(call.func.value) or ""
+    return _handed(call, function, inner[0], _receiver(project, stack, depth + 1))
+
+
+def _call(project: Project, stack: Stack, depth: int) -> cst.Call | None:
     calling = frame(project, stack, depth)
     call = calling[1] if calling is not None else None
     call = call.value if isinstance(call, cst.Expr) else call
-    return (dotted(call.func) or "") if isinstance(call, cst.Call) else ""
+    return call if isinstance(call, cst.Call) else None
+
+
+def _handed(call: cst.Call, function: cst.FunctionDef, home: View, name: str) -> str:
+    """What the caller of a function, which `home` defines, calls a parameter of it, or its attribute."""
+    first, dot, rest = name.partition(".")
+    given = next(
+        (a.value for a in call.args if first and taken_as(call, a.value, function, home) == first), None
+    )
+    outer = dotted(given) if given is not None else None
+    return f"{outer}{dot}{rest}" if outer else ""
 
 
 def _called(project: Project, name: str, place: tuple[Stack, int], depth: int) -> str:
     """What the frame `depth` calls an attribute that a method further in knows as its own: ``self.state`` is
-    ``model.state`` where ``model(x)`` is called; "" where it has no name there."""
+    ``model.state`` where ``model(x)`` is called, or handed to a function that calls it; "" where it has no name
+    there, or is called by an nn.Sequential."""
     stack, own = place
     for inner in range(own, depth, -1):
         within, calling = frame(project, stack, inner), frame(project, stack, inner - 1)
         if within is not None and calling is not None and calling[1] in list(within[0].ancestors(within[1])):
             continue  # a comprehension has a frame of its own
         function = within[0].function(within[1]) if within is not None else None
-        call = calling[1] if calling is not None else None
-        call = call.value if isinstance(call, cst.Expr) else call
-        if not isinstance(function, cst.FunctionDef) or not isinstance(call, cst.Call):
+        call = _call(project, stack, inner - 1)
+        if within is None or calling is None or not isinstance(function, cst.FunctionDef) or call is None:
             return ""
         first, _, attribute = name.partition(".")
+        by_name = function_of(call) == function.name.value
+        if by_name and within[0].enclosing(function, cst.ClassDef) is None:
+            name = _handed(call, function, within[0], name)
+            if not name:
+                return ""
+            continue
         if not attribute or first != next(iter(parameters(function)), ""):
             return ""
-        method = isinstance(call.func, cst.Attribute) and call.func.attr.value == function.name.value
+        method = isinstance(call.func, cst.Attribute) and by_name
         receiver = dotted(call.func.value if method and isinstance(call.func, cst.Attribute) else call.func)
         if receiver is None:
             return ""
         name = f"{receiver}.{attribute}"
+    here = frame(project, stack, depth)
+    if here is not None and _is_sequential(here[0], name.partition(".")[0]):
+        return ""
     return name if own >= depth and "." in name else ""
+
+
+def _is_sequential(view: View, name: str) -> bool:
+    made = (n for n in view.parents if isinstance(n, cst.Assign) and dotted(n.targets[0].target) == name)
+    return any(isinstance(n.value, cst.Call) and function_of(n.value) == "Sequential" for n in made)

@@ -3,6 +3,7 @@ may be bound anew instead."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -162,15 +163,24 @@ def to_leaf_view(write: Write, conflict: Conflict) -> bool:
     return not any(first_use(run, other) == "read" for run in behind for other in shared.names)
 
 
-def may_rebind(view: View, node: cst.CSTNode, name: str, stack: Stack, project: Project) -> bool:
+def may_rebind(
+    view: View,
+    node: cst.CSTNode,
+    name: str,
+    stack: Stack,
+    project: Project,
+    read_on: bool = False,
+    apart: Collection[str] = (),
+) -> bool:
     """Whether binding `name` anew at `node` means the same as writing into its tensor: nobody else who has
     the tensor reads it afterwards.
 
     A function's parameter may be bound anew only if the function itself goes on with it and its caller does
-    not; what a for loop hands out may not; a global only where the function says ``global``.
+    not; what a for loop hands out may not; a global only where the function says ``global``. (`read_on`: the statement
+    itself reads it behind the write; `apart`: names that are to keep the tensor as it was.)
     """
     shared = sharing(view, node, name)
-    if any(live_after(view, node, alias) for alias in shared.names):
+    if any(live_after(view, node, alias) for alias in shared.names.difference(apart)):
         return False
     scope = scope_of(view, node)
     if shared.origin == "element":
@@ -180,7 +190,9 @@ def may_rebind(view: View, node: cst.CSTNode, name: str, stack: Stack, project: 
     if shared.origin == "free":
         return name in declared(scope)
     if shared.origin == "parameter":
-        return live_after(view, node, name) and not _caller_reads_on(scope, stack, project, shared, name)
+        return (read_on or live_after(view, node, name)) and not _caller_reads_on(
+            scope, stack, project, shared, name
+        )
     return True
 
 

@@ -1,0 +1,89 @@
+"""cut-graph: an optimizer whose parameters get no gradient, since each loss trains copies of them that an inner update
+has changed off the graph.
+
+Meta-learning by ``copy.deepcopy(model)`` and ``p.data -= rate * g`` runs without a word, and the model stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gradfix import wording
+from gradfix.detect.finding import Found, make, optimizer_words
+from gradfix.graph import Graph
+from gradfix.tape import Backward, GradUse, GradWrite, Mutate, Ref, Step
+
+
+def trained_in_its_stead(graph: Graph, number: int, steps: list[Step]) -> Found:
+    """Before every step the last backward fills the gradients of such copies alone, and nobody takes them from there:
+    the parameters of an optimizer that a first-order update is copied to have gradients of their own."""
+    own = Counter(r.shape for r in graph.optimizers[number].refs)
+    last: list[tuple[Backward, Mutate]] = []
+    since = 0
+    for step in steps:
+        backward = next((b for b in reversed(graph.backwards) if since < b.time < step.time), None)
+        write = _update(graph, backward, own, since) if backward is not None else None
+        if backward is None or write is None:
+            return
+        last.append((backward, write))
+        since = step.time
+    backward, write = last[0]
+    yield (
+        ("dead", number),
+        steps[0],
+        make(
+            "cut-graph",
+            "updated-copies",
+            f"no parameter of {optimizer_words(graph, number)} ever gets a gradient: "
+            f"{wording.at('needed', backward.stack)} gives them to copies, which {wording.at('cut', write.stack)} "
+            "changes off the graph",
+            [
+                (
+                    "cut",
+                    write.stack,
+                    "a copy is updated here, and nothing leads back to what it was copied from",
+                ),
+                ("needed", backward.stack, "this loss reaches the copies alone"),
+                ("step", steps[0].stack, "steps without a single gradient"),
+            ],
+            "cut",
+            ref=write.ref,
+            backward=backward,
+        ),
+    )
+
+
+def _update(graph: Graph, backward: Backward, own: Counter[tuple[int, ...]], since: int) -> Mutate | None:
+    """The first update of the leaves that `backward` fills, which are whole copies of the `own` parameters."""
+    filled: dict[int, Ref] = {r.storage: r for r in backward.accumulates}
+    shapes = Counter(r.shape for r in filled.values())
+    times = {count // own[shape] if shape in own else 0 for shape, count in shapes.items()}
+    copies = times.pop() if len(times) == 1 else 0
+    if not copies or shapes != Counter({s: n * copies for s, n in own.items()}) or backward.inputs:
+        return None
+    if any(s in graph.owners for s in filled) or _taken(graph, backward, set(filled)):
+        return None
+    written = [_by_hand(graph, s, since, backward.time) for s in filled]
+    first = min((w for w in written if w is not None), key=lambda w: w.time, default=None)
+    return first if all(written) else None
+
+
+def _by_hand(graph: Graph, storage: int, since: int, until: int) -> Mutate | None:
+    writes = (w for w in graph.writes.get(storage, ()) if isinstance(w, Mutate) and w.optimizer is None)
+    return next((w for w in writes if since < w.time < until and w.stack), None)
+
+
+def _taken(graph: Graph, backward: Backward, storages: set[int]) -> bool:
+    """Whether the program reads or sets the gradients that the backward has filled."""
+    for event in graph.tape.events:
+        if event.time > backward.time:
+            refs = (
+                (event.ref,)
+                if isinstance(event, GradUse)
+                else event.refs
+                if isinstance(event, GradWrite)
+                else ()
+            )
+            if any(r.storage in storages for r in refs):
+                return True
+    return False

@@ -61,9 +61,13 @@ class Attempt:
     frozen: bool = False
     fresh: bool = False  # gradients are cut off that flow within one pass, too
 
-    def with_constant_draws(self, keys: Sequence[str]) -> Attempt:
-        """The same, the draws of `keys` depending on the round alone."""
-        more = {"draws": {"constant": sorted(keys)}}
+    def with_constant_draws(self, keys: Sequence[str]) -> Attempt | None:
+        """The same, the draws of `keys` depending on the round alone; where they do already, not even on that (what is
+        drawn behind a step counts to the next round); None where they are alike everywhere."""
+        known = (self.after or {}).get("draws", {})
+        if "everywhere" in known:
+            return None
+        more = {"draws": {"constant": sorted(keys), **({"everywhere": True} if known else {})}}
         return Attempt(
             self.effects,
             {**(self.before or {}), **more},

@@ -330,8 +330,9 @@ class Prover:
             return Equal(before, now)
         if "draws" in (attempt.after or {}):
             keys = {k for k in {*now.draws, *before.draws} if now.draws.get(k) != before.draws.get(k)}
-            if keys and not (attempt.after or {})["draws"]:
-                return self._try(trial, attempt.with_constant_draws(sorted(keys)))
+            weaker = attempt.with_constant_draws(sorted(keys)) if keys else None
+            if weaker is not None:
+                return self._try(trial, weaker)
         return found
 
 

@@ -8,7 +8,7 @@ The request is a JSON object; every key is optional, and they combine:
 ``rounds``   how many steps each round has; the last number goes for all that come behind.
 ``draws``    random draws (torch's, Python's, NumPy's) depend on (round, op, arguments, how many before in the
              round), not on how many were made in all; for the keys listed under ``constant`` on (round, op,
-             arguments) alone.
+             arguments) alone, with ``everywhere`` not even on the round.
 ``cut``      no gradient flows through nodes of an earlier round (``step``), or of before the last run of the
              same backward (``backward``), or that were made in one of the ``places`` (lists of frames, each
              [file, first line, last line], outermost first).

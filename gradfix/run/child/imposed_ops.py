@@ -138,8 +138,9 @@ class Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         counts = self.counts.setdefault(key, [])
         counts.extend([0] * (number + 1 - len(counts)))
         counts[number] += 1
-        which = 0 if key in self.constant else index
-        return zlib.crc32(f"{number}|{key}|{which}".encode())
+        if key in self.constant:
+            index, number = 0, -1 if self.draws.get("everywhere") else number
+        return zlib.crc32(f"{number}|{key}|{index}".encode())
 
     def _left_out(self, func: Any, args: Any) -> bool:
         """Whether the op is a write that is not to be made."""

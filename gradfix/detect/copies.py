@@ -69,8 +69,11 @@ def _update(graph: Graph, backward: Backward, own: Counter[tuple[int, ...]], sin
 
 
 def _by_hand(graph: Graph, storage: int, since: int, until: int) -> Mutate | None:
+    """What changes a copy; to be given values (``load_state_dict()``) is none of it."""
     writes = (w for w in graph.writes.get(storage, ()) if isinstance(w, Mutate) and w.optimizer is None)
-    return next((w for w in writes if since < w.time < until and w.stack), None)
+    return next(
+        (w for w in writes if since < w.time < until and w.stack and not w.op.startswith("aten.copy_")), None
+    )
 
 
 def _taken(graph: Graph, backward: Backward, storages: set[int]) -> bool:

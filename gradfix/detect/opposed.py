@@ -181,10 +181,29 @@ def total_of(graph: Graph, backward: Backward) -> Record | None:
 
 def _terms_alone(graph: Graph, node: int, optimizers: frozenset[int]) -> Iterator[int]:
     """Those of the numbers that make up a summand which the networks of `optimizers` alone compute."""
-    for n in ends(graph, node):
-        reached = graph.reached_optimizers(n)
-        if reached and reached <= optimizers:
-            yield n
+    for end in ends(graph, node):
+        for n in _averaged(graph, end):
+            reached = graph.reached_optimizers(n)
+            if reached and reached <= optimizers:
+                yield n
+
+
+def _averaged(graph: Graph, node: int) -> Iterator[int]:
+    """What a number is the mean, or the sum, of: the tensors that are added up in it; itself where it is neither."""
+    record = graph.records.get(node)
+    if record is None or plain_op(record) not in ("mean", "sum"):
+        yield node
+        return
+    pending = [p for p in record.parents if p >= 0]
+    while pending:
+        inner = graph.records.get(pending.pop())
+        if inner is None:
+            continue
+        parents = [p for p in inner.parents if p >= 0]
+        if parents and (plain_op(inner) in ("add", "sub") or (plain_op(inner) in _SCALES and len(parents) == 1)):
+            pending += parents
+        else:
+            yield inner.node
 
 
 def ends(graph: Graph, node: int) -> Iterator[int]:

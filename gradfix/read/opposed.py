@@ -28,14 +28,15 @@ _LAYERS = ("Conv", "Norm", "Pool", "Pad", "Upsample", "LU", "Sigmoid", "Tanh", "
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a backward at `stack` has differentiated: the numbers that were added up, and the `terms` that reach two
-    networks."""
+    """What a backward at `stack` has differentiated: what was added up, and the `terms` that reach two networks; of
+    numbers, and of what is averaged (`parts`)."""
 
     stack: Stack
     root: Node
     every: Sequence[Term]
     terms: Sequence[Term]
     masks: dict[int, int]
+    parts: Sequence[Term]
 
 
 def look(m: Machine, root: Node, nodes: list[Node], filled: list[Tensor]) -> None:
@@ -47,7 +48,8 @@ def look(m: Machine, root: Node, nodes: list[Node], filled: list[Tensor]) -> Non
     masks = _masks(nodes, owners)
     every = list(terms(root))
     both = [(t, pull) for t, pull in every if several(masks[t.number])] if len(own) > 1 else []
-    this = Loss(m.stack(), root, every, both, masks)
+    parts = list(terms(root, averaged=True))
+    this = Loss(m.stack(), root, every, both, masks, parts)
     # losses that are differentiated one by one, and no step between
     since = [loss for loss in m.losses if loss.stack != this.stack][-MOST:]
     m.losses = [*since, this]
@@ -55,8 +57,8 @@ def look(m: Machine, root: Node, nodes: list[Node], filled: list[Tensor]) -> Non
         if _of_one_term(m, before, this):
             continue
         if before.terms and both and len(before.terms) + len(both) <= MOST:
-            pairs = product(before.terms, both)
-            _apart(m, pairs, [*before.every, *every], {**before.masks, **masks}, (before.root, root))
+            each = ([t for t in loss.parts if several(loss.masks[t[0].number])] for loss in (before, this))
+            _apart(m, product(*each), [*before.parts, *parts], {**before.masks, **masks}, (before.root, root))
         elif len(before.terms) + len(both) == 1:
             _parted(m, since, before, this)
     if 2 <= len(both) <= MOST:

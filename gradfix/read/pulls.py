@@ -61,8 +61,9 @@ def plain(node: Node) -> str:
     return "composite" if made_of and name in _LAST else name
 
 
-def terms(root: Node) -> Iterator[tuple[Node, Pull | None]]:
-    """The nodes that `root` adds up, each once, with how it counts."""
+def terms(root: Node, averaged: bool = False) -> Iterator[tuple[Node, Pull | None]]:
+    """The nodes that `root` adds up, each once, with how it counts; if `averaged`, those too that are added up before
+    their mean, or sum, is taken."""
     found, pending = set[int](), [(root, Pull())]
     while pending:
         node, pull = pending.pop()
@@ -71,9 +72,23 @@ def terms(root: Node) -> Iterator[tuple[Node, Pull | None]]:
             for parent, factor in zip(node.parents, each, strict=True):
                 assert isinstance(parent, Node)
                 pending.append((parent, pull.times(factor)))
+        elif averaged and plain(node) in ("mean", "sum") and _added(node):
+            (inner,) = node.parents
+            assert isinstance(inner, Node)
+            pending.append((inner, pull.times(1.0, int(plain(node) == "sum"))))
         elif node.number not in found:
             found.add(node.number)
             yield node, pull
+
+
+def _added(node: Node) -> bool:
+    """Whether the one tensor that `node` has is a sum of others, scaled maybe."""
+    inner = node.parents[0] if len(node.parents) == 1 else None
+    while isinstance(inner, Node) and plain(inner) in SUMS and factors(inner) is not None:
+        if len(inner.parents) > 1:
+            return True
+        inner = inner.parents[0]
+    return False
 
 
 def factors(node: Node) -> list[float] | None:

@@ -31,6 +31,7 @@ from gradfix.cli.options import (
     kinds,
     known_faults,
     refuse_empty,
+    seeded,
     show_settings,
 )
 from gradfix.cli.words import codemods, verdicts
@@ -178,7 +179,7 @@ def fix(
         codemods=codemods(codemod),
         notes=notes,
         arguments=arguments,
-        seed=seed,
+        seed=seeded(seed),
         sandbox=sandbox,
         tape=tape,
         traceback=_traceback(traceback),
@@ -228,7 +229,9 @@ def run(
     from gradfix.commands.fix import Entries, Work
     from gradfix.report.terminal import Terminal
 
-    asked = found.settings(notes=True, arguments=context.obj, seed=seed, sandbox=sandbox, repair=False)
+    asked = found.settings(
+        notes=True, arguments=context.obj, seed=seeded(seed), sandbox=sandbox, repair=False
+    )
     known = known_faults(baseline, update_baseline)
     work = Work(asked, "run", False, output_format, verbose, Terminal(quiet), known, update_baseline)
     try:

@@ -18,7 +18,9 @@ from gradfix.cli.options import (
     Select,
     cores,
     fail,
+    finite,
     kinds,
+    seeded,
 )
 from gradfix.cli.words import codemods, verdicts
 
@@ -165,6 +167,12 @@ def migrate(
         fail("--drop does nothing else; call again without it for the rest")
     if (engine == "dask") != bool(scheduler):
         fail("--engine dask and --scheduler ADDRESS go together")
+    for option, limit in (
+        ("--timeout", timeout),
+        ("--time-limit", time_limit),
+        ("--memory-limit", memory_limit),
+    ):
+        finite(option, limit)
     options = Options(
         prove=prove,
         select=kinds(select),
@@ -175,7 +183,7 @@ def migrate(
         python=python,
         steps=steps,
         timeout=timeout,
-        seed=seed,
+        seed=seeded(seed),
         isolated=isolated,
         entries=entries,
         seconds=time_limit,

@@ -106,12 +106,26 @@ def configuration(paths: list[str] | None, config: list[str] | None, isolated: b
     """The settings for what lies at the first of `paths`, the command line's own on top."""
     from gradfix.config import ConfigError, configured
 
+    finite("--timeout", given.get("timeout"))
     first = Path(next((p for p in paths or () if p != "-"), "."))
     try:
         found = configured(first if first.is_dir() else first.parent, config or (), isolated)
     except ConfigError as problem:
         fail(str(problem))
     return found.under("the command line", given)
+
+
+def finite(option: str, value: float | None) -> None:
+    """Refuse infinity, which is a number to typer."""
+    if value == float("inf"):
+        fail(f"{option} must be a finite number, not inf")
+
+
+def seeded(seed: int) -> int:
+    """`seed`, if torch takes it."""
+    if not -(2**63) <= seed < 2**64:
+        fail(f"--seed must be at least -2**63 and less than 2**64, not {seed}")
+    return seed
 
 
 def known_faults(file: Path | None, update: bool) -> Baseline | None:

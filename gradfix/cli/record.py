@@ -20,6 +20,7 @@ from gradfix.cli.options import (
     Timeout,
     configuration,
     failed,
+    seeded,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def record(
         warm = Zygote(settings.python, sandbox=sandbox or "auto")
         with terminal.progress(entry.name) as say, warm as zygote:
             say("recording a run")
-            asked = replace(settings, arguments=tuple(context.obj), seed=seed)
+            asked = replace(settings, arguments=tuple(context.obj), seed=seeded(seed))
             outcome = zygote.run(asked.template(entry, project_root(entry), {}))
         nothing = ending.nothing_recorded(Path(script), outcome)
         if nothing is not None:

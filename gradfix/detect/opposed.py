@@ -200,7 +200,9 @@ def _averaged(graph: Graph, node: int) -> Iterator[int]:
         if inner is None:
             continue
         parents = [p for p in inner.parents if p >= 0]
-        if parents and (plain_op(inner) in ("add", "sub") or (plain_op(inner) in _SCALES and len(parents) == 1)):
+        if parents and (
+            plain_op(inner) in ("add", "sub") or (plain_op(inner) in _SCALES and len(parents) == 1)
+        ):
             pending += parents
         else:
             yield inner.node

@@ -12,7 +12,7 @@ from gradfix.edit import Project, View
 from gradfix.rewrite.calls import step_expression
 from gradfix.rewrite.replaced import given_whole, replacing
 from gradfix.rewrite.statements import block_of, dotted, put_after, unit_in, units, walk
-from gradfix.tape import Step
+from gradfix.tape import Optimizer, Step
 
 HELD = Effect(
     "adds-gradient", "the optimizer trains the new parameters, too; every other gradient is as before"
@@ -21,7 +21,7 @@ PLACES = 3  # statements that may have replaced it
 
 
 class AddParamGroup(Codemod):
-    """Give the optimizer a layer that was replaced after its first steps: `optimizer.add_param_group(…)`.
+    """Give the optimizer a layer that was replaced after it was made: `optimizer.add_param_group(…)`.
 
     Why: an optimizer holds the tensors that it was given. A head that is put in place of another between two phases of
     a training gets gradients and stays as it was made, without a word. The group is stepped with the optimizer's own
@@ -68,8 +68,14 @@ for n, x in enumerate(torch.randn(4, 4, 3)):
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
-        step = conflict.event
-        if conflict.pattern != "replaced-later" or not isinstance(step, Step) or conflict.ref is None:
+        step, early = conflict.event, conflict.pattern == "replaced"
+        if isinstance(step, Optimizer):
+            step = next(iter(project.graph.steps_of(step.optimizer)), None)
+        if (
+            not (early or conflict.pattern == "replaced-later")
+            or not isinstance(step, Step)
+            or conflict.ref is None
+        ):
             return
         named, place = step_expression(project, step), project.node(step.stack[-1]) if step.stack else None
         if named is None or place is None:
@@ -94,7 +100,8 @@ for n, x in enumerate(torch.randn(4, 4, 3)):
                 edits = {path: (put_after(units(block)[index], added),)}
                 alone = given.startswith("[")  # (a parameter is better written in place)
                 summary = f"give `{code}` the parameters of `{_target(view, statement)}`"
-                yield Proposal(summary, HELD, edits, found + alone)
+                # (before its first step the optimizer is better made later, where it can be)
+                yield Proposal(summary, HELD, edits, found + alone + (2 * PLACES if early else 0))
                 found += 1
                 if found == PLACES:
                     return

@@ -46,8 +46,11 @@ class Terms:
 STRICT = Terms()
 
 
-def difference(after: Measured, before: Measured, terms: Terms = STRICT) -> Difference | None:
-    """The first difference between the two runs, None where they train the same."""
+def difference(
+    after: Measured, before: Measured, terms: Terms = STRICT, whole: Measured | None = None
+) -> Difference | None:
+    """The first difference between the two runs, None where they train the same. `whole` is the run after with what its
+    optimizers hold besides, which may be all that trains."""
     if not after.finite or not before.finite:
         return Difference("finite", detail="gradients that are not finite prove nothing")
     if not before.passes:
@@ -59,7 +62,7 @@ def difference(after: Measured, before: Measured, terms: Terms = STRICT) -> Diff
     found = _steps(after, before, terms) if before.steps else _leaves(after, before, terms)
     if found is None and terms.losses:
         found = _losses(after, before, terms.gains)
-    if found is None and not (after.trains and (before.trains or terms.gains)):
+    if found is None and not ((whole or after).trains and (before.trains or terms.gains)):
         return Difference("nothing", detail="every gradient is zero or None, which proves nothing")
     return found
 

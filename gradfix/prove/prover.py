@@ -323,9 +323,10 @@ class Prover:
         if after.short or (trial.cut_short and after.clocked and _tells(now, before)):
             before = head(before, now)
             now = head(now, before)
+        whole = now
         if attempt.terms.gains:
             now = trial.held_before(now)
-        found = difference(now, before, attempt.terms)
+        found = difference(now, before, attempt.terms, whole)
         if found is None:
             return Equal(before, now)
         if "draws" in (attempt.after or {}):

@@ -34,7 +34,8 @@ class DetachTarget(Codemod):
     `exp(new - old)`, they take from the policy the gradient that the new ones give it. `.detach()` returns a new
     tensor: as a statement of its own it does nothing.
 
-    When not: where the gradient of the target is meant (residual gradients, a pathwise estimator).
+    When not: where the gradient of the target is meant (residual gradients, a pathwise estimator). A program that names
+    the residual gradient, in the function it is in or at the head of the file, is not told of it.
     """
 
     kinds = ("attached-target",)

@@ -12,18 +12,24 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View, targets
 from gradfix.rewrite.blocks import method, of_torch
 from gradfix.rewrite.boundary import gather
+from gradfix.rewrite.callers import Part, Served, moved, served, unproved
 from gradfix.rewrite.calls import backward_call, loss_of, with_arguments
 from gradfix.rewrite.carried import outlives
 from gradfix.rewrite.dropped import asked
 from gradfix.rewrite.liveness import dotted, scope_of, statement_before
 from gradfix.rewrite.peeling import MAKERS, innermost, layer_in, outermost, peel, put
-from gradfix.rewrite.recording import Part, cut_for_others, drawn_anew, recorded
+from gradfix.rewrite.recording import Way, cut_for_others, drawn_anew, of_one, recorded
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import block_of, body_of, reads_of, take_away, unit_in, units, walk
 from gradfix.tape import Cut
 
 GAINS = Effect(
     "adds-gradient", "what the optimizer steps gets its gradient; every other gradient is as before"
+)
+SERVES = Effect(
+    "changes-value",
+    "what the optimizer steps gets its gradient; so does whatever else the function that has the cut serves, which "
+    "the run did not come to",
 )
 TERM = Effect(
     "adds-gradient", "this term of the loss trains what it is computed from; the others do as before"
@@ -47,7 +53,7 @@ class Undetach(Codemod):
     """
 
     kinds = ("cut-graph",)
-    effects = ("adds-gradient",)
+    effects = ("adds-gradient", "changes-value")
     examples = (
         Example(
             """\
@@ -90,11 +96,19 @@ for x in torch.randn(3, 4, 3):
         effect = TERM if conflict.pattern in ("constant-term", "idle-term") else GAINS
         for rank, cut in enumerate(_cuts(conflict, project)):
             found = _found(cut, project)
-            if found is not None and conflict.pattern == "partly" and _decided(cut, project, found[1]):
+            if found is not None and conflict.pattern == "partly" and _decided(cut, project, found.parts):
                 continue
             if found is not None:
-                said, parts = found
-                parts = [*parts, *_asked(conflict, project)]
+                said, parts = found.said, [*found.parts, *_asked(conflict, project)]
+                calls = () if found.depth is None else served(cut, found.depth, conflict.backward, project)
+                kept = _kept_for_others(cut, calls, project) if calls else None
+                if kept and (unproved(calls) or conflict.pattern != "no-graph"):
+                    whole = f"{said}, and cut it where others call the function"
+                    yield Proposal(whole, effect, gather(*parts, *kept), rank + 1)
+                if found.several or (unproved(calls) and kept is None):
+                    yield Proposal(said, SERVES, gather(*parts), rank)
+                if found.several or unproved(calls):
+                    continue
                 every += parts
                 yield Proposal(said, effect, gather(*parts), rank + (conflict.pattern == "dead-parameter"))
                 if others := cut_for_others(cut, conflict.backward, project):
@@ -177,10 +191,19 @@ def _taken_whole(conflict: Conflict, project: Project) -> Iterator[Proposal]:
         yield Proposal(f"take the {what} with the graph, not the value alone", GAINS, gather(*parts))
 
 
-def _found(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
+def _kept_for_others(cut: Cut, calls: tuple[Served, ...], project: Project) -> list[Part] | None:
+    """The cut at the other calls of the function that has it; None where it can't be moved there."""
+    place = project.node(cut.stack[-1]) if cut.how != "no_grad" else None
+    layer = layer_in(*place) if place is not None else None
+    return moved(cut, layer, calls, project) if layer is not None else None
+
+
+def _found(cut: Cut, project: Project) -> Way | None:
     if cut.how == "no_grad":
-        return drawn_anew(cut, project) or recorded(cut, project)
-    return _kept_apart(cut, project) if cut.how == "checkpoint" else _value(cut, project)
+        return drawn_anew(cut, project) or of_one(cut, recorded(cut, project), project)
+    return (
+        _kept_apart(cut, project) if cut.how == "checkpoint" else of_one(cut, _value(cut, project), project)
+    )
 
 
 def _decided(cut: Cut, project: Project, parts: list[Part]) -> bool:
@@ -204,7 +227,7 @@ def _counts(node: cst.CSTNode) -> bool:
     return isinstance(node, (*ordered, cst.Modulo))
 
 
-def _kept_apart(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
+def _kept_apart(cut: Cut, project: Project) -> Way | None:
     """``checkpoint(…, use_reentrant=False)``, which records a graph whatever its inputs are."""
     found = project.node(cut.stack[-1])
     if found is None:
@@ -218,22 +241,23 @@ def _kept_apart(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
     if len(calls) != 1:
         return None
     edit = with_arguments(calls[0], {"use_reentrant": cst.Name("False")})
-    return "checkpoint with `use_reentrant=False`, which records a graph all the same", [(view, [edit])]
+    said = "checkpoint with `use_reentrant=False`, which records a graph all the same"
+    return Way(said, [(view, [edit])])
 
 
 # a value taken out of its graph
 
 
-def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
+def _value(cut: Cut, project: Project) -> Way | None:
     found = project.node(cut.stack[-1])
     if found is None:
         return None
-    view, node = found
+    (view, node), depth = found, len(cut.stack) - 1
     made = _made_of_list(view, node) if cut.how == "tensor" else None
     if made is not None:
         items = " ".join(view.code(made.args[0].value).split())
         said = f"stack `{items}`, graphs and all" if len(items) < 40 else "stack the values, graphs and all"
-        return said, [(view, _stacked(view, made, cut))]
+        return Way(said, [(view, _stacked(view, made, cut))], depth)
     layer = layer_in(view, node)
     if layer is None:
         return None
@@ -245,12 +269,12 @@ def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
     said = f"keep `{code}` in its graph" if len(code) < 40 else "keep the value in its graph"
     small, kept = view.small_statement(top), list[Edit]()
     if isinstance(small, cst.Expr) and small.value is top:
-        return said, [(view, _gone(view, small))]
+        return Way(said, [(view, _gone(view, small))], depth)
     if isinstance(small, cst.Assign) and small.value is top and len(small.targets) == 1:
         name = dotted(small.targets[0].target)
         kept = _kept_as_number(view, top, name) if name else []
         if name and name == dotted(core):
-            return said, [(view, [*_gone(view, small), *kept])]
+            return Way(said, [(view, [*_gone(view, small), *kept])], depth)
     edits = [put(view, top, core), *kept]
     holder = _holder(view, top)
     if isinstance(holder, cst.BaseExpression):
@@ -258,7 +282,7 @@ def _value(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
     elif holder:
         made_of = [e for call in _read_by(view, top, holder) for e in _from_tensors(view, call, holder, cut)]
         edits += [*made_of, *(_appended_beside(view, top, holder) if made_of else ())]
-    return said, [(view, edits)]
+    return Way(said, [(view, edits)], depth)
 
 
 def _kept_as_number(view: View, top: cst.BaseExpression, name: str) -> list[Edit]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from gradfix.detect import Conflict
 from gradfix.fingerprint import fingerprint
+from gradfix.meant import meant
 from gradfix.patterns import matches
 from gradfix.result import Settings
 from gradfix.suppress import suppressed
@@ -13,7 +14,8 @@ from gradfix.suppress import suppressed
 
 def asked(conflict: Conflict, settings: Settings, texts: Mapping[str, str]) -> bool:
     """Whether `conflict` is to be reported and cured. `texts` are the files it was found in, as they were then."""
-    if not selected(conflict, settings) or suppressed(conflict, texts.get(conflict.at.file, "")):
+    text = texts.get(conflict.at.file, "")
+    if not selected(conflict, settings) or suppressed(conflict, text) or meant(conflict, text):
         return False
     if not settings.only and not settings.spared:
         return True

@@ -265,8 +265,8 @@ class Custom(Event):
     without ctx.mark_dirty, and the input is read again; ``grad_output``, its backward wrote into the gradient `ref`
     that it was given, which belongs to others, too; ``hook``, a hook of what `node` made did that; ``spoilt``, its
     forward wrote into what it had kept on ctx, `ref`, and its backward is the derivative with the value as it was kept.
-    How wrong is in the `blame` of Backward, by this event's time. Where its forward wrote into the input `ref` and
-    returned something else, it is ``changed``, `alias` the node that made the input, and nobody can say how wrong.
+    ``instead``, its forward saved its result `ref`, its backward needs the argument of the number `alias`. How wrong is
+    in the `blame` of Backward. ``changed``: it wrote into the input `ref`, of the node `alias`, and returned another.
     """
 
     node: int

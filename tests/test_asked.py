@@ -58,3 +58,43 @@ def test_the_catalogue_is_what_the_codemods_say():
     mods = codemods()
     assert said == [(m.name(), m.kinds, m.effects, m.DESCRIPTION, len(m.examples)) for m in mods]
     assert said
+
+
+RESIDUAL = '''\
+import torch
+value = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(value.parameters(), 0.1)
+
+def other():
+    """{other}"""
+
+{above}
+def learn(state, following, reward):
+    bellman_residual = reward + 0.9 * value(following) - value(state)
+    bellman_residual.pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+for _ in range(3):
+    learn(torch.randn(5, 3), torch.randn(5, 3), torch.randn(5, 1))
+'''
+
+
+@pytest.mark.parametrize(
+    ("above", "other", "reported"),
+    [
+        ("# the residual gradient of Baird, 1995", "", False),
+        ("# residual-gradient update", "", False),
+        ("# DQN", "", True),
+        ("# semi-gradient, not the residual gradient", "", True),
+        ("# DQN", "The residual gradient.", True),
+        ("# the residual gradually vanishes", "", True),
+    ],
+)
+def test_a_residual_gradient_is_meant_where_the_program_says_so(
+    zygote, tmp_path: Path, above, other, reported
+):
+    script = tmp_path / "train.py"
+    script.write_text(RESIDUAL.format(above=above, other=other))
+    (result,) = fix(script, Settings(), zygote=zygote)
+    assert [d.conflict.kind for d in result.diagnoses] == ["attached-target"] * reported

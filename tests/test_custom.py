@@ -210,6 +210,59 @@ def test_what_a_forward_may_overwrite(
     assert detect(outcome.tape) == ()
 
 
+RESULT = """
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        result = {result}
+        ctx.save_for_backward({saved})
+        return result
+    @staticmethod
+    def backward(ctx, g):
+        x = ctx.saved_tensors[0]
+        return {gradient}, None
+h = w @ v
+(Own.apply(h, 2.0).sin() + h).sum().backward()
+told(w, v)
+"""
+SILU = "g * (x.sigmoid() + x * x.sigmoid() * (1 - x.sigmoid()))"
+
+
+def test_a_result_that_is_saved_in_place_of_the_input(run: Callable[..., Outcome]) -> None:
+    wrong, right = (
+        HEAD + RESULT.format(result="x * x.sigmoid()", saved=s, gradient=SILU) for s in ("result", "x")
+    )
+    outcome = run(wrong, record=True)
+    exact, plain = json.loads(run(right).stdout), json.loads(run(wrong).stdout)
+    assert json.loads(outcome.stdout) == pytest.approx(exact, rel=1e-5)
+    (backward,) = (e for e in outcome.tape.events if isinstance(e, Backward))
+    off = norm([a - b for a, b in zip(plain, exact, strict=True)]) / norm(exact)
+    assert backward.wrong == pytest.approx(off, rel=1e-4)
+    (conflict,) = detect(outcome.tape)
+    assert (conflict.kind, conflict.pattern) == ("silent-overwrite", "result-saved")
+    assert conflict.at.line == 1 + wrong.splitlines().index("        ctx.save_for_backward(result)")
+
+
+@pytest.mark.parametrize(
+    ("result", "saved", "gradient"),
+    [
+        ("x.tanh()", "result", "g * (1 - x * x)"),
+        ("x.round()", "result", "g"),  # straight through
+        ("x * x.sigmoid()", "result", "g * x"),  # wrong whatever is saved
+        ("x * x.sigmoid()", "result, x", SILU.replace("x", "ctx.saved_tensors[1]")),
+        ("x * torch.rand_like(x)", "result", "g * x / 2"),
+    ],
+    ids=["of_the_result", "straight_through", "wrong_anyhow", "both", "drawn"],
+)
+def test_a_result_that_may_be_saved(
+    run: Callable[..., Outcome], result: str, saved: str, gradient: str
+) -> None:
+    text = HEAD + RESULT.format(result=result, saved=saved, gradient=gradient)
+    outcome = run(text, record=True)
+    assert json.loads(outcome.stdout) == pytest.approx(json.loads(run(text).stdout), rel=1e-6)
+    assert detect(outcome.tape) == ()
+
+
 WITHIN = """
 class Wave(torch.autograd.Function):
     @staticmethod

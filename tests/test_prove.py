@@ -21,7 +21,7 @@ from gradfix.prove.measured import Measured, Vector, read
 from gradfix.prove.prover import Refusal
 from gradfix.run import Outcome, Run
 from gradfix.run.zygote import Zygote
-from gradfix.tape import Optimizer, Ref, Tape
+from gradfix.tape import Optimizer, Ref, Site, Tape
 from gradfix.verdict import Effect, EffectKind
 
 HEAD = """\
@@ -796,6 +796,17 @@ def test_of_two_faults_of_one_step_the_other_is_not_the_cured_one():
     assert first.at == second.at
     found = left([second], [first, second], [first], Lines({}, {}))
     assert (found.still, found.others, found.gone) == ((), (second,), (first,))
+
+
+def test_the_parts_of_a_line_are_told_apart_by_what_the_rewrite_left_beside_them():
+    was, now = "x\na.exp_(); b.exp_(); c.exp_()\n", "x\na = a.exp(); b.exp_(); c.exp_()\n"
+    lines = Lines({"f": was}, {"f": now})
+    sites = [Site("f", 2, was.index(t) - 2, 2, was.index(t) + 5) for t in ("a.exp", "b.exp", "c.exp")]
+    moved = Site("f", 2, now.index("b.exp") - 2, 2, now.index("b.exp") + 5)
+    assert [lines.same_place(moved, site) for site in sites] == [False, True, False]
+    written = Site("f", 2, 0, 2, 11)
+    assert all(lines.same_place(written, site) for site in sites)  # (what was rewritten may be any of them)
+    assert all(lines.same_place(Site("f", 2), site) for site in sites)  # (only its line is known)
 
 
 @pytest.mark.parametrize("size", [2, 65_537, 300_001])

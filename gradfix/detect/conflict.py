@@ -108,6 +108,7 @@ PATTERNS = {
         "unmarked-input": "a custom Function's forward wrote into its input and did not mark it dirty",
         "input-changed": "a custom Function's forward wrote into its input, which it does not return",
         "spoilt-save": "a custom Function's forward overwrote what it had kept for its backward",
+        "result-saved": "a custom Function saved its result, and its backward takes it for the input",
         "hook-gradient": "a tensor's hook wrote into the gradient it was given",
         "grad-output": "a custom Function's backward wrote into the gradient it was given",
     },

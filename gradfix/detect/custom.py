@@ -26,7 +26,7 @@ def custom_functions(graph: Graph) -> Iterable[tuple[int, Conflict]]:
             event = events.get(time)
             record = graph.records.get(event.node) if event is not None else None
             if event is not None and record is not None and wrong > WRONG and not _refused(graph, event):
-                tell = {"unmarked": _unmarked, "spoilt": _spoilt, "hook": _hook}.get(event.what, _grad_output)
+                tell = TOLD.get(event.what, _grad_output)
                 found.add(
                     (event.what, event.stack[-1]), backward.time, tell(graph, event, record, backward, wrong)
                 )
@@ -155,3 +155,27 @@ def _hook(graph: Graph, event: Custom, record: Record, backward: Backward, wrong
         backward=backward,
         event=event,
     )
+
+
+def _instead(
+    graph: Graph, event: Custom, record: Record, backward: Backward, wrong: float
+) -> Conflict | None:
+    return make(
+        "silent-overwrite",
+        "result-saved",
+        f"`{record.op}` saves its result, and its backward is the derivative with its input in that place: no error, "
+        f"and the gradient is {wording.off(wrong)}",
+        [
+            ("made", record.stack, "the Function is part of the graph here"),
+            ("saved", event.stack, f"`{record.op}` saves here what it returns"),
+            ("needed", backward.stack, "takes it for the input: wrong gradient, no error"),
+        ],
+        "saved",
+        ref=event.ref,
+        record=record,
+        backward=backward,
+        event=event,
+    )
+
+
+TOLD = {"unmarked": _unmarked, "spoilt": _spoilt, "hook": _hook, "instead": _instead}

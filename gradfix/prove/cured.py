@@ -78,7 +78,7 @@ def _same_stacks(after: Conflict, before: Conflict, lines: Lines) -> bool:
         (after.labels[k].stack, before.labels[n].stack)
         for k, n in ((after.primary, before.primary), (-1, -1))
     )
-    alike = all(len(a) == len(b) and all(map(lines.same, a, b)) for a, b in pairs)
+    alike = all(len(a) == len(b) and all(map(lines.same_place, a, b)) for a, b in pairs)
     return alike and _same_place_and_need(after, before, lines)
 
 
@@ -92,15 +92,17 @@ def _same_place_at_fault(after: Conflict, before: Conflict, lines: Lines) -> boo
         after.kind == "missing-grad"
         and made is not None
         and was is not None
-        and not lines.same(made.at, was.at)
+        and not lines.same_place(made.at, was.at)
     ):
         return False  # one line may read the gradients of several
-    return lines.same(after.at, before.at)
+    return lines.same_place(after.at, before.at)
 
 
 def _same_need(after: Conflict, before: Conflict, lines: Lines) -> bool:
     """The same backward trips, perhaps over another tensor: a later pass of the loop may show that."""
-    return bool(after.labels and before.labels) and lines.same(after.labels[-1].at, before.labels[-1].at)
+    return bool(after.labels and before.labels) and lines.same_place(
+        after.labels[-1].at, before.labels[-1].at
+    )
 
 
 def stale_for_ever(before: Tape, after: Tape, conflicts: Sequence[Conflict], lines: Lines) -> str:

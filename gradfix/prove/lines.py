@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -46,6 +46,37 @@ class Lines:
     def same(self, after: Site, before: Site) -> bool:
         return after.file == before.file and before.line in self.origin(after)
 
+    def same_place(self, after: Site, before: Site) -> bool:
+        """Whether `after` may be what `before` was: on the line that comes from it, and not for certain another part of
+        that line. What a rewrite has left as it was, left and right of it, is where it was."""
+        if not self.same(after, before):
+            return False
+        spans = self._spans(after, before)
+        return spans is None or (spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1])
+
+    def _spans(self, after: Site, before: Site) -> tuple[tuple[int, int], tuple[int, int]] | None:
+        """Both as offsets into the text before, of the lines that changed together; None where that is not known."""
+        if not after.end_column or not before.end_column:
+            return None
+        text = self.before.get(after.file) or on_disk(after.file) or ""
+        old = text.splitlines(keepends=True)
+        new = self.after.get(after.file, text).splitlines(keepends=True)
+        ops = self._changes.get(after.file, [("equal", 0, len(old), 0, len(new))])
+        i, i2, j, j2 = next((op[1:] for op in ops if op[3] < after.line <= op[4]), (0, 0, 0, 0))
+        old, new = old[i:i2], new[j:j2]
+        was, now = _span(before, i, old), _span(after, j, new)
+        if was is None or now is None:
+            return None
+        a, b = "".join(old), "".join(new)
+        left = _alike(a, b)
+        right = _alike(a[left:][::-1], b[left:][::-1])
+        if now[1] <= left:
+            return now, was
+        if now[0] >= len(b) - right:
+            moved = len(a) - len(b)
+            return (now[0] + moved, now[1] + moved), was
+        return None
+
     def same_stack(self, after: Stack, before: Stack) -> bool:
         """Whether every frame of `after` comes from the frame of `before`."""
         return len(after) == len(before) and all(map(self.same, after, before))
@@ -59,6 +90,19 @@ class Lines:
                 match = SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False)
                 found[path] = list(match.get_opcodes())
         return found
+
+
+def _alike(a: str, b: str) -> int:
+    """How many characters both begin with."""
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _span(site: Site, first: int, lines: Sequence[str]) -> tuple[int, int] | None:
+    """Where a place begins and ends in the text of `lines`, the first of which has the index `first` in its file."""
+    begin, end = site.line - 1 - first, site.end_line - 1 - first
+    if not 0 <= begin <= end < len(lines):
+        return None
+    return sum(map(len, lines[:begin])) + site.column, sum(map(len, lines[:end])) + site.end_column
 
 
 def on_disk(path: str) -> str | None:

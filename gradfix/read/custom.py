@@ -48,6 +48,18 @@ class Spoilt:
 
 
 @dataclass(slots=True, eq=False)
+class Instead:
+    """The result that the forward saved at `stack`, where the backward takes it for the argument of that `number`.
+    `time` as of Unmarked."""
+
+    tensor: Tensor
+    stack: Stack
+    number: int
+    sure: bool
+    time: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Applied:
     """What one call of apply() left behind, for the node it made: the `inputs` of which it was given, with what the
     graph had for them, what it `held` on ctx and how that was then."""
@@ -60,6 +72,7 @@ class Applied:
     held: list[tuple[Tensor, Saved]]
     unmarked: Unmarked | None = None
     spoilt: list[Spoilt] = field(default_factory=list)
+    instead: Instead | None = None
     settled: bool = False  # what its backward reads is known
     told: dict[Stack, int] = field(default_factory=dict)  # writes into gradients that were told -> time
 
@@ -121,6 +134,8 @@ def run(m: Machine, cls: Class, args: list[Value], kwargs: dict[str, Value]) -> 
     _keep(m, applied, node)
     _changed(m, applied, node, outputs, written)
     applied.spoilt = list(_spoilt(m, applied, written))
+    if not applied.spoilt and not written and applied.unmarked is None:
+        applied.instead = _instead(m, applied, outputs)
     node.output = next((o for o in applied.outputs if isinstance(o, Tensor) and o.requires), None)
     return applied.outputs if isinstance(result, tuple) else applied.outputs[0]
 
@@ -297,22 +312,53 @@ def _keep(m: Machine, applied: Applied, node: Node) -> None:
 
 def _spoilt(m: Machine, applied: Applied, written: dict[int, list[Mutate]]) -> Iterator[Spoilt]:
     """What it overwrote of what it keeps, where its backward is the derivative with what was kept."""
-    slots = dict(_slots(applied.ctx))
-    forward, backward, setup = (
-        f.node if isinstance(f, Function) and isinstance(f.node, ast.FunctionDef) else None
-        for f in (objects.lookup(applied.cls, n) for n in ("forward", "backward", "setup_context"))
-    )
-    if forward is None or backward is None or not any(t.storage.number in written for t in slots.values()):
+    slots, code = dict(_slots(applied.ctx)), _code(applied.cls)
+    if code is None or not any(t.storage.number in written for t in slots.values()):
         return
-    args = [derivative.Element(0.0) if _real(a) else a for a in applied.inputs]
-    needs = [n in applied.edges for n in range(len(args))]
-    found, mostly = derivative.needed(derivative.Code(forward, backward, setup), args, needs)
+    found, mostly = derivative.needed(code, *_elements(applied))
     for slot, statement in found.items():
         writes = written.get(slots[slot].storage.number, []) if slot in slots else []
         lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
         write = next((w for w in writes if w.stack[-1].line in lines), None)
         if write is not None:
             yield Spoilt(slots[slot], write, mostly and _sure(m, writes))
+
+
+def _instead(m: Machine, applied: Applied, outputs: tuple[Value, ...]) -> Instead | None:
+    """The result that it has saved, where its backward is the derivative with an argument in that place."""
+    code, inputs = _code(applied.cls), [a for a in applied.inputs if isinstance(a, Tensor)]
+    slots = {s: t for s, t in _slots(applied.ctx) if s[0] == derivative.SAVED}
+    given, saved = ({id(t.storage) for t in some} for some in (inputs, slots.values()))
+    mine = {id(o.storage) for o in outputs if isinstance(o, Tensor)} - given
+    results = [s for s, t in slots.items() if id(t.storage) in mine and _real(t)]
+    stack = applied.ctx.extra.get("saving")
+    if code is None or not results or not stack:
+        return None
+    args, needs = _elements(applied)
+    open_ = [
+        n and isinstance(a, Tensor) and id(a.storage) not in saved
+        for n, a in zip(needs, applied.inputs, strict=True)
+    ]
+    if not any(open_):
+        return None
+    way, mostly = derivative.instead(code, args, needs, results)
+    if way is None or not open_[way[1]]:
+        return None
+    return Instead(slots[way[0]], stack, way[1], mostly and bool(m.sure()))
+
+
+def _code(cls: Class) -> derivative.Code | None:
+    forward, backward, setup = (
+        f.node if isinstance(f, Function) and isinstance(f.node, ast.FunctionDef) else None
+        for f in (objects.lookup(cls, n) for n in ("forward", "backward", "setup_context"))
+    )
+    return derivative.Code(forward, backward, setup) if forward is not None and backward is not None else None
+
+
+def _elements(applied: Applied) -> tuple[list[Value], list[bool]]:
+    """The arguments, an element for each tensor, and which of them require grad."""
+    args: list[Value] = [derivative.Element(0.0) if _real(a) else a for a in applied.inputs]
+    return args, [n in applied.edges for n in range(len(args))]
 
 
 def _slots(ctx: Instance) -> Iterator[tuple[derivative.Slot, Tensor]]:
@@ -337,6 +383,8 @@ def tensors_on(value: Value) -> list[Tensor]:
 def _noted(name: str) -> Any:
     def note(m: Machine, ctx: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
         ctx.extra[name] = tuple(args)
+        if name == "saved":
+            ctx.extra["saving"] = m.stack()
         for tensor in ops.tensors_of(args) if name == "saved" else ():
             tensor.storage.known = True
         return None

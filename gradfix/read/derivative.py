@@ -87,12 +87,12 @@ class _Context:
         if isinstance(value, Element):
             self.kept[slot] = value.value
 
-    def handed(self, kept: Sequence[Slot]) -> _Context:
-        """What a backward gets, with the slots `kept` as they were kept and all else as it is now."""
+    def handed(self, instead: dict[Slot, float]) -> _Context:
+        """What a backward gets, with the values `instead` in their slots and all else as it is now."""
         made = _Context(self.needs)
         for slot, value in self.now.items():
             element = isinstance(value, Element)
-            made.now[slot] = Element(self.kept[slot] if slot in kept else value.value) if element else value
+            made.now[slot] = Element(instead.get(slot, value.value)) if element else value
         return made
 
 
@@ -127,10 +127,49 @@ def _off(offs: dict[frozenset[Slot], float], kept: frozenset[Slot]) -> float:
     return offs[max((s for s in offs if s <= kept), key=len)]
 
 
-def _point(
-    code: Code, args: Sequence[Any], needs: Sequence[bool], seed: int, written: dict[Slot, ast.stmt]
-) -> dict[frozenset[Slot], float] | None:
-    """How far off the gradient is, at one point, for each set of slots that is handed out as it was kept."""
+def instead(
+    code: Code, args: Sequence[Any], needs: Sequence[bool], slots: Sequence[Slot]
+) -> tuple[tuple[Slot, int] | None, bool]:
+    """Which of `slots`, in which the forward keeps what it returns, the backward takes for which argument, by number;
+    None where its gradient is right as it is, or nobody can tell. And whether that is so for most values."""
+    ways = [(s, n) for s in slots for n, a in enumerate(args) if needs[n] and isinstance(a, Element)]
+    found: list[tuple[float, list[float]]] = []
+    try:
+        for seed in range(_POINTS):
+            point = _measured(code, args, needs, seed)
+            try:
+                if point is not None:
+                    handed = [{s: point.values[n].value} for s, n in ways]
+                    found.append((point.off(code, {}), [point.off(code, h) for h in handed]))
+            except (ArithmeticError, ValueError):
+                continue
+    except (NoIdea, RecursionError, LookupError, TypeError, AttributeError):
+        return None, False
+    wrong = [as_it_is for as_it_is, _ in found if as_it_is > _WRONG]
+    if len(found) < _FEWEST or not wrong:
+        return None, False
+    right = (way for k, way in enumerate(ways) if all(offs[k] <= _RIGHT for _, offs in found))
+    return next(right, None), 2 * len(wrong) >= len(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A forward at one point, and the derivative there."""
+
+    context: _Context
+    values: list[Any]
+    given: list[Element]
+    leaning: list[int]
+    true: list[float]
+
+    def off(self, code: Code, handed: dict[Slot, float]) -> float:
+        """How far off the gradient is where the backward gets the values `handed`."""
+        gradients = _backward(code, self.context.handed(handed), self.given)
+        along = [_number(gradients[n]) for n in self.leaning]
+        return math.dist(along, self.true) / math.hypot(*self.true)
+
+
+def _measured(code: Code, args: Sequence[Any], needs: Sequence[bool], seed: int) -> _Point | None:
     numbers = random.Random(seed)
     values = [Element(numbers.uniform(-2, 2)) if isinstance(a, Element) else a for a in args]
     weights = [numbers.uniform(0.5, 1.5) for _ in range(8)]
@@ -143,21 +182,33 @@ def _point(
         ]
         true = [_slope(code, values, needs, n, given, _STEP) for n in leaning]
         other = [_slope(code, values, needs, n, given, _STEP / 4) for n in leaning]
-        if not any(true) or math.dist(true, other) > _RIGHT * math.hypot(*true):
-            return None  # at an edge
-        changed = [s for s, v in context.now.items() if s in context.kept and v.value != context.kept[s]]
-        if len(changed) > _MOST:
-            raise NoIdea
-        written.update(context.written)
-        found = {}
-        for size in range(len(changed) + 1):
-            for kept in combinations(changed, size):
-                gradients = _backward(code, context.handed(kept), given)
-                along = [_number(gradients[n]) for n in leaning]
-                found[frozenset(kept)] = math.dist(along, true) / math.hypot(*true)
-        return found
     except (ArithmeticError, ValueError):
         return None  # no number there
+    if not any(true) or math.dist(true, other) > _RIGHT * math.hypot(*true):
+        return None  # at an edge
+    return _Point(context, values, given, leaning, true)
+
+
+def _point(
+    code: Code, args: Sequence[Any], needs: Sequence[bool], seed: int, written: dict[Slot, ast.stmt]
+) -> dict[frozenset[Slot], float] | None:
+    """How far off the gradient is, at one point, for each set of slots that is handed out as it was kept."""
+    point = _measured(code, args, needs, seed)
+    if point is None:
+        return None
+    context = point.context
+    changed = [s for s, v in context.now.items() if s in context.kept and v.value != context.kept[s]]
+    if len(changed) > _MOST:
+        raise NoIdea
+    written.update(context.written)
+    try:
+        return {
+            frozenset(kept): point.off(code, {slot: context.kept[slot] for slot in kept})
+            for size in range(len(changed) + 1)
+            for kept in combinations(changed, size)
+        }
+    except (ArithmeticError, ValueError):
+        return None
 
 
 def _slope(

@@ -10,7 +10,7 @@ from typing import Any
 from gradfix.dataclass import dataclass
 from gradfix.read import calls, objects, ops, shared
 from gradfix.read.backward import blur
-from gradfix.read.custom import Applied, Spoilt
+from gradfix.read.custom import Applied, Instead, Spoilt
 from gradfix.read.frames import Deep, Machine, Raised
 from gradfix.read.objects import CTX
 from gradfix.read.trace import UNMEASURED, Trace
@@ -67,6 +67,8 @@ def met(
             blame[_tell_unmarked(m, node, applied)] = UNMEASURED
         for spoilt in applied.spoilt:
             blame[_tell_spoilt(m, node, spoilt)] = UNMEASURED
+        if applied.instead is not None:
+            blame[_tell_instead(m, node, applied.instead)] = UNMEASURED
         if create or m.hooked:
             continue
         for write in walked.written:
@@ -313,6 +315,12 @@ def _tell_spoilt(m: Machine, node: Node, spoilt: Spoilt) -> int:
     if not spoilt.time:
         spoilt.time = _tell(m, node, "spoilt", spoilt.write.stack, spoilt.tensor, None, spoilt.sure)
     return spoilt.time
+
+
+def _tell_instead(m: Machine, node: Node, instead: Instead) -> int:
+    if not instead.time:
+        instead.time = _tell(m, node, "instead", instead.stack, instead.tensor, instead.number, instead.sure)
+    return instead.time
 
 
 def _tell_written(m: Machine, node: Node, applied: Applied, write: Written, sure: bool) -> int:

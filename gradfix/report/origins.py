@@ -86,6 +86,9 @@ class Origins:
             return None
         first = min(bisect_right(self.ends, (line, column)), len(self.new) - 1)
         last = max(bisect_left(self.starts, (end_line, end_column)) - 1, first)
+        while first < last and first not in self.came and self.new[first].line == self.new[first + 1].line:
+            first += 1  # of a line of several statements, that which was there
+            column = self.new[first].column
         if first not in self.came:
             known = max((k for k in self.came if k < first), default=None)
             behind = self.old[self.came[known]] if known is not None else self.old[0]

@@ -97,7 +97,7 @@ def _origin(site: Site, diagnosis: Diagnosis, result: Result) -> Origin | None:
     if old is None or new is None or old == new:
         return None
     end_line = max(site.end_line, site.line)
-    end = site.end_column if site.end_line else len(split_lines(new)[site.line - 1 : site.line] or "")
+    end = site.end_column if site.end_line else len("".join(split_lines(new)[site.line - 1 : site.line]))
     from gradfix.report.origins import origins  # difflib is seldom needed
 
     return origins(old, new).of(site.line, site.column, end_line, end)

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import cast
 
 import libcst as cst
 
-from gradfix.edit import Edit, Project, Replace, View
+from gradfix.edit import Edit, Project, Replace
+from gradfix.rewrite.callers import Part, decorated
 from gradfix.rewrite.liveness import dotted, scope_of
 from gradfix.rewrite.spelling import descendants
 from gradfix.tape import Backward, Cut, Fed
 
 CONTEXTS = frozenset(("no_grad", "inference_mode"))
 
-Part = tuple[View, list[Edit]]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Way:
+    """One way to take a cut away: what it does, and its edits. The cut stands in the function of the frame `depth` of
+    its stack, None where only what is to train comes through it. `several`: it is known to serve several functions."""
+
+    said: str
+    parts: list[Part]
+    depth: int | None = None
+    several: bool = False
 
 
-def drawn_anew(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
+def drawn_anew(cut: Cut, project: Project) -> Way | None:
     """``dist.sample()``, which draws under no_grad."""
     found = project.node(cut.stack[-1])
     call = found[1] if found is not None else None
@@ -26,7 +37,7 @@ def drawn_anew(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
     if call.func.attr.value != "sample":
         return None
     edit = Replace(call.func.attr, lambda _: cst.Name("rsample"))
-    return "draw with `rsample()`, which keeps the graph", [(found[0], [edit])]
+    return Way("draw with `rsample()`, which keeps the graph", [(found[0], [edit])])
 
 
 def cut_for_others(cut: Cut, loss: Backward | None, project: Project) -> list[Part]:
@@ -61,23 +72,37 @@ def _detached(node: cst.CSTNode) -> cst.CSTNode:
     return cst.Call(cst.Attribute(node, cst.Name("detach")))
 
 
-def recorded(cut: Cut, project: Project) -> tuple[str, list[Part]] | None:
+def recorded(cut: Cut, project: Project) -> Way | None:
     """The with-block or the decorator around it that stops recording, taken away."""
-    for site in reversed(cut.stack):
-        found = project.node(site)
+    for depth in reversed(range(len(cut.stack))):
+        found = project.node(cut.stack[depth])
         if found is None:
             continue
         view, node = found
         for above in (node, *view.ancestors(node)):
             if isinstance(above, cst.With) and any(_stops(i.item) for i in above.items):
-                return "record the graph: no `no_grad` around it", [(view, [_without_context(above)])]
+                said = "record the graph: no `no_grad` around it"
+                return Way(said, [(view, [_without_context(above)])], depth)
             if isinstance(above, cst.FunctionDef):
                 for decorator in above.decorators:
                     if _stops(decorator.decorator):
                         gone: Edit = Replace(decorator, lambda _: cst.RemoveFromParent())
-                        return f"let `{above.name.value}` record its graph", [(view, [gone])]
+                        return Way(f"let `{above.name.value}` record its graph", [(view, [gone])], depth)
                 break
     return None
+
+
+def of_one(cut: Cut, way: Way | None, project: Project) -> Way | None:
+    """The `way`, or, where it would change what a decorator makes of every function, the decorator taken off the one
+    that is to train."""
+    wrapper = decorated(cut, way.depth, project) if way is not None and way.depth is not None else None
+    if way is None or wrapper is None:
+        return way
+    if wrapper.own is None or not wrapper.plain:
+        return Way(way.said, way.parts, several=wrapper.uses > 1)
+    view, function, decorator = wrapper.own
+    said = f"let `{function.name.value}` record its graph: no `@{view.code(decorator.decorator)}` on it"
+    return Way(said, [(view, [Replace(decorator, lambda _: cst.RemoveFromParent())])])
 
 
 def _stops(node: cst.BaseExpression) -> bool:

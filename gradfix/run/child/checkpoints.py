@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils import checkpoint
 
-from .custom import Held
+from .functions import Held
 from .saves import EVERYWHERE, GONE, NOBODY, number_of_maker
 
 BUDGET = 64 << 20  # bytes of activations that the program itself would not have kept

@@ -6,7 +6,7 @@ the backward; the backward writes into the gradient it was given, which another 
 input that the forward wrote into and returned was not marked dirty, and is read again as if it were what it was
 before. The recorded run does what was meant (the value as it was kept, a gradient of its own, the mark), so that its
 gradients are exact; the engine measures how far off plain PyTorch is. A fourth is what the forward itself overwrites
-after it was kept: derivative.py tells whether that is meant.
+after it was kept, and a fifth that it keeps its result and not its input: derivative.py tells whether that is meant.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from .derivative import SAVED, Slot, kept_by, kept_right
-from .saves import EVERYWHERE, Entry, Overwrite, number_of_maker
+from .derivative import SAVED, Slot, kept_by, kept_right, right_instead
+from .functions import Forward, Given, Held, Known
+from .instead import results_kept, tell_of_saves
+from .saves import EVERYWHERE, Overwrite, number_of_maker
 from .sites import Key
 from .storages import address_of
 
@@ -29,66 +31,8 @@ _sequence = torch._C._autograd._get_sequence_nr
 _KEPT = "gradfix kept"
 _MARKED = "_gradfix_marked"
 UNMARKED, GRADIENT, CHANGED, SPOILT, HOOK = "unmarked", "grad_output", "changed", "spoilt", "hook"
+INSTEAD = "instead"
 _LOOKS = 3  # at a Function of which the derivative doesn't tell
-
-
-class Held(Entry):
-    """A tensor that is an attribute of ctx: nobody checks its version."""
-
-    __slots__ = ()
-
-    def moved(self) -> bool:
-        return False
-
-
-class Known:
-    """What is known of the node of a custom Function; it lives as long as the node. `unmarked`: (number of the input,
-    number of the output that it is, node of the output)."""
-
-    __slots__ = ("__weakref__", "held", "own", "place", "ref", "stack", "time", "unmarked", "what")
-
-    def __init__(self) -> None:
-        self.what = ""  # UNMARKED, GRADIENT, SPOILT or HOOK
-        self.held: list[Held] = []
-        self.unmarked: tuple[int, int, int] | None = None
-        self.own: tuple[int, ...] = ()  # gradients that its backward wrote into, by number
-        self.place: Any = None  # the statement that wrote
-        self.stack: Key = ()
-        self.time = 0
-        self.ref: Any = None
-
-
-class _Forward:
-    """A running forward: its arguments, and what those were that it wrote into; the inputs with a graph among them, as
-    (number, tensor, version); what they held, and what wrote into them; those written that it did not mark: what it
-    returns, and what it `kept` to itself. What its `ctx` keeps and it overwrites is `spoilt`: (the value, who); `now`
-    is what it keeps in the end."""
-
-    __slots__ = ("args", "ctx", "given", "held", "inputs", "kept", "now", "spoilt", "stacks", "unmarked")
-
-    def __init__(self, args: tuple[Any, ...], inputs: list[tuple[int, Any, int]]) -> None:
-        self.args = args
-        self.ctx: Any = None
-        self.given: dict[int, Any] = {}
-        self.spoilt: dict[Slot, tuple[Any, Key]] = {}
-        self.now: dict[Slot, Any] = {}
-        self.inputs = inputs
-        self.held: dict[int, Any] = {}
-        self.kept: list[Any] = []
-        self.stacks: dict[int, Key] = {}
-        self.unmarked: list[tuple[int, Any]] = []
-
-
-class Given:
-    """A running backward: the gradients it was given; of those that it has written into, an alias and what was in
-    their memory (which may be that of one number, expanded)."""
-
-    __slots__ = ("before", "grads", "stack")
-
-    def __init__(self, grads: tuple[Any, ...]) -> None:
-        self.grads = grads
-        self.before: dict[int, tuple[Any, Any]] = {}
-        self.stack: Key = ()
 
 
 class Custom:
@@ -119,6 +63,7 @@ class Custom:
                 return result
             return custom._apply(plain, cls, args, kwargs, sys._getframe(1))
 
+        tell_of_saves(self._saving)
         apply.__doc__ = plain.__doc__
         torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
         walked: Any = BackwardCFunction.apply
@@ -145,7 +90,7 @@ class Custom:
             for n, a in enumerate(args)
             if graphs and isinstance(a, torch.Tensor) and a.requires_grad and not a.is_leaf
         ]
-        forward = _Forward(args, inputs)
+        forward = Forward(args, inputs)
         self.running.append(forward)
         before = _sequence()
         try:
@@ -163,6 +108,8 @@ class Custom:
                     result = self._apart(made, node, forward, outputs, result, stack)
                 if forward.spoilt:
                     self._spoilt(made, node, forward, cls)
+                elif forward.results and not made.place:
+                    self._instead(made, node, forward, cls)
                 if made.held or made.place:
                     self.keep(node, made)
                 self._changed(node, forward)
@@ -186,19 +133,27 @@ class Custom:
 
         @functools.wraps(plain)
         def marking(ctx: Any, *args: Any) -> Any:
-            if self.running and isinstance(self.running[-1], _Forward):
+            if self.running and isinstance(self.running[-1], Forward):
                 self.running[-1].ctx = ctx
             result = plain(ctx, *args)
-            if self.running and isinstance(self.running[-1], _Forward):
-                if self.running[-1].spoilt:
-                    self.running[-1].now = dict(kept_by(ctx))
-                self._written_unmarked(self.running[-1], ctx, args[1] if name == "setup_context" else result)
+            if self.running and isinstance(self.running[-1], Forward):
+                forward, given = self.running[-1], args[1] if name == "setup_context" else result
+                if forward.saving and not forward.spoilt and not ctx.dirty_tensors:
+                    forward.results = results_kept(ctx, given, forward.args)
+                if forward.spoilt or forward.results:
+                    forward.now = dict(kept_by(ctx))
+                self._written_unmarked(forward, ctx, given)
             return result
 
         setattr(marking, _MARKED, True)
         setattr(cls, name, staticmethod(marking))
 
-    def _written_unmarked(self, forward: _Forward, ctx: Any, result: Any) -> None:
+    def _saving(self, ctx: Any, frame: Any) -> None:
+        forward = self.running[-1] if self.running else None
+        if isinstance(forward, Forward) and forward.ctx is ctx:
+            forward.saving = self.r.sites.stack(frame)
+
+    def _written_unmarked(self, forward: Forward, ctx: Any, result: Any) -> None:
         outputs = result if isinstance(result, tuple) else (result,)
         marked = tuple(ctx.dirty_tensors or ())
         for number, tensor, version in forward.inputs:
@@ -228,7 +183,7 @@ class Custom:
         self.r.saves.add(held)
         return held
 
-    def _apart(self, made: Known, node: Any, forward: _Forward, outputs: Any, result: Any, stack: Key) -> Any:
+    def _apart(self, made: Known, node: Any, forward: Forward, outputs: Any, result: Any, stack: Key) -> Any:
         """The output that is an unmarked input, as the view that plain PyTorch makes of it: what reads the input from
         now on is told from what reads the output."""
         number, tensor = forward.unmarked[0]
@@ -245,7 +200,7 @@ class Custom:
             return alias
         return tuple(alias if n == at else o for n, o in enumerate(result))
 
-    def _spoilt(self, made: Known, node: Any, forward: _Forward, cls: Any) -> None:
+    def _spoilt(self, made: Known, node: Any, forward: Forward, cls: Any) -> None:
         """Have what the backward needs as it was kept, and the forward has overwritten since, handed out as it was."""
         now = forward.now
         slots = [
@@ -256,39 +211,56 @@ class Custom:
         needed = self._needed(cls, forward, slots) if slots else ()
         if not needed:
             return
+        first = min(needed)
+        values = {slot: forward.spoilt[slot][0] for slot in needed}
+        self._lend(made, node, now, values, (SPOILT, forward.spoilt[first][1]))
+
+    def _instead(self, made: Known, node: Any, forward: Forward, cls: Any) -> None:
+        """Have what the backward needs in place of the result that the forward has saved handed out."""
+        needed = self._needed(cls, forward, forward.results, right_instead)
+        values = {slot: forward.args[number].detach().clone() for slot, number in dict(needed).items()}
+        if values:
+            made.argument = min(dict(needed).values())
+            self._lend(made, node, forward.now, values, (INSTEAD, forward.saving))
+
+    def _lend(
+        self, made: Known, node: Any, now: dict[Slot, Any], values: dict[Slot, Any], whence: tuple[str, Key]
+    ) -> None:
+        """Have the backward get `values` in those slots of what it keeps `now`; `whence` is what it comes of, and
+        where."""
         saved = sorted(at for name, at in now if name == SAVED)
         packed = dict(zip(saved, self.r.saves.of_node(node._sequence_nr())))  # noqa: B905 (Python 3.9)
         if not made.place:
-            first = min(needed)
-            made.what, made.stack = SPOILT, forward.spoilt[first][1]
-            made.place = (SPOILT, *made.stack[:2])
+            first = min(values)
+            made.what, made.stack = whence
+            made.place = (made.what, *made.stack[:2])
             made.time = self.r.clock.tick()
             made.ref = self.r.tape.ref(self.r.storages.of(now[first]), now[first])
-        for slot in needed:
+        for slot, value in values.items():
             address = address_of(now[slot])
             kept = [packed.get(slot[1])] if slot[0] == SAVED else made.held
             for entry in kept:
                 if entry is not None and address_of(entry.tensor) == address:
                     entry.fate = fate = Overwrite()
-                    fate.value, fate.time, fate.counted = forward.spoilt[slot][0], made.time, False
+                    fate.value, fate.time, fate.counted = value, made.time, False
                     fate.place = made.place
 
-    def _needed(self, cls: Any, forward: _Forward, slots: list[Slot]) -> Any:
+    def _needed(self, cls: Any, forward: Forward, slots: list[Slot], look: Any = kept_right) -> Any:
         """Those of `slots` that the backward of `cls` needs as they were kept: what the first calls have shown."""
-        key = cls, *slots
+        key = cls, look, *slots
         seen = self._right.get(key, 0)
         if isinstance(seen, int) and seen < _LOOKS:
             args = tuple(forward.given.get(n, a) for n, a in enumerate(forward.args))
             needs = tuple(bool(n) for n in forward.ctx.needs_input_grad)
             self.running.append(None)
             try:
-                right = kept_right(cls, args, needs, slots)
+                right = look(cls, args, needs, slots)
             finally:
                 self.running.pop()
             seen = self._right[key] = seen + 1 if right is None else right
         return () if isinstance(seen, int) else seen
 
-    def _changed(self, node: Any, forward: _Forward) -> None:
+    def _changed(self, node: Any, forward: Forward) -> None:
         """Tell of inputs that are other than they were, and no output: who reads them now gives their gradient to what
         made the value of before."""
         for tensor in forward.kept:
@@ -308,7 +280,7 @@ class Custom:
         """`targets` are about to be written while a forward or a backward runs."""
         running = self.running[-1]
         addresses = {address_of(t) for t in targets if isinstance(t, torch.Tensor)} - {0}
-        if isinstance(running, _Forward):
+        if isinstance(running, Forward):
             for _, tensor, _ in running.inputs:
                 address = address_of(tensor)
                 if address in addresses and address not in running.stacks:
@@ -326,7 +298,7 @@ class Custom:
                     if any(t is grad for t in targets) and _overlaps(grad):
                         grad.data = grad.detach().clone()
 
-    def _overwriting(self, forward: _Forward, addresses: set[int], frame: Any) -> None:
+    def _overwriting(self, forward: Forward, addresses: set[int], frame: Any) -> None:
         """A forward writes: keep what its arguments were, and what its ctx keeps."""
         with torch._C.DisableTorchFunction(), torch.no_grad():
             tensors = ((n, a) for n, a in enumerate(forward.args) if isinstance(a, torch.Tensor))
@@ -439,6 +411,8 @@ class Custom:
                 fields: dict[str, Any] = {"node": n, "what": node.what, "ref": node.ref}
                 if node.unmarked is not None:
                     fields["alias"] = node.unmarked[2]
+                if node.argument is not None:
+                    fields["alias"] = node.argument
                 self.r.tape.event("Custom", node.time, node.stack, **fields)
 
 

@@ -3,7 +3,8 @@
 A forward may overwrite what it has kept for its backward, and mean it: ``ctx.save_for_backward(out); out.exp_()``
 keeps the result, for that is what the backward reads. Nobody but the derivative itself can tell this from a mistake,
 so it is measured: finite differences of the forward, in double precision, against what the backward makes of the
-values as they were kept and as they are now.
+values as they were kept and as they are now. So it is where a forward keeps its result: of exp() that is what the
+backward needs, of others it is the input.
 """
 
 from __future__ import annotations
@@ -53,39 +54,76 @@ def kept_right(cls: Any, args: tuple[Any, ...], needs: tuple[bool, ...], slots: 
         return None
 
 
-def _compared(cls: Any, args: tuple[Any, ...], needs: tuple[bool, ...], slots: list[Slot]) -> Any:
-    leaning = [n for n, a in enumerate(args) if needs[n] and isinstance(a, torch.Tensor)]
-    context = _Context(needs)
-    outputs = _forward(cls, context, args)
-    random_numbers = torch.Generator().manual_seed(0)
-
-    def drawn(like: Any) -> Any:
-        return torch.randn(like.shape, generator=random_numbers, dtype=like.dtype).to(like.device)
-
-    plain = getattr(context, "non_differentiable", ())
-    given = tuple(
-        torch.zeros_like(o) if any(o is p for p in plain) else drawn(o) if _is_real(o) else o for o in outputs
-    )
-    directions = [{n: drawn(args[n]) for n in leaning} for _ in range(_DIRECTIONS)]
-    true = torch.tensor([_slope(cls, args, needs, d, given) for d in directions], dtype=torch.float64)
-    if not torch.isfinite(true).all() or not true.any():
+def right_instead(cls: Any, args: tuple[Any, ...], needs: tuple[bool, ...], slots: list[Slot]) -> Any:
+    """Which of `slots`, in which the forward of the Function `cls` keeps what it returns, its backward takes for which
+    of the arguments: {slot: number}, empty where its gradient is right as it is, None where nobody can tell."""
+    if len(slots) > _MOST:
+        return None
+    try:
+        with _as_if_never(), torch.no_grad():
+            own = tuple(_double(a) for a in args)
+            return _exchanged(_Measured(cls, own, needs), own, slots)
+    except Exception:
         return None
 
-    def off(kept: Any) -> float:
-        gradients = context.backward(cls, given, kept)
-        along = [sum(_dot(gradients[n], d[n]) for n in leaning) for d in directions]
-        return float((torch.tensor(along, dtype=torch.float64) - true).norm() / true.norm())
 
-    as_it_is = off(())
+def _compared(cls: Any, args: tuple[Any, ...], needs: tuple[bool, ...], slots: list[Slot]) -> Any:
+    measured = _Measured(cls, args, needs)
+    as_it_is = measured.off({}) if measured.known else float("nan")
     if as_it_is <= _RIGHT:
         return frozenset()
     if not as_it_is > _WRONG:
         return None
     for size in range(1, len(slots) + 1):
         for kept in combinations(slots, size):
-            if off(kept) <= _RIGHT:
+            if measured.off({slot: measured.context.kept[slot] for slot in kept}) <= _RIGHT:
                 return frozenset(kept)
     return None
+
+
+def _exchanged(measured: _Measured, args: tuple[Any, ...], slots: list[Slot]) -> Any:
+    as_it_is = measured.off({}) if measured.known else float("nan")
+    if as_it_is <= _RIGHT:
+        return {}
+    if not as_it_is > _WRONG:
+        return None
+    for slot in slots:
+        shape = measured.context.kept[slot].shape
+        alike = (n for n, a in enumerate(args) if _is_real(a) and a.shape == shape and measured.needs[n])
+        for number in alike:
+            if measured.off({slot: args[number]}) <= _RIGHT:
+                return {slot: number}
+    return None
+
+
+class _Measured:
+    """A Function's forward, called once, and its derivative in some directions; not `known` where that is none."""
+
+    def __init__(self, cls: Any, args: tuple[Any, ...], needs: tuple[bool, ...]) -> None:
+        self.cls, self.needs = cls, needs
+        self.leaning = [n for n, a in enumerate(args) if needs[n] and isinstance(a, torch.Tensor)]
+        self.context = _Context(needs)
+        outputs = _forward(cls, self.context, args)
+        random_numbers = torch.Generator().manual_seed(0)
+
+        def drawn(like: Any) -> Any:
+            return torch.randn(like.shape, generator=random_numbers, dtype=like.dtype).to(like.device)
+
+        plain = getattr(self.context, "non_differentiable", ())
+        self.given = tuple(
+            torch.zeros_like(o) if any(o is p for p in plain) else drawn(o) if _is_real(o) else o
+            for o in outputs
+        )
+        self.directions = [{n: drawn(args[n]) for n in self.leaning} for _ in range(_DIRECTIONS)]
+        slopes = [_slope(cls, args, needs, d, self.given) for d in self.directions]
+        self.true = torch.tensor(slopes, dtype=torch.float64)
+        self.known = bool(torch.isfinite(self.true).all() and self.true.any())
+
+    def off(self, handed: dict[Slot, Any]) -> float:
+        """How far the backward is from the derivative when it gets the values `handed`."""
+        gradients = self.context.backward(self.cls, self.given, handed)
+        along = [sum(_dot(gradients[n], d[n]) for n in self.leaning) for d in self.directions]
+        return float((torch.tensor(along, dtype=torch.float64) - self.true).norm() / self.true.norm())
 
 
 def _slope(cls: Any, args: Any, needs: Any, direction: dict[int, Any], given: Any) -> float:
@@ -130,11 +168,11 @@ class _Context(FunctionCtx):
     def saved_tensors(self) -> tuple[Any, ...]:
         return tuple(self.handed.get((SAVED, n), t) for n, t in enumerate(getattr(self, SAVED, ())))
 
-    def backward(self, cls: Any, given: tuple[Any, ...], kept: Any) -> tuple[Any, ...]:
-        """The gradients of the arguments, with the slots `kept` as they were kept and all else as it is now."""
+    def backward(self, cls: Any, given: tuple[Any, ...], instead: dict[Slot, Any]) -> tuple[Any, ...]:
+        """The gradients of the arguments, with the values `instead` in their slots and all else as it is now."""
         before = dict(vars(self))
         now = {slot: tensor.clone() for slot, tensor in kept_by(self)}
-        handed = now | {slot: self.kept[slot].clone() for slot in kept}
+        handed = now | {slot: value.clone() for slot, value in instead.items()}
         object.__setattr__(self, "handed", handed)
         for (name, at), tensor in handed.items():
             if at == _ALONE:

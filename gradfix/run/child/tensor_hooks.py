@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from .custom import HOOK, Given, Known
+from .custom import HOOK
+from .functions import Given, Known
 from .saves import EVERYWHERE
 from .storages import address_of
 

@@ -21,6 +21,7 @@ from gradfix.rewrite.blocks import (
     right_operand,
 )
 from gradfix.rewrite.boundary import returns
+from gradfix.rewrite.held import outlives
 from gradfix.rewrite.liveness import dotted, live_after, parameters, reads, scope_of, sharing
 from gradfix.rewrite.loops import in_place_of
 from gradfix.rewrite.spelling import (
@@ -78,8 +79,9 @@ class OutOfPlace(Codemod):
     wrong. `y = y + a` computes the same value and leaves the old tensor to those who saved it.
 
     When not: where somebody else holds the same storage and is meant to see the write (a view, an alias, the
-    caller of a function, a module's buffer), where the tensor is a parameter that an optimizer holds, and for
-    writes into a part of a tensor: then clone before the write.
+    caller of a function, another object, what `state_dict()` gave): then save a copy where it is read. Where the
+    tensor is a parameter that an optimizer holds, and for writes into a part of a tensor: then clone before the
+    write.
     """
 
     kinds = ("stale-saved-tensor", "silent-overwrite", "leaf-write", "forbidden-view-write", "cut-graph")
@@ -125,7 +127,9 @@ y.sum().backward()
         leaf = leaf and not to_leaf_view(write, conflict)
         if leaf and (write.hidden or "." in write.name or _optimized(conflict, project)):
             return
-        rank = 2 if leaf else int(conflict.kind == "leaf-write")
+        rank = (
+            2 if leaf else int(conflict.kind == "leaf-write" or outlives(write.view, write.node, write.name))
+        )
         effect = FLOWS if write.hidden else NONE
         if write.hidden and (statement := _straight_through(write)) and _rebinds(write, conflict, project):
             yield _proposal(write, statement, NONE, rank, (), "keep its gradient")

@@ -11,6 +11,7 @@ import libcst as cst
 
 from gradfix.detect import Conflict
 from gradfix.edit import Project, View
+from gradfix.rewrite.held import held_elsewhere
 from gradfix.rewrite.liveness import (
     Sharing,
     declared,
@@ -181,6 +182,8 @@ def may_rebind(
     """
     shared = sharing(view, node, name)
     if any(live_after(view, node, alias) for alias in shared.names.difference(apart)):
+        return False
+    if held_elsewhere(name, stack, project):
         return False
     scope = scope_of(view, node)
     if shared.origin == "element":

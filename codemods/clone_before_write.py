@@ -13,7 +13,19 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View, exchange
 from gradfix.rewrite.blocks import assignment, copy, line, method
 from gradfix.rewrite.boundary import returns
-from gradfix.rewrite.liveness import dotted, live_after, parameters, reads, scope_of, shared_with, sharing
+from gradfix.rewrite.held import holders_of
+from gradfix.rewrite.hooked import handed_back
+from gradfix.rewrite.liveness import (
+    dotted,
+    live_after,
+    locals_of,
+    parameters,
+    reads,
+    scope_of,
+    shared_with,
+    sharing,
+    target_names,
+)
 from gradfix.rewrite.passed import Passed, passed
 from gradfix.rewrite.saved import operands_of, reads_of, what_was_saved
 from gradfix.rewrite.shown import only_shown
@@ -39,15 +51,15 @@ OWN = {"grad-output": ("a gradient", NONE), "input-changed": ("an input", KEPT)}
 class CloneBeforeWrite(Codemod):
     """Write into a copy, so that what backward needs stays as it was saved.
 
-    Why: an index write (`h[:, 0] = 1`, `out[idx] += v`, `h.scatter_(...)`) changes part of a tensor, and
-    there is no short way to say it out of place. `h = h.clone()` before it gives the write a tensor of its
-    own; autograd follows the clone and the write. Where a buffer is filled step by step (`states[t + 1] =
-    cell(x, states[t])`), what was saved is the view that was read: `states[t].clone()`. What lives in an attribute (a
-    running centre, a queue) may be held by others, who are to see the write: there, too, a copy is read. A
-    detached alias (`c = out.detach()`) shares its memory: `c = out.detach().clone()`. Where the alias is only shown or measured, this is
-    meant even if the loss takes the tensor behind the write: it takes the values as they were computed then. So do
-    an array (`out.detach().numpy()`) and the tensor that torch.from_numpy makes of one share it. The
-    gradient that a custom Function's backward, or a tensor's hook, is given belongs to other branches, too:
+    Why: an index write (`h[:, 0] = 1`, `out[idx] += v`, `h.scatter_(...)`) changes part of a tensor, and there is
+    no short way to say it out of place. `h = h.clone()` before it gives the write a tensor of its own; autograd
+    follows the clone and the write. Where a buffer is filled step by step (`states[t + 1] = cell(x, states[t])`),
+    what was saved is the view that was read: `states[t].clone()`. What lives in an attribute (a running centre, a
+    queue) may be held by others, who are to see the write: there, too, a copy is read. A detached alias (`c =
+    out.detach()`) shares its memory: `c = out.detach().clone()`. Where the alias is only shown or measured, this
+    is meant even if the loss takes the tensor behind the write: it takes the values as they were computed then. So
+    do an array (`out.detach().numpy()`) and the tensor that torch.from_numpy makes of one share it. The gradient
+    that a custom Function's backward, or a tensor's hook, is given belongs to other branches, too:
     `grad_output.clone()`.
 
     When not: where a whole tensor is overwritten (out of place says it shorter), where a name that is read
@@ -133,8 +145,14 @@ h.sum().backward()
         if conflict.record is not None:
             here = what_was_saved(conflict, project, write.view, write.node, write.name)
             saved = [(write.view, n) for n in here]
-            if not here or "." in write.name:
-                saved = reads_of(conflict, project, write.name) or saved
+            called = {write.name, *holders_of(conflict.write.stack, project)} - {""}
+            scope = scope_of(write.view, write.node)
+            own = isinstance(scope, cst.FunctionDef) and write.name in locals_of(scope)
+            own = own and all(
+                each.isidentifier() for each in called
+            )  # a variable's, which lives nowhere else
+            if (not here and not own) or "." in write.name:
+                saved = reads_of(conflict, project, called) or saved
         # an element of a buffer, or an attribute: it outlives the call, and others may hold it by another name
         buffer = bool(saved) and (
             isinstance(element_of(write), cst.Attribute)
@@ -155,6 +173,9 @@ h.sum().backward()
             if (edits := _value_first(write)) is not None:
                 said = f"write into a copy made behind the value's computation: `{code}`"
                 yield Proposal(said, effect, {write.view.path: edits}, rank + 1)
+        elif (back := handed_back(write, conflict)) is not None and (edits := _at_entry(write)):
+            said = f"a copy for the hook, which hands it back: `{write.name}.clone()`"
+            yield Proposal(said, NONE, {write.view.path: (*edits, back)}, rank)
         elif (edits := _before_view(write, conflict, project)) is not None:
             yield Proposal("clone before the view of it is taken", NONE, {write.view.path: edits}, 1)
         if saved:
@@ -280,12 +301,15 @@ def _arrays(conflict: Conflict, project: Project, write: Write | None, alone: Ef
     assert conflict.write is not None
     leaf = is_leaf(project, conflict.write.ref.storage)
     for view, call, stack in _exchanges(conflict, project, write):
-        code = " ".join(view.code(call).split())
+        code, small = " ".join(view.code(call).split()), view.small_statement(call)
         if function_of(call) in _OF_ARRAYS:
             edit = Replace(call, lambda n: method(cast(cst.BaseExpression, n), "clone"))
             yield Proposal(f"a tensor of its own: `{code}.clone()`", NONE, {view.path: (edit,)})
+            if isinstance(small, cst.Assign) and small.value is call:  # (it may be made once, and refilled)
+                called = frozenset().union(*(target_names(t.target) for t in small.targets))
+                if reads := reads_of(conflict, project, called):
+                    yield _saved_copies(reads, 1)
             continue
-        small = view.small_statement(call)
         if write is None or small is not write.small:
             edit = Replace(call, lambda n: method(cast(cst.BaseExpression, n), "copy"))
             yield Proposal(f"an array of its own: `{code}.copy()`", alone, {view.path: (edit,)})
@@ -356,6 +380,16 @@ def _before(write: Write, conflict: Conflict, project: Project) -> tuple[Edit, .
     root = cast(cst.BaseAssignTargetExpression, element_of(write))
     clone = assignment(root, method(copy(root), "clone"))
     return (*_insert(write.view, small, clone), *_undone(write))
+
+
+def _at_entry(write: Write) -> tuple[Edit, ...]:
+    """``h = h.clone()`` before whatever a function does with its parameter: who gets it from here gets the copy."""
+    function = scope_of(write.view, write.node)
+    if not isinstance(function, cst.FunctionDef):
+        return ()
+    first = next((s for s in function.body.body if write.name in reads(s)), None)
+    clone = assignment(cst.Name(write.name), method(cst.Name(write.name), "clone"))
+    return (Insert(first, before=(line(clone),)),) if isinstance(first, cst.BaseStatement) else ()
 
 
 def _from_previous(write: Write, conflict: Conflict, project: Project) -> tuple[Edit, ...] | None:

@@ -9,7 +9,7 @@ import libcst as cst
 
 from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Edit, Insert, Project, Replace
+from gradfix.edit import Edit, Project, Replace
 from gradfix.rewrite.blocks import (
     as_receiver,
     assignment,
@@ -20,9 +20,9 @@ from gradfix.rewrite.blocks import (
     of_torch,
     right_operand,
 )
-from gradfix.rewrite.boundary import returns
 from gradfix.rewrite.held import outlives
-from gradfix.rewrite.liveness import dotted, live_after, parameters, reads, scope_of, sharing
+from gradfix.rewrite.hooked import handed_back
+from gradfix.rewrite.liveness import dotted, live_after, reads, sharing
 from gradfix.rewrite.loops import in_place_of
 from gradfix.rewrite.spelling import (
     chain,
@@ -137,7 +137,7 @@ y.sum().backward()
         for statement, edits in _statements(write, conflict, project):
             if leaf and _cuts(cast(cst.Assign, statement).value, write.name):
                 continue  # what is bound anew would not require grad
-            if (back := _handed_back(write, conflict)) is not None:
+            if (back := handed_back(write, conflict)) is not None:
                 yield _proposal(write, statement, effect, rank, (*edits, back), "hand it back from the hook")
             yield _proposal(write, statement, effect, rank, edits)
         if conflict.kind == "forbidden-view-write":
@@ -148,21 +148,6 @@ y.sum().backward()
         if (edit := _dropped(write, conflict, project)) is not None:
             old = write.view.code(edit.node)
             yield Proposal(f"`{_short(old)}` out of place", NONE, {write.view.path: (edit,)}, rank)
-
-
-def _handed_back(write: Write, conflict: Conflict) -> Edit | None:
-    """The ``return`` of a forward hook that writes into the output it is given: what it returns takes that one's
-    place."""
-    scope = scope_of(write.view, write.node)
-    if not isinstance(scope, cst.FunctionDef) or [write.name] != parameters(scope)[2:][-1:] or returns(scope):
-        return None
-    stack = conflict.write.stack if conflict.write is not None else ()
-    call = write.view.call_at(stack[-2]) if len(stack) > 1 and stack[-2].file == write.view.path else None
-    if call is not None and function_of(call) == scope.name.value:
-        return None  # the program calls it itself
-    if not isinstance(scope.body, cst.IndentedBlock):
-        return None
-    return Insert(scope.body.body[-1], after=(line(cst.Return(cst.Name(write.name))),))
 
 
 def _second_order(write: Write, conflict: Conflict, project: Project) -> Iterator[Proposal]:

@@ -15,14 +15,16 @@ from gradfix.tape import Mutate, Stack
 Holder = tuple[str, str, int]
 
 
-def held_elsewhere(name: str, stack: Stack, project: Project) -> bool:
+def held_elsewhere(name: str, stack: Stack, project: Project, outer: bool = False) -> bool:
     """Whether the run saw the tensor of `name`, which is written at `stack`, somewhere else as well, where it may be
-    read after the write: in an attribute, in a container, or under the name of a calling function."""
+    read after the write: in an attribute, in a container, or under the name of a calling function. (`outer`: that is
+    a variable of an outer function's or a global, and bound anew for all.)"""
     return any(
         _read_later(holder, stack, project)
         for event in project.tape.events
         if isinstance(event, Mutate) and event.holders and event.stack == stack
         for holder in _others(event.holders, name)
+        if not (outer and holder[1] == name)
     )
 
 

@@ -9,7 +9,6 @@ import libcst as cst
 
 from gradfix.detect import Conflict
 from gradfix.edit import Project, View
-from gradfix.rewrite.held import holders_of
 from gradfix.rewrite.liveness import scope_of, shared_with, sharing
 from gradfix.rewrite.spelling import descendants
 from gradfix.tape import Stack
@@ -43,13 +42,12 @@ def what_was_saved(
     return ()
 
 
-def reads_of(conflict: Conflict, project: Project, name: str) -> tuple[tuple[View, cst.BaseExpression], ...]:
-    """The operands by which the tensor that is written as `name`, and lives in an attribute or an item, was read into
-    the graph, in whatever function: told by the attributes and variables that the run saw it in."""
+def reads_of(
+    conflict: Conflict, project: Project, called: Collection[str]
+) -> tuple[tuple[View, cst.BaseExpression], ...]:
+    """The operands by which the tensor that is written was read into the graph, in whatever function; `called` are the
+    attributes, items and variables that hold it."""
     assert conflict.write is not None
-    called = {name, *holders_of(conflict.write.stack, project)} - {""}
-    if all(each.isidentifier() for each in called):
-        return ()  # (a variable's tensor, which lives nowhere else)
     tails = {_tail(each) for each in called}
     found: list[tuple[View, cst.BaseExpression]] = []
     for each in (conflict, *conflict.also):

@@ -183,9 +183,10 @@ def may_rebind(
     shared = sharing(view, node, name)
     if any(live_after(view, node, alias) for alias in shared.names.difference(apart)):
         return False
-    if held_elsewhere(name, stack, project):
-        return False
     scope = scope_of(view, node)
+    outer = isinstance(scope, cst.FunctionDef) and name in declared(scope)
+    if held_elsewhere(name, stack, project, outer):
+        return False
     if shared.origin == "element":
         return False
     if "." in name or not isinstance(scope, cst.FunctionDef):

@@ -13,7 +13,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View, exchange
 from gradfix.rewrite.blocks import assignment, copy, line, method
 from gradfix.rewrite.boundary import returns
-from gradfix.rewrite.held import holders_of
+from gradfix.rewrite.held import holders_of, outlives
 from gradfix.rewrite.hooked import handed_back
 from gradfix.rewrite.liveness import (
     dotted,
@@ -133,26 +133,19 @@ h.sum().backward()
         if write is None:
             yield from _at_module(conflict, project)
             return
-        if of_container(write, project):
-            return
+        saved = _reads(conflict, project, write)
+        # a new value behind autograd's back: what is cloned and then overwritten keeps no part in the graph
+        behind = write.form == "data" or (write.hidden and write.whole and "copy_" in conflict.write.op)
+        if behind or of_container(write, project):
+            if saved and outlives(write.view, write.node, write.name):
+                yield _saved_copies(saved, 0)
+            if of_container(write, project):
+                return
         alias = detached_alias(write.view, write.node, write.name) if write.name else None
         if alias is not None:
             yield _at_alias(write, alias, alone)
-        # a new value behind autograd's back: what is cloned and then overwritten keeps no part in the graph
-        if write.form == "data" or (write.hidden and write.whole and "copy_" in conflict.write.op):
+        if behind:
             return
-        saved: Sequence[tuple[View, cst.BaseExpression]] = ()
-        if conflict.record is not None:
-            here = what_was_saved(conflict, project, write.view, write.node, write.name)
-            saved = [(write.view, n) for n in here]
-            called = {write.name, *holders_of(conflict.write.stack, project)} - {""}
-            scope = scope_of(write.view, write.node)
-            own = isinstance(scope, cst.FunctionDef) and write.name in locals_of(scope)
-            own = own and all(
-                each.isidentifier() for each in called
-            )  # a variable's, which lives nowhere else
-            if (not here and not own) or "." in write.name:
-                saved = reads_of(conflict, project, called) or saved
         # an element of a buffer, or an attribute: it outlives the call, and others may hold it by another name
         buffer = bool(saved) and (
             isinstance(element_of(write), cst.Attribute)
@@ -180,6 +173,21 @@ h.sum().backward()
             yield Proposal("clone before the view of it is taken", NONE, {write.view.path: edits}, 1)
         if saved:
             yield _saved_copies(saved, 0 if buffer else 2)
+
+
+def _reads(conflict: Conflict, project: Project, write: Write) -> Sequence[tuple[View, cst.BaseExpression]]:
+    """Where what is written was read into the graph: in the function of the write, or, where others have the tensor as
+    well, anywhere."""
+    if conflict.record is None or conflict.write is None:
+        return ()
+    view, scope = write.view, scope_of(write.view, write.node)
+    here = [(view, n) for n in what_was_saved(conflict, project, view, write.node, write.name)]
+    called = {write.name, *holders_of(conflict.write.stack, project)} - {""}
+    local = isinstance(scope, cst.FunctionDef) and write.name in locals_of(scope)
+    alone = local and all(each.isidentifier() for each in called)
+    if (here or alone) and "." not in write.name:
+        return here
+    return reads_of(conflict, project, called) or here
 
 
 def _is_shown(write: Write | None, conflict: Conflict, project: Project) -> bool:

@@ -20,7 +20,7 @@ from gradfix.rewrite.blocks import (
     of_torch,
     right_operand,
 )
-from gradfix.rewrite.held import outlives
+from gradfix.rewrite.held import held_elsewhere, outlives
 from gradfix.rewrite.hooked import handed_back
 from gradfix.rewrite.liveness import dotted, live_after, reads, sharing
 from gradfix.rewrite.loops import in_place_of
@@ -39,6 +39,7 @@ from gradfix.rewrite.spelling import (
 from gradfix.rewrite.statements import units
 from gradfix.rewrite.tensors import detached_alias, is_leaf, is_list, is_mask, of_container
 from gradfix.rewrite.writes import Write, everything, may_rebind, to_leaf_view, write_of
+from gradfix.tape import Stack
 from gradfix.wording import name
 
 FLOWS = Effect("adds-gradient", "the write is part of the graph and the gradient flows through it")
@@ -143,7 +144,7 @@ y.sum().backward()
         if conflict.kind == "forbidden-view-write":
             for statement, edits in _bound_anew(write):
                 yield from _rows(write, statement, rank, edits)
-        if (built := _rebuilt(write)) is not None and not leaf:
+        if (built := _rebuilt(write)) is not None and not leaf and not _items_held(write, conflict, project):
             yield _of_list(write, *built, effect, rank)
         if (edit := _dropped(write, conflict, project)) is not None:
             old = write.view.code(edit.node)
@@ -234,8 +235,11 @@ def _rebinds(write: Write, conflict: Conflict, project: Project) -> bool:
         return not any(live_after(write.view, write.node, alias) for alias in shared.names)
     if detached_alias(write.view, write.node, write.name):
         return True
-    stack = conflict.write.stack if conflict.write else ()
-    return may_rebind(write.view, write.node, write.name, stack, project)
+    return may_rebind(write.view, write.node, write.name, _stack(conflict), project)
+
+
+def _stack(conflict: Conflict) -> Stack:
+    return conflict.write.stack if conflict.write else ()
 
 
 def _statements(
@@ -244,7 +248,10 @@ def _statements(
     """Statements that bind the written name to a new tensor, in place of a write that is a statement; with `any_name`
     whoever else holds the tensor."""
     item = any_name and isinstance(write.target, cst.Subscript)
-    if isinstance(write.node, cst.AugAssign) and (item or of_container(write, project)):
+    container = isinstance(write.node, cst.AugAssign) and of_container(write, project)
+    if container and not any_name and held_elsewhere(write.name, _stack(conflict), project):
+        return
+    if isinstance(write.node, cst.AugAssign) and (item or container):
         operator = _BINARY[type(write.node.operator)]()
         yield assignment(write.node.target, _binary(write.node.target, operator, write.node.value)), ()
         return
@@ -422,6 +429,13 @@ def _rebuilt(write: Write) -> tuple[Replace, cst.BaseStatement] | None:
         trailing_whitespace=line.trailing_whitespace,
     )
     return Replace(loop, lambda _: new), new
+
+
+def _items_held(write: Write, conflict: Conflict, project: Project) -> bool:
+    """Whether the elements of the list that a loop goes through are held elsewhere, too."""
+    loop = write.view.loop(write.node)
+    source = _iterated(loop, write.name) if isinstance(loop, cst.For) else None
+    return source is not None and held_elsewhere(dotted(source), _stack(conflict), project)
 
 
 def _value(write: Write) -> cst.BaseExpression | None:

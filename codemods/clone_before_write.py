@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -13,8 +13,21 @@ from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View, exchange
 from gradfix.rewrite.blocks import assignment, copy, line, method
 from gradfix.rewrite.boundary import returns
-from gradfix.rewrite.liveness import dotted, live_after, parameters, reads, scope_of, shared_with, sharing
+from gradfix.rewrite.held import holders_of, outlives
+from gradfix.rewrite.hooked import handed_back
+from gradfix.rewrite.liveness import (
+    dotted,
+    live_after,
+    locals_of,
+    parameters,
+    reads,
+    scope_of,
+    shared_with,
+    sharing,
+    target_names,
+)
 from gradfix.rewrite.passed import Passed, passed
+from gradfix.rewrite.saved import operands_of, reads_of, what_was_saved
 from gradfix.rewrite.shown import only_shown
 from gradfix.rewrite.spelling import descendants, function_of, peeled, undone_data, unused
 from gradfix.rewrite.tensors import detached_alias, element_of, is_leaf, of_container
@@ -38,14 +51,15 @@ OWN = {"grad-output": ("a gradient", NONE), "input-changed": ("an input", KEPT)}
 class CloneBeforeWrite(Codemod):
     """Write into a copy, so that what backward needs stays as it was saved.
 
-    Why: an index write (`h[:, 0] = 1`, `out[idx] += v`, `h.scatter_(...)`) changes part of a tensor, and
-    there is no short way to say it out of place. `h = h.clone()` before it gives the write a tensor of its
-    own; autograd follows the clone and the write. Where a buffer is filled step by step (`states[t + 1] =
-    cell(x, states[t])`), what was saved is the view that was read: `states[t].clone()`. A detached alias (`c
-    = out.detach()`) shares its memory: `c = out.detach().clone()`. Where the alias is only shown or measured, this is
-    meant even if the loss takes the tensor behind the write: it takes the values as they were computed then. So do
-    an array (`out.detach().numpy()`) and the tensor that torch.from_numpy makes of one share it. The
-    gradient that a custom Function's backward, or a tensor's hook, is given belongs to other branches, too:
+    Why: an index write (`h[:, 0] = 1`, `out[idx] += v`, `h.scatter_(...)`) changes part of a tensor, and there is
+    no short way to say it out of place. `h = h.clone()` before it gives the write a tensor of its own; autograd
+    follows the clone and the write. Where a buffer is filled step by step (`states[t + 1] = cell(x, states[t])`),
+    what was saved is the view that was read: `states[t].clone()`. What lives in an attribute (a running centre, a
+    queue) may be held by others, who are to see the write: there, too, a copy is read. A detached alias (`c =
+    out.detach()`) shares its memory: `c = out.detach().clone()`. Where the alias is only shown or measured, this
+    is meant even if the loss takes the tensor behind the write: it takes the values as they were computed then. So
+    do an array (`out.detach().numpy()`) and the tensor that torch.from_numpy makes of one share it. The gradient
+    that a custom Function's backward, or a tensor's hook, is given belongs to other branches, too:
     `grad_output.clone()`.
 
     When not: where a whole tensor is overwritten (out of place says it shorter), where a name that is read
@@ -119,20 +133,23 @@ h.sum().backward()
         if write is None:
             yield from _at_module(conflict, project)
             return
-        if of_container(write, project):
-            return
+        saved = _reads(conflict, project, write)
+        # a new value behind autograd's back: what is cloned and then overwritten keeps no part in the graph
+        behind = write.form == "data" or (write.hidden and write.whole and "copy_" in conflict.write.op)
+        if behind or of_container(write, project):
+            if saved and outlives(write.view, write.node, write.name):
+                yield _saved_copies(saved, 0)
+            if of_container(write, project):
+                return
         alias = detached_alias(write.view, write.node, write.name) if write.name else None
         if alias is not None:
             yield _at_alias(write, alias, alone)
-        # a new value behind autograd's back: what is cloned and then overwritten keeps no part in the graph
-        if write.form == "data" or (write.hidden and write.whole and "copy_" in conflict.write.op):
+        if behind:
             return
-        saved: tuple[cst.BaseExpression, ...] = ()
-        if conflict.record is not None:
-            saved = _what_was_saved(conflict, project, write.view, write.node, write.name)
         # an element of a buffer, or an attribute: it outlives the call, and others may hold it by another name
         buffer = bool(saved) and (
-            isinstance(element_of(write), cst.Attribute) or any(isinstance(n, cst.Subscript) for n in saved)
+            isinstance(element_of(write), cst.Attribute)
+            or any(isinstance(n, cst.Subscript) for _, n in saved)
         )
         rank = (
             1
@@ -149,10 +166,28 @@ h.sum().backward()
             if (edits := _value_first(write)) is not None:
                 said = f"write into a copy made behind the value's computation: `{code}`"
                 yield Proposal(said, effect, {write.view.path: edits}, rank + 1)
+        elif (back := handed_back(write, conflict)) is not None and (edits := _at_entry(write)):
+            said = f"a copy for the hook, which hands it back: `{write.name}.clone()`"
+            yield Proposal(said, NONE, {write.view.path: (*edits, back)}, rank)
         elif (edits := _before_view(write, conflict, project)) is not None:
             yield Proposal("clone before the view of it is taken", NONE, {write.view.path: edits}, 1)
         if saved:
-            yield _saved_copies(write.view, saved, 0 if buffer else 2)
+            yield _saved_copies(saved, 0 if buffer else 2)
+
+
+def _reads(conflict: Conflict, project: Project, write: Write) -> Sequence[tuple[View, cst.BaseExpression]]:
+    """Where what is written was read into the graph: in the function of the write, or, where others have the tensor as
+    well, anywhere."""
+    if conflict.record is None or conflict.write is None:
+        return ()
+    view, scope = write.view, scope_of(write.view, write.node)
+    here = [(view, n) for n in what_was_saved(conflict, project, view, write.node, write.name)]
+    called = {write.name, *holders_of(conflict.write.stack, project)} - {""}
+    local = isinstance(scope, cst.FunctionDef) and write.name in locals_of(scope)
+    alone = local and all(each.isidentifier() for each in called)
+    if (here or alone) and "." not in write.name:
+        return here
+    return reads_of(conflict, project, called) or here
 
 
 def _is_shown(write: Write | None, conflict: Conflict, project: Project) -> bool:
@@ -237,12 +272,11 @@ def _at_caller(one: Passed, project: Project) -> Iterator[Proposal]:
         if "." not in one.name:
             yield Proposal(summary, NONE, {view.path: _insert(view, small, clone)}, 1)
     if one.result:
-        yield _saved_copies(view, (cast(cst.BaseExpression, one.saving),), 2)
+        yield _saved_copies([(view, cast(cst.BaseExpression, one.saving))], 2)
     else:
         names = {one.name} | sharing(view, one.call, one.name).names
-        operands = tuple(_operands(one.saving, names))
-        if operands:
-            yield _saved_copies(view, operands, 2)
+        if operands := [(view, n) for n in operands_of(one.saving, names)]:
+            yield _saved_copies(operands, 2)
 
 
 def _at_module(conflict: Conflict, project: Project) -> Iterator[Proposal]:
@@ -275,12 +309,15 @@ def _arrays(conflict: Conflict, project: Project, write: Write | None, alone: Ef
     assert conflict.write is not None
     leaf = is_leaf(project, conflict.write.ref.storage)
     for view, call, stack in _exchanges(conflict, project, write):
-        code = " ".join(view.code(call).split())
+        code, small = " ".join(view.code(call).split()), view.small_statement(call)
         if function_of(call) in _OF_ARRAYS:
             edit = Replace(call, lambda n: method(cast(cst.BaseExpression, n), "clone"))
             yield Proposal(f"a tensor of its own: `{code}.clone()`", NONE, {view.path: (edit,)})
+            if isinstance(small, cst.Assign) and small.value is call:  # (it may be made once, and refilled)
+                called = frozenset().union(*(target_names(t.target) for t in small.targets))
+                if reads := reads_of(conflict, project, called):
+                    yield _saved_copies(reads, 1)
             continue
-        small = view.small_statement(call)
         if write is None or small is not write.small:
             edit = Replace(call, lambda n: method(cast(cst.BaseExpression, n), "copy"))
             yield Proposal(f"an array of its own: `{code}.copy()`", alone, {view.path: (edit,)})
@@ -292,8 +329,8 @@ def _arrays(conflict: Conflict, project: Project, write: Write | None, alone: Ef
             clone = assignment(cast(cst.BaseAssignTargetExpression, root), method(copy(root), "clone"))
             summary = f"write into a copy: `{name}.clone()`"
             yield Proposal(summary, NONE, {view.path: _insert(view, small, clone)}, 1)
-        if saved := _what_was_saved(conflict, project, view, call, name):
-            yield _saved_copies(view, saved, 2)
+        if saved := what_was_saved(conflict, project, view, call, name):
+            yield _saved_copies([(view, n) for n in saved], 2)
 
 
 def _exchanges(
@@ -351,6 +388,16 @@ def _before(write: Write, conflict: Conflict, project: Project) -> tuple[Edit, .
     root = cast(cst.BaseAssignTargetExpression, element_of(write))
     clone = assignment(root, method(copy(root), "clone"))
     return (*_insert(write.view, small, clone), *_undone(write))
+
+
+def _at_entry(write: Write) -> tuple[Edit, ...]:
+    """``h = h.clone()`` before whatever a function does with its parameter: who gets it from here gets the copy."""
+    function = scope_of(write.view, write.node)
+    if not isinstance(function, cst.FunctionDef):
+        return ()
+    first = next((s for s in function.body.body if write.name in reads(s)), None)
+    clone = assignment(cst.Name(write.name), method(cst.Name(write.name), "clone"))
+    return (Insert(first, before=(line(clone),)),) if isinstance(first, cst.BaseStatement) else ()
 
 
 def _from_previous(write: Write, conflict: Conflict, project: Project) -> tuple[Edit, ...] | None:
@@ -424,68 +471,11 @@ def _before_view(write: Write, conflict: Conflict, project: Project) -> tuple[Ed
     return None
 
 
-def _what_was_saved(
-    conflict: Conflict, project: Project, view: View, at: cst.CSTNode, name: str
-) -> tuple[cst.BaseExpression, ...]:
-    """The expressions whose value was saved, in the function of the node `at`, which writes (or hands out) what
-    `name` is: what the saving op made, or those of its operands that share the written tensor's storage."""
-    assert conflict.record is not None
-    record = conflict.record
-    scope = scope_of(view, at)
-    for site in reversed(record.stack):
-        found = project.node(site)
-        if found is None or found[0] is not view:
-            continue
-        if scope_of(*found) is not scope and not _same_object(view, found[1], at, name):
-            continue
-        node = found[1].value if isinstance(found[1], cst.Expr) else found[1]
-        if (
-            conflict.ref is not None
-            and record.output is not None
-            and record.output.storage == conflict.ref.storage
-        ):
-            made = isinstance(node, cst.Call | cst.BinaryOperation) and not any(
-                x is node for x in (at, *view.ancestors(at))
-            )
-            return (cast(cst.BaseExpression, node),) if made else ()
-        return tuple(_operands(node, {name} | sharing(view, at, name).names)) if name else ()
-    return ()
-
-
-def _same_object(view: View, one: cst.CSTNode, other: cst.CSTNode, name: str) -> bool:
-    """Whether `name` is an attribute of the object whose methods both nodes stand in: the same tensor in both."""
-    homes = [view.enclosing(n, cst.ClassDef) for n in (one, other)]
-    return name.startswith("self.") and homes[0] is not None and homes[0] is homes[1]
-
-
-def _operands(node: cst.CSTNode, names: set[str]) -> Iterator[cst.BaseExpression]:
-    """The outermost operands and arguments in `node` that share a storage with one of `names`."""
-    for child in _values(node):
-        if shared_with(child) & names and not isinstance(node, cst.Subscript):
-            yield child
-        else:
-            yield from _operands(child, names)
-
-
-def _values(node: cst.CSTNode) -> Iterator[cst.BaseExpression]:
-    if isinstance(node, cst.Call):
-        if isinstance(node.func, cst.Attribute):
-            yield node.func.value
-        yield from (a.value for a in node.args if not a.star)
-    elif isinstance(node, cst.BinaryOperation):
-        yield from (node.left, node.right)
-    elif isinstance(node, cst.UnaryOperation):
-        yield node.expression
-    elif isinstance(node, cst.List | cst.Tuple):
-        yield from (e.value for e in node.elements if isinstance(e, cst.Element))
-    elif isinstance(node, cst.Attribute) or (
-        isinstance(node, cst.Assign | cst.AugAssign) and node.value is not None
-    ):
-        yield node.value
-
-
-def _saved_copies(view: View, saved: tuple[cst.BaseExpression, ...], rank: int) -> Proposal:
-    edits = tuple(Replace(n, lambda now: method(cast(cst.BaseExpression, now), "clone")) for n in saved)
-    code = " ".join(view.code(saved[0]).split())
+def _saved_copies(saved: Sequence[tuple[View, cst.BaseExpression]], rank: int) -> Proposal:
+    edits: dict[str, tuple[Edit, ...]] = {}
+    for view, each in saved:
+        edit = Replace(each, lambda now: method(cast(cst.BaseExpression, now), "clone"))
+        edits[view.path] = (*edits.get(view.path, ()), edit)
+    code = " ".join(saved[0][0].code(saved[0][1]).split())
     short = code if len(code) < 50 else "…" + code[-40:]
-    return Proposal(f"save a copy: `{short}.clone()`", NONE, {view.path: edits}, rank)
+    return Proposal(f"save a copy: `{short}.clone()`", NONE, edits, rank)

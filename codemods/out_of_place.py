@@ -9,7 +9,7 @@ import libcst as cst
 
 from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Edit, Insert, Project, Replace
+from gradfix.edit import Edit, Project, Replace
 from gradfix.rewrite.blocks import (
     as_receiver,
     assignment,
@@ -20,8 +20,9 @@ from gradfix.rewrite.blocks import (
     of_torch,
     right_operand,
 )
-from gradfix.rewrite.boundary import returns
-from gradfix.rewrite.liveness import dotted, live_after, parameters, reads, scope_of, sharing
+from gradfix.rewrite.held import held_elsewhere, outlives
+from gradfix.rewrite.hooked import handed_back
+from gradfix.rewrite.liveness import dotted, live_after, reads, sharing
 from gradfix.rewrite.loops import in_place_of
 from gradfix.rewrite.spelling import (
     chain,
@@ -38,6 +39,7 @@ from gradfix.rewrite.spelling import (
 from gradfix.rewrite.statements import units
 from gradfix.rewrite.tensors import detached_alias, is_leaf, is_list, is_mask, of_container
 from gradfix.rewrite.writes import Write, everything, may_rebind, to_leaf_view, write_of
+from gradfix.tape import Stack
 from gradfix.wording import name
 
 FLOWS = Effect("adds-gradient", "the write is part of the graph and the gradient flows through it")
@@ -78,8 +80,9 @@ class OutOfPlace(Codemod):
     wrong. `y = y + a` computes the same value and leaves the old tensor to those who saved it.
 
     When not: where somebody else holds the same storage and is meant to see the write (a view, an alias, the
-    caller of a function, a module's buffer), where the tensor is a parameter that an optimizer holds, and for
-    writes into a part of a tensor: then clone before the write.
+    caller of a function, another object, what `state_dict()` gave): then save a copy where it is read. Where the
+    tensor is a parameter that an optimizer holds, and for writes into a part of a tensor: then clone before the
+    write.
     """
 
     kinds = ("stale-saved-tensor", "silent-overwrite", "leaf-write", "forbidden-view-write", "cut-graph")
@@ -125,7 +128,9 @@ y.sum().backward()
         leaf = leaf and not to_leaf_view(write, conflict)
         if leaf and (write.hidden or "." in write.name or _optimized(conflict, project)):
             return
-        rank = 2 if leaf else int(conflict.kind == "leaf-write")
+        rank = (
+            2 if leaf else int(conflict.kind == "leaf-write" or outlives(write.view, write.node, write.name))
+        )
         effect = FLOWS if write.hidden else NONE
         if write.hidden and (statement := _straight_through(write)) and _rebinds(write, conflict, project):
             yield _proposal(write, statement, NONE, rank, (), "keep its gradient")
@@ -133,32 +138,17 @@ y.sum().backward()
         for statement, edits in _statements(write, conflict, project):
             if leaf and _cuts(cast(cst.Assign, statement).value, write.name):
                 continue  # what is bound anew would not require grad
-            if (back := _handed_back(write, conflict)) is not None:
+            if (back := handed_back(write, conflict)) is not None:
                 yield _proposal(write, statement, effect, rank, (*edits, back), "hand it back from the hook")
             yield _proposal(write, statement, effect, rank, edits)
         if conflict.kind == "forbidden-view-write":
             for statement, edits in _bound_anew(write):
                 yield from _rows(write, statement, rank, edits)
-        if (built := _rebuilt(write)) is not None and not leaf:
+        if (built := _rebuilt(write)) is not None and not leaf and not _items_held(write, conflict, project):
             yield _of_list(write, *built, effect, rank)
         if (edit := _dropped(write, conflict, project)) is not None:
             old = write.view.code(edit.node)
             yield Proposal(f"`{_short(old)}` out of place", NONE, {write.view.path: (edit,)}, rank)
-
-
-def _handed_back(write: Write, conflict: Conflict) -> Edit | None:
-    """The ``return`` of a forward hook that writes into the output it is given: what it returns takes that one's
-    place."""
-    scope = scope_of(write.view, write.node)
-    if not isinstance(scope, cst.FunctionDef) or [write.name] != parameters(scope)[2:][-1:] or returns(scope):
-        return None
-    stack = conflict.write.stack if conflict.write is not None else ()
-    call = write.view.call_at(stack[-2]) if len(stack) > 1 and stack[-2].file == write.view.path else None
-    if call is not None and function_of(call) == scope.name.value:
-        return None  # the program calls it itself
-    if not isinstance(scope.body, cst.IndentedBlock):
-        return None
-    return Insert(scope.body.body[-1], after=(line(cst.Return(cst.Name(write.name))),))
 
 
 def _second_order(write: Write, conflict: Conflict, project: Project) -> Iterator[Proposal]:
@@ -245,8 +235,11 @@ def _rebinds(write: Write, conflict: Conflict, project: Project) -> bool:
         return not any(live_after(write.view, write.node, alias) for alias in shared.names)
     if detached_alias(write.view, write.node, write.name):
         return True
-    stack = conflict.write.stack if conflict.write else ()
-    return may_rebind(write.view, write.node, write.name, stack, project)
+    return may_rebind(write.view, write.node, write.name, _stack(conflict), project)
+
+
+def _stack(conflict: Conflict) -> Stack:
+    return conflict.write.stack if conflict.write else ()
 
 
 def _statements(
@@ -255,7 +248,10 @@ def _statements(
     """Statements that bind the written name to a new tensor, in place of a write that is a statement; with `any_name`
     whoever else holds the tensor."""
     item = any_name and isinstance(write.target, cst.Subscript)
-    if isinstance(write.node, cst.AugAssign) and (item or of_container(write, project)):
+    container = isinstance(write.node, cst.AugAssign) and of_container(write, project)
+    if container and not any_name and held_elsewhere(write.name, _stack(conflict), project):
+        return
+    if isinstance(write.node, cst.AugAssign) and (item or container):
         operator = _BINARY[type(write.node.operator)]()
         yield assignment(write.node.target, _binary(write.node.target, operator, write.node.value)), ()
         return
@@ -433,6 +429,13 @@ def _rebuilt(write: Write) -> tuple[Replace, cst.BaseStatement] | None:
         trailing_whitespace=line.trailing_whitespace,
     )
     return Replace(loop, lambda _: new), new
+
+
+def _items_held(write: Write, conflict: Conflict, project: Project) -> bool:
+    """Whether the elements of the list that a loop goes through are held elsewhere, too."""
+    loop = write.view.loop(write.node)
+    source = _iterated(loop, write.name) if isinstance(loop, cst.For) else None
+    return source is not None and held_elsewhere(dotted(source), _stack(conflict), project)
 
 
 def _value(write: Write) -> cst.BaseExpression | None:

@@ -91,15 +91,14 @@ class Record(Event):
 class Mutate(Event):
     """An op wrote into a storage; `ref` carries the version after the write.
 
-    `counted` is False where PyTorch's version counter did not move (``.data``, a NumPy alias, a fused
-    optimizer). `how` says by what route it came: ``""`` an op on the tensor itself, ``data`` through
-    ``.data``, ``numpy`` a NumPy alias, ``detach`` through a detached alias, ``set_data`` for ``x.data = y``,
-    ``module`` a torch.nn module called with ``inplace=True`` or max_norm, ``alias`` an update of a leaf under one of
-    several names, or as an element of a list, which the recorder gave a new tensor.
-    `optimizer` is the number of the optimizer in whose step() it happened, else None.
-    `refused` is PyTorch's own error sentence where a plain run would have raised here (leaf write, forbidden
-    view write) and the recorder let the write through.
-    `module` names the torch.nn module whose forward did the write (``net.2``), where there is one.
+    `counted` is False where PyTorch's version counter did not move (``.data``, a NumPy alias, a fused optimizer). `how`
+    says by what route it came: ``""`` an op on the tensor itself, ``data`` through ``.data``, ``numpy`` a NumPy alias,
+    ``detach`` through a detached alias, ``set_data`` for ``x.data = y``, ``module`` a torch.nn module called with
+    ``inplace=True`` or max_norm, ``alias`` an update of a leaf under one of several names, or as an element of a list,
+    which the recorder gave a new tensor. `optimizer` is the number of the optimizer in whose step() it happened.
+    `refused` is PyTorch's own error sentence where a plain run would have raised here (leaf write, forbidden view
+    write) and the recorder let the write through. `module` names the torch.nn module whose forward did the write.
+    `holders` have the tensor: what the innermost frame calls each, what an outer one does, how many frames outwards.
     """
 
     op: str
@@ -109,6 +108,7 @@ class Mutate(Event):
     optimizer: int | None = None
     refused: str = ""
     module: str = ""
+    holders: tuple[tuple[str, str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import libcst as cst
 
 from gradfix.detect import Conflict
 from gradfix.edit import Project, View
+from gradfix.rewrite.held import held_elsewhere
 from gradfix.rewrite.liveness import (
     Sharing,
     declared,
@@ -183,6 +184,9 @@ def may_rebind(
     if any(live_after(view, node, alias) for alias in shared.names.difference(apart)):
         return False
     scope = scope_of(view, node)
+    outer = isinstance(scope, cst.FunctionDef) and name in declared(scope)
+    if held_elsewhere(name, stack, project, outer):
+        return False
     if shared.origin == "element":
         return False
     if "." in name or not isinstance(scope, cst.FunctionDef):

@@ -63,7 +63,7 @@ class Names:
             if self._sites.is_user(frame.f_code) and frame.f_code.co_name not in _COMPREHENSIONS:
                 seen: set[int] = set()
                 passing = self.loop_variables(frame.f_code) | _gathered(frame.f_code)
-                for name, value in sorted(_variables(frame), key=lambda held: held[0] in passing):
+                for name, value in sorted(variables_of(frame), key=lambda held: held[0] in passing):
                     handed = isinstance(value, torch.optim.Optimizer) and self._is_handed(frame, name, value)
                     self._visit(name, value, _Place(handed or name in passing, depth), 0, seen)
                 depth += 1
@@ -77,7 +77,7 @@ class Names:
             return ""
         address = address_of(tensor)
         near = ""
-        for name, value in _variables(frame):
+        for name, value in variables_of(frame):
             if isinstance(value, torch.Tensor):
                 if value is tensor:
                     return name
@@ -165,7 +165,7 @@ class Names:
             for key, item in list(value.items()):
                 if isinstance(key, (str, int)):
                     self._visit(f"{name}[{key!r}]", item, place, depth + 1, seen)
-        elif _is_plain_object(value):
+        elif is_plain_object(value):
             for key, item in list(vars(value).items()):
                 self._visit(f"{name}.{key}", item, place, depth + 1, seen)
 
@@ -258,13 +258,14 @@ def _bound_by_for(code: CodeType) -> Iterator[str]:
             awaited = 0
 
 
-def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
+def variables_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """The variables of a frame and what they hold, modules and classes left out."""
     for name, value in list(frame.f_locals.items()):
         if not name.startswith("__") and name.isidentifier() and not isinstance(value, (ModuleType, type)):
             yield name, value
 
 
-def _is_plain_object(value: Any) -> bool:
+def is_plain_object(value: Any) -> bool:
     """An object of a class of the user's, with attributes to look into."""
     module = type(value).__module__ or ""
     if module.split(".")[0] in (

@@ -33,6 +33,7 @@ from .engine import FREED, Engine
 from .frozen import Frozen
 from .gradients import FULL, Gradients
 from .gradmode import GradMode
+from .holding import Holding
 from .kept import Kept
 from .later import more_terms
 from .leaves import Leaves
@@ -82,6 +83,7 @@ class Recorder:
         self.saves.lost = self._lost
         self.calls = Calls(self.clock)
         self.names = Names(self.sites, self.storages)
+        self.holding = Holding(self.sites)
         self.tape = TapeWriter(emit, self.sites, self.storages)
         self.leaves = Leaves(self.storages, self.tape, self.clock)
         self.aliases = Aliases(self)
@@ -300,6 +302,9 @@ class Recorder:
                 how = how or "module"
         if not counted:
             fields["counted"] = False
+        looks = frame is not None and threatens and optimizer is None and how != "module"
+        if looks and (holders := self.holding.of(tensor, frame, stack)):
+            fields["holders"] = holders
         for key, value in (("how", how), ("refused", refused)):
             if value:
                 fields[key] = value

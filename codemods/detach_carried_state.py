@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import libcst as cst
 
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
+from gradfix.detect.averages import averages
 from gradfix.detect.parameters import differentiated_by
 from gradfix.edit import Edit, Project, View
 from gradfix.graph import Crossing
@@ -35,6 +37,7 @@ from gradfix.verdict import Effect
 
 DATA = Effect("cut-round", "what is stored is data: no gradient flows through it; its values stay the same")
 ROUND = Effect("cut-round", "no gradient flows into an earlier pass; the values carried over stay the same")
+AVERAGE = 6  # the rank of what is done to the averages of parameters
 
 
 class DetachCarriedState(Codemod):
@@ -88,6 +91,13 @@ for x in torch.randn(3, 4, 3):
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        # (of an average of parameters, which is no state, average-under-no-grad leaves nothing attached)
+        behind = AVERAGE if averages(project.graph, (conflict,)) else 0
+        for proposal in cls._found(conflict, project):
+            yield replace(proposal, rank=proposal.rank + behind)
+
+    @classmethod
+    def _found(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         if conflict.backward is None:
             return
         backward = conflict.backward

@@ -14,6 +14,7 @@ from gradfix.detect.averages import averages
 from gradfix.detect.parameters import differentiated_by
 from gradfix.edit import Edit, Project, View
 from gradfix.graph import Crossing
+from gradfix.rewrite.averaged import begun_without, made_without
 from gradfix.rewrite.boundary import LEAVES, detach, frame, gather, meeting, rebinding, shape_of
 from gradfix.rewrite.calls import drop_carried_retain
 from gradfix.rewrite.carried import Carried, carried, entries, made_outside, sets_back, stored_elements
@@ -91,10 +92,23 @@ for x in torch.randn(3, 4, 3):
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
-        # (of an average of parameters, which is no state, average-under-no-grad leaves nothing attached)
-        behind = AVERAGE if averages(project.graph, (conflict,)) else 0
-        for proposal in cls._found(conflict, project):
-            yield replace(proposal, rank=proposal.rank + behind)
+        found, backward = averages(project.graph, (conflict,)), conflict.backward
+        if found is None or backward is None:
+            yield from cls._found(conflict, project)
+            return
+        # an average of parameters is no state, and average-under-no-grad leaves nothing attached; beside a state, both
+        each = [*cls._found(conflict, project)]
+        outset = begun_without(project, found)
+        for proposal in () if found.alone else each[:3]:
+            for n, (said, parts) in enumerate([*made_without(project, found, backward)][:2]):
+                own = [
+                    (view, edits) for path, edits in proposal.edits.items() if (view := project.view(path))
+                ]
+                both = gather(*own, *parts, *outset)
+                said = f"{proposal.summary}, and {said}"
+                yield replace(proposal, summary=said, edits=both, rank=2 * proposal.rank + n)
+        for proposal in each:
+            yield replace(proposal, rank=proposal.rank + AVERAGE)
 
     @classmethod
     def _found(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from gradfix.dataclass import dataclass
 from gradfix.detect.conflict import Conflict
 from gradfix.graph import Graph, plain_op
-from gradfix.tape import Record, Stack
+from gradfix.tape import Backward, Record, Stack
 
 # ops that are linear in what has a gradient, where only one of the operands of a product has
 LINEAR = {"add", "sub", "rsub", "neg", "lerp", "clone", "to_copy", "alias"}
@@ -22,36 +23,41 @@ CLOSE = 6  # ops from an average to the one of before
 @dataclass(frozen=True, slots=True)
 class Averages:
     """The nodes that make averages: `updates` from the first backward on, `outset` before it; `readers` are those in
-    places where nothing else that has a graph is read."""
+    places where nothing else that has a graph is read. `alone`: no other value comes from an earlier pass."""
 
     updates: tuple[Record, ...]
     outset: tuple[Record, ...]
     readers: tuple[Record, ...]
+    alone: bool = True
 
 
 def averages(graph: Graph, conflicts: Iterable[Conflict]) -> Averages | None:
     """The averages of parameters through which `conflicts` come to an earlier pass."""
     found: set[int] = set()
     linear: set[int] | None = None
+    alone = True
     for conflict in conflicts:
         backward = conflict.backward
         if conflict.kind != "freed-graph" or conflict.pattern != "carried" or backward is None:
             continue
         linear = _combinations(graph) if linear is None else linear
-        walk = graph.walk(backward)
-        carried = {n for n in walk & linear if _of_itself(graph, graph.records[n])}
-        nodes = {m for n in carried for m in graph.below(n)}
-        since = graph.pass_begin(backward)
-        entered = (
-            p
-            for n in walk
-            if (r := graph.records.get(n)) and r.time > since
-            for p in r.parents
-            if p in graph.records and graph.records[p].time < since
-        )
-        if not nodes.isdisjoint(entered) and _apart(graph, carried, nodes, walk):
-            found |= {graph.stack_number(graph.records[n].stack) for n in carried}
-    return _everywhere(graph, found, linear) if found and linear else None
+        for later in (b for b in graph.passes(backward) if b.time >= backward.time):
+            # (an update behind the step comes a pass after the state that the same fault speaks of)
+            walk = graph.walk(later)
+            carried = {n for n in walk & linear if _of_itself(graph, graph.records[n])}
+            nodes = {m for n in carried for m in graph.below(n)}
+            entered = _entered(graph, later)
+            if not nodes.isdisjoint(entered) and _apart(graph, carried, nodes, walk):
+                found |= {graph.stack_number(graph.records[n].stack) for n in carried}
+                alone = alone and nodes.issuperset(entered)
+    return replace(_everywhere(graph, found, linear), alone=alone) if found and linear else None
+
+
+def _entered(graph: Graph, backward: Backward) -> set[int]:
+    """The nodes of an earlier pass that a backward comes to."""
+    since, records = graph.pass_begin(backward), graph.records
+    own = (records[n] for n in graph.walk(backward) if n in records and records[n].time > since)
+    return {p for r in own for p in r.parents if p in records and records[p].time < since}
 
 
 def _everywhere(graph: Graph, stacks: set[int], linear: set[int]) -> Averages:

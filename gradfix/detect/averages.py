@@ -17,6 +17,7 @@ from gradfix.tape import Backward, Record, Stack
 # ops that are linear in what has a gradient, where only one of the operands of a product has
 LINEAR = {"add", "sub", "rsub", "neg", "lerp", "clone", "to_copy", "alias"}
 SCALED = {"mul", "div"}
+CARRIED = ("carried", "before-loop")  # the latter where an update leaves passes out
 CLOSE = 6  # ops from an average to the one of before
 
 
@@ -38,7 +39,7 @@ def averages(graph: Graph, conflicts: Iterable[Conflict]) -> Averages | None:
     alone = True
     for conflict in conflicts:
         backward = conflict.backward
-        if conflict.kind != "freed-graph" or conflict.pattern != "carried" or backward is None:
+        if conflict.kind != "freed-graph" or conflict.pattern not in CARRIED or backward is None:
             continue
         linear = _combinations(graph) if linear is None else linear
         for later in (b for b in graph.passes(backward) if b.time >= backward.time):

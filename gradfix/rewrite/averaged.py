@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import libcst as cst
@@ -13,7 +13,7 @@ from gradfix.rewrite.blocks import of_torch, under
 from gradfix.rewrite.boundary import detach
 from gradfix.rewrite.spelling import function_of
 from gradfix.rewrite.statements import block_of, dotted, shown, unit_in, units
-from gradfix.tape import Backward, Record
+from gradfix.tape import Backward, Record, Site
 
 Part = tuple[View, tuple[Edit, ...]]
 Placed = Sequence[tuple[View, cst.CSTNode]]
@@ -56,18 +56,26 @@ def _decorated(
             return None
         functions[id(function)] = view, function
     own = {r.node for r in found.updates}
-    made = {(s.file, s.function.partition(".<locals>.<")[0]) for r in found.updates for s in r.stack[-1:]}
-    if any(
-        r.node not in own and any((s.file, s.function) in made for s in r.stack)
-        for r in project.graph.records.values()
-    ):
+    made = {_within(s) for r in found.updates for s in r.stack[-1:]}
+    others = (r for r in project.graph.records.values() if r.node not in own)
+    if any(_within(s) in made for r in others for s in r.stack):
         return None
     parts: list[Part] = []
     for view, function in functions.values():
-        no_grad = of_torch(view, "no_grad")
-        parts.append((view, (_decorate(function, no_grad.expression), *no_grad.edits)))
+        parts.append((view, (_decorate(function, of_torch(view, "no_grad").expression),)))
+    parts += _imported(view for view, _ in placed)
     named = ", ".join(f"`{f.name.value}`" for _, f in functions.values())
     return f"run {named} under `no_grad`", parts
+
+
+def _within(site: Site) -> tuple[str, str]:
+    """The function that a place is in, whose comprehensions have frames of their own."""
+    return site.file, site.function.partition(".<locals>.<")[0]
+
+
+def _imported(views: Iterable[View]) -> list[Part]:
+    """What each file has to import for ``torch.no_grad``."""
+    return [(view, of_torch(view, "no_grad").edits) for view in {id(v): v for v in views}.values()]
 
 
 def _decorate(function: cst.FunctionDef, context: cst.BaseExpression) -> Edit:
@@ -109,7 +117,8 @@ def _wrapped(placed: Placed, trains: set[int]) -> tuple[str, list[Part]] | None:
             shared = isinstance(lines[0], cst.SimpleStatementLine) and len(lines[0].body) > 1
             alone = len(run) == 1 and shared
             edits = under(view, no_grad.expression, [body[run[0]].node] if alone else lines)
-            parts.append((view, (*edits, *no_grad.edits)))
+            parts.append((view, edits))
+    parts += _imported(view for view, _ in placed)
     view, first = placed[0]
     return f"update under `no_grad`: `{shown(view, first)}`", parts
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import libcst as cst
 
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
+from gradfix.detect.averages import averages
 from gradfix.detect.parameters import differentiated_by
 from gradfix.edit import Edit, Project, View
 from gradfix.graph import Crossing
+from gradfix.rewrite.averaged import begun_without, made_without
 from gradfix.rewrite.boundary import LEAVES, detach, frame, gather, meeting, rebinding, shape_of
 from gradfix.rewrite.calls import drop_carried_retain
 from gradfix.rewrite.carried import Carried, carried, entries, made_outside, sets_back, stored_elements
@@ -35,6 +38,7 @@ from gradfix.verdict import Effect
 
 DATA = Effect("cut-round", "what is stored is data: no gradient flows through it; its values stay the same")
 ROUND = Effect("cut-round", "no gradient flows into an earlier pass; the values carried over stay the same")
+AVERAGE = 6  # the rank of what is done to the averages of parameters
 
 
 class DetachCarriedState(Codemod):
@@ -88,6 +92,26 @@ for x in torch.randn(3, 4, 3):
 
     @classmethod
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
+        found, backward = averages(project.graph, (conflict,)), conflict.backward
+        if found is None or backward is None:
+            yield from cls._found(conflict, project)
+            return
+        # an average of parameters is no state, and average-under-no-grad leaves nothing attached; beside a state, both
+        each = [*cls._found(conflict, project)]
+        outset = begun_without(project, found)
+        for proposal in () if found.alone else each[:3]:
+            for n, (said, parts) in enumerate([*made_without(project, found, backward)][:2]):
+                own = [
+                    (view, edits) for path, edits in proposal.edits.items() if (view := project.view(path))
+                ]
+                both = gather(*own, *parts, *outset)
+                said = f"{proposal.summary}, and {said}"
+                yield replace(proposal, summary=said, edits=both, rank=2 * proposal.rank + n)
+        for proposal in each:
+            yield replace(proposal, rank=proposal.rank + AVERAGE)
+
+    @classmethod
+    def _found(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         if conflict.backward is None:
             return
         backward = conflict.backward

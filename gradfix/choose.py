@@ -10,18 +10,20 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 import libcst as cst
 
 from gradfix.codemod import Codemod, Proposal, codemods
 from gradfix.detect import Conflict, Severity
-from gradfix.edit import Project
+from gradfix.edit import Project, targets
 from gradfix.merit import ORDER, Candidate, Promise, Tried, changed
 from gradfix.prove import Baseline, Prover, Status
 from gradfix.verdict import HELD
 
 ROUNDS = 12  # more faults than that in one file are reported, and cured by the next call
 PROPOSALS = 12  # per conflict: each costs a proof
+PAIRS = 4  # of proposals for one conflict that cure it together
 GRAVITY: tuple[Severity, ...] = ("error", "warning", "note")
 MISGUESSED = (
     "AttributeError",
@@ -70,13 +72,7 @@ def candidates(
     change of the training."""
     seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
     for proposal in _in_turn([mod.cures(conflict, project) for mod in mods]):
-        texts: dict[str, str] = {}
-        for path, edits in proposal.edits.items():
-            view = project.view(path)
-            if view is not None:
-                text = view.apply(edits)
-                if text != view.text:
-                    texts[path] = text
+        texts = project.apply(proposal.edits)
         key = (proposal.effect.kind, tuple(sorted(texts.items())))
         if not texts or key in seen:
             continue
@@ -85,10 +81,39 @@ def candidates(
         if broken is not None:
             stalled(f"{proposal.codemod} made {broken} unreadable; that proposal is dropped")
             continue
-        size = sum(changed(project.files[path], text) for path, text in texts.items())
-        yield Candidate(proposal, texts, size)
+        yield _candidate(proposal, texts, project)
         if len(seen) >= PROPOSALS:
             return
+
+
+def _candidate(proposal: Proposal, texts: Mapping[str, str], project: Project) -> Candidate:
+    size = sum(changed(project.files[path], text) for path, text in texts.items())
+    return Candidate(proposal, texts, size)
+
+
+def paired(tried: Sequence[Tried], project: Project) -> Iterator[Candidate]:
+    """Two cures of a fault that comes about through several values (a state and a sum of losses), where each leaves
+    only what the other cures: both at once."""
+    stuck = [(t.candidate.proposal, still) for t in tried if (still := _still(t))]
+    for (one, left), (other, more) in combinations(stuck, 2):
+        if left & more or one.effect.kind != other.effect.kind:
+            continue
+        done = {id(node) for edits in one.edits.values() for edit in edits for node in targets(edit)}
+        edits = dict(one.edits)
+        for path, some in other.edits.items():
+            new = (e for e in some if done.isdisjoint(map(id, targets(e))))
+            edits[path] = (*edits.get(path, ()), *new)
+        said, rank = f"{one.summary}, and {other.summary}", one.rank + other.rank
+        texts = project.apply(edits)
+        if all(map(_parses, texts.values())):
+            both = replace(one, summary=said, edits=edits, rank=rank, idea="")
+            yield _candidate(both, texts, project)
+
+
+def _still(tried: Tried) -> frozenset[tuple[str, int]]:
+    """Where the values are made through which the fault comes about still."""
+    found = tried.verdict.measured.get("still")
+    return frozenset((file, line) for file, line in found) if isinstance(found, list) else frozenset()
 
 
 def _in_turn(several: Sequence[Iterator[Proposal]]) -> Iterator[Proposal]:
@@ -185,6 +210,9 @@ def rounds(
         found = list(candidates(conflict, project, wanted.codemods, say))
         say(f"proving {len(found)} candidate{'s' * (len(found) != 1)}")
         tried = try_all(found, baseline, conflict, prover, project.files, wanted)
+        if all(t.merit.useless for t in tried) and (both := list(paired(tried, project))[:PAIRS]):
+            more = try_all(both, baseline, conflict, prover, project.files, wanted)
+            tried = tuple(sorted((*more, *tried), key=lambda t: t.merit))
         accepted = wanted.accepts(conflict, project.files)
         tried = tuple(sorted(tried, key=lambda t: t.verdict.status not in accepted))
         applied = bool(tried) and tried[0].verdict.status in accepted

@@ -53,6 +53,14 @@ def left(
     return Left(_once(still), tuple(new), _once(others), gone, doubtful)
 
 
+def still_made(left: Left, after: Sequence[Conflict], lines: Lines) -> list[list[object]]:
+    """[file, line] of where the values were made, before, through which the fault that is still there comes about."""
+    kinds = {c.kind for c in left.still}
+    stacks = {x.stack for c in after if c.kind in kinds for x in c.labels if x.role == "made" and x.stack}
+    found = {(s[-1].file, line) for s in stacks for line in lines.origin(s[-1])}
+    return [list(x) for x in sorted(found)]
+
+
 def _once(conflicts: Sequence[Conflict]) -> tuple[Conflict, ...]:
     return tuple({id(c): c for c in conflicts}.values())
 

@@ -22,6 +22,7 @@ from gradfix.prove.places import (
     alias_sites,
     beside,
     compared_sites,
+    constants,
     lines_of,
     made_before,
     replayed,
@@ -131,8 +132,12 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
                 still = {"null": "steps" if before.steps else "writes", "draws": {}, **own}
                 yield Attempt(before=still, after=still, terms=Terms(still=True), frozen=True)
     elif kind == "cut-round":
-        for limit in ("step", "backward"):
-            yield Attempt(before={"cut": limit, **counted}, terms=Terms(cut=True, losses=False))
+        constant = constants(conflicts, tape)
+        for where in constant or ({},):
+            for limit in ("step", "backward"):
+                yield Attempt(before={"cut": limit, **counted, **where}, terms=Terms(cut=True, losses=False))
+        if constant:  # cut off from the passes before alone, they would be no constants
+            return
         places = made_before(conflicts, tape)
         if places:
             yield Attempt(before={"cut": "places", "places": places}, terms=Terms(cut=True, losses=False))

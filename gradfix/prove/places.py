@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gradfix.detect import Conflict
+from gradfix.detect.averages import averages
 from gradfix.detect.unstepped import step_behind
 from gradfix.graph import Graph
 from gradfix.tape import Backward, Cut, GradRead, Itself, Mutate, Record, Site, Stack, Tape, Zero
@@ -46,6 +47,17 @@ def made_before(conflicts: Sequence[Conflict], tape: Tape) -> list[list[list[Any
         if old and all(r.stack and r.stack not in own for r in old):
             found.update(dict.fromkeys(r.stack for r in old))
     return [_place(stack) for stack in found]
+
+
+def constants(conflicts: Sequence[Conflict], tape: Tape) -> list[dict[str, Any]]:
+    """Where averages of parameters, which are constants to every pass, are made and read, and where they are updated:
+    the places that a cut goes by, the most first. Nothing where the conflicts come by no averages."""
+    found = averages(Graph(tape), conflicts)
+    if found is None:
+        return []
+    ways = ([*found.updates, *found.outset, *found.readers], [*found.updates, *found.outset], found.updates)
+    stacks = dict.fromkeys(tuple(dict.fromkeys(r.stack for r in some if r.stack)) for some in ways)
+    return [{"places": [_place(stack) for stack in some]} for some in stacks]
 
 
 def replayed(conflicts: Sequence[Conflict], tape: Tape) -> list[list[list[Any]]]:

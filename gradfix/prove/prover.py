@@ -12,7 +12,7 @@ from gradfix.prove import words
 from gradfix.prove.accept import Trial, accepted, doubted
 from gradfix.prove.alike import now_constant
 from gradfix.prove.compare import Difference, difference, likeness
-from gradfix.prove.cured import left, stale_for_ever
+from gradfix.prove.cured import left, stale_for_ever, still_made
 from gradfix.prove.effects import PUT_IN, Attempt, Impose, attempts
 from gradfix.prove.lines import Lines
 from gradfix.prove.measured import Measured, head, read
@@ -30,9 +30,9 @@ HIDDEN = 4  # missing gradients that hide one behind the other
 class Refusal(Exception):
     """A verdict that needs no more runs."""
 
-    def __init__(self, status: Status, reason: str, failed: str = "") -> None:
+    def __init__(self, status: Status, reason: str, **measured: object) -> None:
         super().__init__(reason)
-        self.verdict = Verdict(status, reason, {"failed": failed} if failed else {})
+        self.verdict = Verdict(status, reason, measured)
 
 
 class Prover:
@@ -227,7 +227,9 @@ class Prover:
             rest = replace(rest, still=(), others=(*more_left, *rest.others))
         if rest.still:
             said = describe(rest.still[0], lines.texts_before())  # its places are those of the run before
-            raise Refusal("rejected", f"the fault is still there: {said}")
+            raise Refusal(
+                "rejected", f"the fault is still there: {said}", still=still_made(rest, found, lines)
+            )
         mixed = next((c for c in found if _mixes(c, conflicts, lines)), None)
         worse = rest.new[0] if rest.new else mixed if baseline.plain.failure is not None else None
         if worse is not None:
@@ -372,5 +374,7 @@ def _mixes(conflict: Conflict, cured: Sequence[Conflict], lines: Lines) -> bool:
 def _failure(outcome: Outcome) -> Refusal:
     if outcome.failure is not None:
         message = shortened(" ".join(outcome.failure.message.split()))
-        return Refusal("rejected", f"it fails: {outcome.failure.type}: {message}", outcome.failure.type)
+        return Refusal(
+            "rejected", f"it fails: {outcome.failure.type}: {message}", failed=outcome.failure.type
+        )
     return Refusal("rejected", outcome.detail or f"it ends otherwise than before: {outcome.ended}")

@@ -11,7 +11,7 @@ from gradfix.detect import Conflict
 from gradfix.edit import Project, View
 from gradfix.rewrite.calls import step_expression
 from gradfix.rewrite.replaced import given_whole, replacing
-from gradfix.rewrite.statements import block_of, dotted, put_after, unit_in, units, walk
+from gradfix.rewrite.statements import block_of, dotted, every_parameter, put_after, unit_in, units, walk
 from gradfix.tape import Optimizer, Step
 
 HELD = Effect(
@@ -136,7 +136,5 @@ def _means_the_same(code: str, view: View, step: cst.CSTNode, other: View, state
 
 def _binds(function: cst.FunctionDef, name: str) -> bool:
     """Whether the name is the function's own: one of its parameters, or bound in its body."""
-    given = function.params
-    every = [*given.posonly_params, *given.params, *given.kwonly_params, given.star_arg, given.star_kwarg]
-    own = {p.name.value for p in every if isinstance(p, cst.Param)}
+    own = {p.name.value for p in every_parameter(function)}
     return name in own or any(name in u.writes for u in walk(function.body))

@@ -16,7 +16,17 @@ from gradfix.rewrite.blocks import copy
 from gradfix.rewrite.boundary import returns
 from gradfix.rewrite.drawn import views
 from gradfix.rewrite.spelling import descendants, last_name
-from gradfix.rewrite.statements import body_of, dotted, every_parameter, line_of, names, stored, units, walk
+from gradfix.rewrite.statements import (
+    body_of,
+    dotted,
+    every_parameter,
+    line_of,
+    names,
+    renamed,
+    stored,
+    units,
+    walk,
+)
 
 OLD = Effect("restored", "the Function runs as it did before PyTorch 1.5")
 SAID = "Legacy autograd function"
@@ -297,12 +307,8 @@ class _Exchange(cst.CSTTransformer):
 
 def _renamed(node: cst.CSTNode, old: str, new: str) -> cst.CSTNode:
     """`node` with another name for its object."""
-    found: dict[cst.CSTNode, cst.CSTNode] = {
-        n: cst.Name(new) for n in (node, *descendants(node)) if isinstance(n, cst.Name) and n.value == old
-    }
-    changed = node.visit(_Exchange(found))
-    assert isinstance(changed, cst.CSTNode)
-    return changed
+    named = (n for n in (node, *descendants(node)) if isinstance(n, cst.Name) and n.value == old)
+    return renamed(node, dict.fromkeys(named, new))
 
 
 # -- where it is made and called -------------------------------------------------------------------------

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from itertools import groupby
 
 import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View, exchange
-from gradfix.rewrite.blocks import copy, method, of_torch, under
+from gradfix.rewrite.blocks import copy, method, neighbours, of_torch, under
 from gradfix.rewrite.replaced import replacing
 from gradfix.rewrite.spelling import function_of
 from gradfix.rewrite.statements import block_of, dotted, units
@@ -115,8 +114,8 @@ def _copied(conflict: Conflict, project: Project) -> Iterator[Proposal]:
         seen |= {body[n].node for n in lines}
         if not lines:
             continue
-        for _, run in groupby(enumerate(lines), lambda pair: pair[1] - pair[0]):
-            edits += under(view, context.expression, [body[n].line for _, n in run])
+        for run in neighbours(lines):
+            edits += under(view, context.expression, [body[n].line for n in run])
         said = f"copy the values into {', '.join(names)}, which the optimizer holds"
         rank = 0 if conflict.pattern == "replaced-later" else 1
         yield Proposal(said, HELD, {view.path: tuple(edits)}, rank)

@@ -342,7 +342,7 @@ def _rebound(conflict: Conflict, project: Project) -> Iterator[Proposal]:
         node = node.value if isinstance(node, cst.Expr) else node
         if not isinstance(node, cst.Attribute) or node.attr.value != "grad":
             return
-        name = _held(node.value)
+        name = _kept_in(node.value)
     for small in small_statements(view.module):
         bound = _update(small)
         if not bound or (name and bound != name) or (not name and not without_grad(view, small)):
@@ -374,14 +374,14 @@ def _cleared(view: View, run: Sequence[cst.BaseSmallStatement]) -> tuple[Edit, .
     return (Insert(holder, after=lines),)
 
 
-def _held(node: cst.CSTNode) -> str:
+def _kept_in(node: cst.CSTNode) -> str:
     """``w``, ``self.w``, ``params["w"]``, ``params[k]``: what a tensor is called, or where it is kept; "" for anything
     else."""
     if isinstance(node, cst.Attribute):
-        inner = _held(node.value)
+        inner = _kept_in(node.value)
         return f"{inner}.{node.attr.value}" if inner else ""
     if isinstance(node, cst.Subscript):
-        inner = _held(node.value)
+        inner = _kept_in(node.value)
         return f"{inner}[{', '.join(map(cst.Module([]).code_for_node, node.slice))}]" if inner else ""
     return node.value if isinstance(node, cst.Name) else ""
 
@@ -389,8 +389,8 @@ def _held(node: cst.CSTNode) -> str:
 def _update(small: cst.CSTNode) -> str:
     """``w`` where the statement is ``w = <something of w and w.grad>``."""
     if isinstance(small, cst.Assign) and len(small.targets) == 1:
-        name = _held(small.targets[0].target)
-        read = {_held(n) for n in descendants(small.value)}
+        name = _kept_in(small.targets[0].target)
+        read = {_kept_in(n) for n in descendants(small.value)}
         value = small.value
         arithmetic = isinstance(value, cst.BinaryOperation)
         if name and arithmetic and name in read and f"{name}.grad" in read and f"{name}.detach" not in read:
@@ -401,13 +401,13 @@ def _update(small: cst.CSTNode) -> str:
 def _in_place(now: cst.CSTNode) -> cst.CSTNode:
     assign = cast(cst.Assign, now)
     target, value = assign.targets[0].target, cast(cst.BinaryOperation, assign.value)
-    name = _held(target)
+    name = _kept_in(target)
     operators: dict[type[cst.CSTNode], type[cst.BaseAugOp]] = {
         cst.Add: cst.AddAssign,
         cst.Subtract: cst.SubtractAssign,
     }
     operator = operators.get(type(value.operator))
-    if operator is not None and _held(value.left) == name:
+    if operator is not None and _kept_in(value.left) == name:
         right = cast(cst.BaseExpression, undone_data_everywhere(value.right))
         return cst.AugAssign(target, operator(), right, semicolon=assign.semicolon)
     plain = cast(cst.BaseExpression, undone_data_everywhere(value))

@@ -18,16 +18,18 @@ def trained_in_its_stead(graph: Graph, number: int, steps: list[Step]) -> Found:
     """Before every step the last backward fills the gradients of such copies alone, and nobody takes them from there:
     the parameters of an optimizer that a first-order update is copied to have gradients of their own."""
     own = Counter(r.shape for r in graph.optimizers[number].refs)
-    last: list[tuple[Backward, Mutate]] = []
+    first: tuple[Backward, Mutate] | None = None
     since = 0
     for step in steps:
         backward = next((b for b in reversed(graph.backwards) if since < b.time < step.time), None)
         write = _update(graph, backward, own, since) if backward is not None else None
         if backward is None or write is None:
             return
-        last.append((backward, write))
+        first = first or (backward, write)
         since = step.time
-    backward, write = last[0]
+    if first is None:
+        return
+    backward, write = first
     yield (
         ("dead", number),
         steps[0],
@@ -78,15 +80,7 @@ def _by_hand(graph: Graph, storage: int, since: int, until: int) -> Mutate | Non
 
 def _taken(graph: Graph, backward: Backward, storages: set[int]) -> bool:
     """Whether the program reads or sets the gradients that the backward has filled."""
-    for event in graph.tape.events:
-        if event.time > backward.time:
-            refs = (
-                (event.ref,)
-                if isinstance(event, GradUse)
-                else event.refs
-                if isinstance(event, GradWrite)
-                else ()
-            )
-            if any(r.storage in storages for r in refs):
-                return True
-    return False
+    later = [e for e in graph.tape.events if e.time > backward.time]
+    used = [e.ref for e in later if isinstance(e, GradUse)]
+    used += [r for e in later if isinstance(e, GradWrite) for r in e.refs]
+    return any(r.storage in storages for r in used)

@@ -33,6 +33,7 @@ TRUTH = (
 )
 SUBTRACTED = re.compile(r"^Subtraction, the `-` operator, with a bool tensor is not supported")
 NEXT = "an iterator over a data loader has no next() since PyTorch 1.13; the built-in `next()` takes its next batch"
+LATER = (BYTES, TRUTH, NEXT)
 BATCHES = re.compile(r"'_\w*DataLoaderIter' object has no attribute 'next'")
 INT_BETAS = "betas must be either both floats"  # what Adam says of (0, 0.9)
 INT_STEPS = "argument must contain a list of singleton tensors"  # and of a count of steps that is none
@@ -59,7 +60,8 @@ def removed(graph: Graph, event: Failure) -> Conflict | None:
     what = _gone(graph, event)
     if not what:
         return None
-    refused = any(words in event.message for words in (INT_BETAS, INT_STEPS))
+    # (of later than PyTorch 0.x)
+    refused = what in LATER or any(words in event.message for words in (INT_BETAS, INT_STEPS))
     return make(
         "legacy-api",
         "removed",

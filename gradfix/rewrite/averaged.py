@@ -9,7 +9,7 @@ import libcst as cst
 
 from gradfix.detect.averages import Averages
 from gradfix.edit import Edit, Project, Replace, View, exchange
-from gradfix.rewrite.blocks import of_torch, under
+from gradfix.rewrite.blocks import neighbours, of_torch, under
 from gradfix.rewrite.boundary import detach
 from gradfix.rewrite.spelling import function_of
 from gradfix.rewrite.statements import block_of, dotted, shown, unit_in, units
@@ -106,13 +106,7 @@ def _wrapped(placed: Placed, trains: set[int]) -> tuple[str, list[Part]] | None:
     parts: list[Part] = []
     for view, around, indices in groups.values():
         body, no_grad = units(around), of_torch(view, "no_grad")
-        runs: list[list[int]] = []
-        for index in sorted(indices):
-            if runs and runs[-1][-1] == index - 1:
-                runs[-1].append(index)
-            else:
-                runs.append([index])
-        for run in runs:
+        for run in neighbours(indices):
             lines = list(dict.fromkeys(body[n].line for n in run))
             shared = isinstance(lines[0], cst.SimpleStatementLine) and len(lines[0].body) > 1
             alone = len(run) == 1 and shared

@@ -3,8 +3,9 @@ name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import cast
 
 import libcst as cst
@@ -166,6 +167,12 @@ def _import_torch(view: View) -> Edit:
 
 def _imported_from(statement: cst.BaseSmallStatement) -> str:
     return _module(statement) if isinstance(statement, cst.ImportFrom) else ""
+
+
+def neighbours(indices: Iterable[int]) -> Iterator[list[int]]:
+    """Runs of indices that follow one another: of the statements of a body that one ``with`` takes in."""
+    for _, run in groupby(enumerate(sorted(indices)), lambda pair: pair[1] - pair[0]):
+        yield [index for _, index in run]
 
 
 def under(view: View, context: cst.BaseExpression, statements: Sequence[cst.CSTNode]) -> tuple[Edit, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import libcst as cst
 
@@ -30,7 +31,13 @@ from gradfix.rewrite.statements import (
 )
 from gradfix.tape import Record, Stack
 
-Needs = tuple[tuple[Unit, ...], Mapping[str, str], tuple[Unit, ...]]  # see Cached: before, elsewhere, stored
+
+class Needs(NamedTuple):
+    """What a statement needs to be run elsewhere; see Cached."""
+
+    before: tuple[Unit, ...]
+    elsewhere: Mapping[str, str]
+    stored: tuple[Unit, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,11 +135,11 @@ def cached(project: Project, records: Iterable[Record], *stacks: Stack) -> Cache
     """How the value that `records` belong to waits for what runs at one of `stacks`; None where no attribute of one
     file shows it, or where its expression needs more than the object itself."""
     for record in records:
-        for view, source, (before, elsewhere, stored) in _sources(project, record):
+        for view, source, needs in _sources(project, record):
             kept = tuple(sorted(source.writes, key=view.code(source.node).find))
             for stack in stacks:
                 for reader in _readers(project, stack, view, source, kept):
-                    return Cached(kept, view, source, reader, before, elsewhere, stored)
+                    return Cached(kept, view, source, reader, *needs)
     return None
 
 
@@ -150,7 +157,7 @@ def _sources(project: Project, record: Record) -> Iterator[tuple[View, Unit, Nee
         for end in range(start, len(body)):
             root = _root(body[end].node)
             found = _needed(view, body, end, root, lines) if root else None
-            if found and small in (body[end].node, *(u.node for u in found[0])):
+            if found and small in (body[end].node, *(u.node for u in found.before)):
                 yield view, body[end], found
 
 
@@ -192,7 +199,7 @@ def _needed(
             before.insert(0, unit)
             wanted -= unit.writes
             wanted |= {r.split(".")[0] for r in names(node.value).reads} - known
-    return (tuple(before), elsewhere, tuple(stored)) if not wanted else None
+    return Needs(tuple(before), elsewhere, tuple(stored)) if not wanted else None
 
 
 def _of_its_own(view: View, unit: Unit, root: str, lines: Collection[tuple[str, int]]) -> str | None:

@@ -79,17 +79,23 @@ def _asks(call: cst.Call) -> bool:
 
 
 def _edits(view: View, iterator: cst.BaseExpression) -> Iterator[Edit]:
-    """Every such call on this iterator in the file, and on what is made an iterator right there."""
+    """Every such call in the file on this iterator, and on what the file makes an iterator: a phase that the run has
+    not come to may take its batches so, too."""
+    made = {
+        view.code(t.target)
+        for n in view.parents
+        if isinstance(n, cst.Assign) and _iter(n.value)
+        for t in n.targets
+    }
     for call in view.parents:
         if isinstance(call, cst.Call) and _asks(call):
             asked = cst.ensure_type(call.func, cst.Attribute).value
-            made = (
-                isinstance(asked, cst.Call)
-                and isinstance(asked.func, cst.Name)
-                and asked.func.value == "iter"
-            )
-            if made or asked.deep_equals(iterator):
+            if _iter(asked) or view.code(asked) in {view.code(iterator), *made}:
                 yield Replace(call, _by_the_builtin)
+
+
+def _iter(node: cst.BaseExpression) -> bool:
+    return isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "iter"
 
 
 def _by_the_builtin(now: cst.CSTNode) -> cst.CSTNode:

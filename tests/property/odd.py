@@ -85,7 +85,8 @@ def comments(text: str) -> Counter[str]:
 def disturbed(before: str, after: str) -> list[str]:
     """Lines of `before` that `after` lacks although every statement on them is still there as it was; a line of several
     may be split where others come between them (and of statements alike, nobody can say which those are). A line that
-    was changed where it stands may have its old text elsewhere, written anew."""
+    was changed where it stands may have its old text elsewhere, written anew. Of the blank lines above and below a
+    statement that is taken away, one is left."""
     follows = {*_neighbours(after)}
     written = Counter(_statements(before))
     gone = written - Counter(_statements(after))
@@ -93,7 +94,11 @@ def disturbed(before: str, after: str) -> list[str]:
     removed, added = [], Counter[str]()
     for tag, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if tag != "equal":
-            removed += [line for line in old[i:j] if not _changed(line, new[k:m], written)]
+            removed += [
+                line
+                for n, line in enumerate(old[i:j], i)
+                if not _changed(line, new[k:m], written) and not _doubled(old, n, range(i, j))
+            ]
             added += Counter(x.lstrip(" \t") for x in new[k:m])
     found = []
     for line in removed:
@@ -112,6 +117,12 @@ def _changed(line: str, instead: list[str], written: Counter[str]) -> bool:
     """Whether one of the lines that stand there now is `line` with a statement that was nowhere before."""
     alike = get_close_matches(line, [x for x in instead if x != line], cutoff=0.6)
     return any(s not in written for x in alike for s in _statements(x.lstrip(" \t")))
+
+
+def _doubled(old: list[str], n: int, gone: range) -> bool:
+    """Whether line `n` is blank and so is the one beyond the statement beside it, which goes, too."""
+    blank = [not old[k].strip() if 0 <= k < len(old) else False for k in (n - 2, n, n + 2)]
+    return blank[1] and ((blank[0] and n - 1 in gone) or (blank[2] and n + 1 in gone))
 
 
 def _header(line: str) -> bool:

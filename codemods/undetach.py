@@ -13,9 +13,9 @@ from gradfix.edit import Edit, Project, Replace, View, targets
 from gradfix.rewrite.blocks import method, of_torch
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.callers import Part, Served, moved, served, unproved
-from gradfix.rewrite.calls import backward_call, loss_of, with_arguments
+from gradfix.rewrite.calls import with_arguments
 from gradfix.rewrite.carried import outlives
-from gradfix.rewrite.dropped import asked
+from gradfix.rewrite.dropped import asked_of_loss
 from gradfix.rewrite.liveness import dotted, scope_of, statement_before
 from gradfix.rewrite.peeling import MAKERS, innermost, layer_in, outermost, peel, put
 from gradfix.rewrite.recording import Way, cut_for_others, drawn_anew, of_one, recorded
@@ -99,7 +99,7 @@ for x in torch.randn(3, 4, 3):
             if found is not None and conflict.pattern == "partly" and _decided(cut, project, found.parts):
                 continue
             if found is not None:
-                said, parts = found.said, [*found.parts, *_asked(conflict, project)]
+                said, parts = found.said, [*found.parts, *asked_of_loss(conflict.backward, project)]
                 calls = () if found.depth is None else served(cut, found.depth, conflict.backward, project)
                 kept = _kept_for_others(cut, calls, project) if calls else None
                 if kept and (unproved(calls) or conflict.pattern != "no-graph"):
@@ -123,13 +123,6 @@ for x in torch.randn(3, 4, 3):
                 together.append((view, new))
             rank = 0 if conflict.pattern == "dead-parameter" else PLACES
             yield Proposal("keep every value of the loss in its graph", GAINS, gather(*together), rank)
-
-
-def _asked(conflict: Conflict, project: Project) -> list[Part]:
-    """The statements that let a loss without a graph require a gradient."""
-    place = backward_call(project, conflict.backward) if conflict.backward is not None else None
-    edits = asked(*place, dotted(loss_of(place[1]))) if place is not None else []
-    return [(place[0], edits)] if place is not None and edits else []
 
 
 def _cuts(conflict: Conflict, project: Project) -> list[Cut]:

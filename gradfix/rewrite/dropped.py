@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from gradfix.edit import Edit, Replace, View
+from gradfix.edit import Edit, Project, Replace, View
 from gradfix.rewrite.boundary import rebinding
+from gradfix.rewrite.calls import backward_call, loss_of
 from gradfix.rewrite.spelling import descendants
 from gradfix.rewrite.statements import Unit, block_of, body_of, dotted, take_away, units, walk
+from gradfix.tape import Backward
 
 
 def dropped(view: View, node: cst.CSTNode, name: str | None) -> tuple[Unit, ...]:
@@ -35,6 +37,13 @@ def asked(view: View, node: cst.CSTNode, name: str | None) -> list[Edit]:
         if block is not None and len(units(block)) > 1:
             found += take_away(unit, view)
     return found
+
+
+def asked_of_loss(backward: Backward | None, project: Project) -> list[tuple[View, list[Edit]]]:
+    """The statements that let a loss without a graph require a gradient."""
+    place = backward_call(project, backward) if backward is not None else None
+    edits = asked(*place, dotted(loss_of(place[1]))) if place is not None else []
+    return [(place[0], edits)] if place is not None and edits else []
 
 
 def _asks(node: cst.CSTNode, attribute: str) -> bool:

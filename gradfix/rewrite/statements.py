@@ -7,7 +7,7 @@ says them (``self.fake``, ``opt``): writing ``self.fake`` touches a read of ``se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -405,14 +405,18 @@ def _put(unit: Unit, lines: Sequence[cst.BaseStatement], last: bool) -> Edit:
     return Insert(node, after=tuple(lines)) if last else Insert(node, before=tuple(lines))
 
 
-def take_away(unit: Unit, view: View, comments: bool = False) -> tuple[Edit, ...]:
+def take_away(
+    unit: Unit, view: View, comments: bool = False, besides: Collection[cst.CSTNode | None] = ()
+) -> tuple[Edit, ...]:
     """Remove the unit, with its line where it is alone there. Blank lines above it go to the statement
-    behind it, and with `comments` its comments too (leave them out where the unit is put elsewhere with
-    `lifted`)."""
+    behind it that is not one of `besides`, which go, too; and with `comments` its comments do (leave them out where
+    the unit is put elsewhere with `lifted`)."""
     line = unit.line
     if not isinstance(line, cst.SimpleStatementLine) or len(line.body) == 1:
         gone: Edit = Replace(line, lambda _: cst.RemoveFromParent())
         behind = _behind(view, line)
+        while behind is not None and behind in besides:
+            behind = _behind(view, behind)
         above = _left_behind(line, comments)
         if behind is None or not above:
             return (gone,)

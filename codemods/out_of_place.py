@@ -15,7 +15,6 @@ from gradfix.rewrite.blocks import (
     assignment,
     copy,
     in_parentheses,
-    line,
     method,
     of_torch,
     right_operand,
@@ -23,7 +22,7 @@ from gradfix.rewrite.blocks import (
 from gradfix.rewrite.held import held_elsewhere, outlives
 from gradfix.rewrite.hooked import handed_back
 from gradfix.rewrite.liveness import dotted, live_after, reads, sharing
-from gradfix.rewrite.loops import in_place_of
+from gradfix.rewrite.rows import iterated, rows, through_index
 from gradfix.rewrite.spelling import (
     chain,
     chain_root,
@@ -36,7 +35,7 @@ from gradfix.rewrite.spelling import (
     undone_data_everywhere,
     without_arguments,
 )
-from gradfix.rewrite.statements import units
+from gradfix.rewrite.statements import reads_of, stored
 from gradfix.rewrite.tensors import detached_alias, is_leaf, is_list, is_mask, of_container
 from gradfix.rewrite.writes import Write, everything, may_rebind, to_leaf_view, write_of
 from gradfix.tape import Stack
@@ -143,7 +142,10 @@ y.sum().backward()
             yield _proposal(write, statement, effect, rank, edits)
         if conflict.kind == "forbidden-view-write":
             for statement, edits in _bound_anew(write):
-                yield from _rows(write, statement, rank, edits)
+                for made, more in rows(write, statement):
+                    said = f"out of place: `{_short(write.view.module.code_for_node(made))}`"
+                    yield Proposal(said, NONE, {write.view.path: (*more, *edits)}, rank)
+            yield from _one_row_each(write, rank)
         if (built := _rebuilt(write)) is not None and not leaf and not _items_held(write, conflict, project):
             yield _of_list(write, *built, effect, rank)
         if (edit := _dropped(write, conflict, project)) is not None:
@@ -170,28 +172,10 @@ def _of_list(write: Write, edit: Replace, made: cst.BaseStatement, effect: Effec
     return Proposal(f"out of place: `{code}`", effect, {write.view.path: (edit,)}, rank)
 
 
-def _rows(
-    write: Write, statement: cst.BaseSmallStatement, rank: int, edits: tuple[Edit, ...]
-) -> Iterator[Proposal]:
-    """``for row in h: row *= 2`` as ``h = torch.stack([row * 2 for row in h])``, where ``h`` is read on."""
-    loop = write.view.loop(write.node)
-    if (
-        not isinstance(loop, cst.For)
-        or not isinstance(statement, cst.Assign)
-        or not isinstance(loop.iter, cst.Name | cst.Attribute)
-        or not dotted(loop.iter)
-        or loop.orelse is not None
-        or loop.asynchronous is not None
-        or dotted(loop.target) != write.name
-        or [u.node for u in units(loop.body)] != [write.small]
-    ):
-        return
-    stack = of_torch(write.view, "stack")
-    each = cst.ListComp(copy(statement.value), cst.CompFor(cst.Name(write.name), copy(loop.iter)))
-    made = assignment(loop.iter, cst.Call(stack.expression, [cst.Arg(each)]))
-    code = _short(write.view.module.code_for_node(made))
-    edit = Replace(loop, lambda node: in_place_of(node, line(made)))
-    yield Proposal(f"out of place: `{code}`", NONE, {write.view.path: (edit, *stack.edits, *edits)}, rank)
+def _one_row_each(write: Write, rank: int) -> Iterator[Proposal]:
+    """The write to each row through its index, which autograd takes for a write to the whole."""
+    for said, edits in through_index(write):
+        yield Proposal(said, NONE, {write.view.path: edits}, rank + 1)
 
 
 def _cuts(value: cst.BaseExpression, name: str) -> bool:
@@ -231,11 +215,27 @@ def _rebinds(write: Write, conflict: Conflict, project: Project) -> bool:
     if to_leaf_view(write, conflict) or conflict.pattern == "detached-view":  # (its memory stays as it is)
         return True
     if conflict.kind == "forbidden-view-write":  # it has never been made: no caller counts on seeing it
+        loop = write.view.loop(write.node)
+        if isinstance(loop, cst.For) and write.name in stored(loop.target) and not _read_behind(write, loop):
+            return False  # what the loop goes through would stay as it was
         shared = sharing(write.view, write.node, write.name)
         return not any(live_after(write.view, write.node, alias) for alias in shared.names)
     if detached_alias(write.view, write.node, write.name):
         return True
     return may_rebind(write.view, write.node, write.name, _stack(conflict), project)
+
+
+def _read_behind(write: Write, loop: cst.For) -> bool:
+    """Whether the body takes the name's value behind the write, and does not only write to it again."""
+    view = write.view
+    end = view.span(write.small or write.node).end
+    for read in reads_of(loop.body, write.name):
+        start = view.span(read).start
+        if (start.line, start.column) >= (end.line, end.column) and not any(
+            isinstance(n, cst.AssignTarget) for n in view.ancestors(read)
+        ):
+            return True
+    return False
 
 
 def _stack(conflict: Conflict) -> Stack:
@@ -418,7 +418,7 @@ def _rebuilt(write: Write) -> tuple[Replace, cst.BaseStatement] | None:
     if not write.whole or loop.orelse or (isinstance(block, cst.IndentedBlock) and block.header.comment):
         return None
     value = _value(write)
-    source = _iterated(loop, write.name)
+    source = iterated(loop, write.name)
     if value is None or source is None or not is_list(view, loop, dotted(source)):
         return None
     built = cst.ListComp(value, cst.CompFor(loop.target, loop.iter))
@@ -434,7 +434,7 @@ def _rebuilt(write: Write) -> tuple[Replace, cst.BaseStatement] | None:
 def _items_held(write: Write, conflict: Conflict, project: Project) -> bool:
     """Whether the elements of the list that a loop goes through are held elsewhere, too."""
     loop = write.view.loop(write.node)
-    source = _iterated(loop, write.name) if isinstance(loop, cst.For) else None
+    source = iterated(loop, write.name) if isinstance(loop, cst.For) else None
     return source is not None and held_elsewhere(dotted(source), _stack(conflict), project)
 
 
@@ -446,19 +446,6 @@ def _value(write: Write) -> cst.BaseExpression | None:
         return None
     statements = list(_rebound_call(write, cast(cst.BaseAssignTargetExpression, write.root)))
     return cast(cst.Assign, statements[0][0]).value if statements and not statements[0][1] else None
-
-
-def _iterated(loop: cst.For, name: str) -> cst.BaseExpression | None:
-    """The list that gives the loop variable `name` its values: ``ps`` of ``for p in ps``, ``for p, g in
-    zip(ps, gs)``."""
-    if dotted(loop.target) == name:
-        return loop.iter if dotted(loop.iter) else None
-    call = loop.iter
-    if not isinstance(loop.target, cst.Tuple) or not isinstance(call, cst.Call) or dotted(call.func) != "zip":
-        return None
-    pairs = zip(loop.target.elements, [a for a in call.args if a.keyword is None], strict=False)
-    found = [arg.value for element, arg in pairs if dotted(element.value) == name]
-    return found[0] if found and dotted(found[0]) else None
 
 
 def _dropped(write: Write, conflict: Conflict, project: Project) -> Replace | None:

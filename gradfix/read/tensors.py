@@ -110,8 +110,10 @@ def _contiguous(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str,
 
 
 def _cast(m: Machine, tensor: Tensor, dtype: str) -> Tensor:
-    if dtype == tensor.dtype:
-        return tensor
+    return tensor if dtype == tensor.dtype else _copied(m, tensor, dtype)
+
+
+def _copied(m: Machine, tensor: Tensor, dtype: str) -> Tensor:
     known, node, _ = ops.graph(m, "aten._to_copy", "ToCopyBackward0", [tensor])
     if dtype in ops.INTEGERS:
         ops.discrete(m, [tensor])
@@ -292,7 +294,16 @@ def _to(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value])
             return _cast(m, tensor, shapes.typed(each))
     if isinstance(kwargs.get("dtype"), Unknown):
         return _cast(m, tensor, "float32")
+    if any(isinstance(each, str) and each.partition(":")[0] == "cuda" for each in wanted):
+        return _to_gpu(m, tensor, [], {})
     return _moved(m, tensor, [], {})
+
+
+def _to_gpu(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """On a GPU, whatever machine that is: of a leaf that means a copy, which is none."""
+    if tensor.requires and tensor.node is None and not tensor.storage.exported:
+        return _copied(m, tensor, tensor.dtype)
+    return _moved(m, tensor, args, kwargs)
 
 
 def _moved(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -373,7 +384,8 @@ METHODS: dict[str, Callable[..., Value]] = {
     "register_hook": _hook,
     "register_post_accumulate_grad_hook": _hook,
     **dict.fromkeys(SELF, lambda m, t, args, kwargs: t),
-    **dict.fromkeys(("cuda", "cpu"), _moved),
+    "cuda": _to_gpu,
+    "cpu": _moved,
     "contiguous": _contiguous,
     **dict.fromkeys(FRESH, _new),
     **{f"new_{name}": _filled(number) for name, number in (("zeros", 0), ("ones", 1), ("full", None))},

@@ -147,7 +147,8 @@ def _found(project: Project) -> Iterator[tuple[View, _Old]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Old:
-    """A Function whose methods take `self`; `settings` are the parameters of its constructor, `kept` what that sets."""
+    """A Function whose methods take `self`; `settings` are the parameters of its constructor, `kept` what that sets.
+    They come behind the inputs, or `first` where not every input has to be given."""
 
     node: cst.ClassDef
     init: cst.FunctionDef | None
@@ -155,6 +156,7 @@ class _Old:
     backward: cst.FunctionDef | None
     settings: tuple[cst.Param, ...]
     kept: tuple[cst.Assign, ...]
+    first: bool
 
     @property
     def name(self) -> str:
@@ -186,7 +188,11 @@ class _Old:
         given = method.params.params
         last = [given[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)] if more else [given[-1]]
         added = [p.deep_clone().with_changes(comma=cst.MaybeSentinel.DEFAULT) for p in more]
-        params = method.params.with_changes(params=[*given[:-1], *last, *added])
+        if more and self.first:
+            added = [p.with_changes(default=None, equal=cst.MaybeSentinel.DEFAULT) for p in added]
+            params = method.params.with_changes(params=[given[0], *added, *given[1:]])
+        else:
+            params = method.params.with_changes(params=[*given[:-1], *last, *added])
         begun = [line_of(_renamed(a, _self(self.init), ctx)) for a in kept if self.init is not None]
         new = _renamed(method.with_changes(params=params), given[0].name.value, ctx)
         assert isinstance(new, cst.FunctionDef)
@@ -229,9 +235,9 @@ def _old(node: cst.CSTNode) -> _Old | None:
     clash = any(p.name.value in taken for p in settings)
     defaults = any(p.default is not None for p in forward.params.params)
     more = forward.params.star_arg is not cst.MaybeSentinel.DEFAULT or forward.params.star_kwarg is not None
-    if kept is None or clash or (settings and (defaults or more)):
+    if kept is None or clash or (settings and (more or (defaults and backward is not None))):
         return None
-    return _Old(node, init, forward, backward, settings, kept)
+    return _Old(node, init, forward, backward, settings, kept, defaults)
 
 
 def _plain(method: cst.FunctionDef) -> bool:
@@ -367,7 +373,7 @@ def _applied(view: View, made: cst.Call, old: _Old) -> Edit | None:
     if isinstance(call, cst.Call) and call.func is made:
         if any(a.keyword is not None or a.star for a in call.args):
             return None
-        return Replace(call, lambda now: _through_apply(now, apply, settings))
+        return Replace(call, lambda now: _through_apply(now, apply, settings, old.first))
     if _looked_into(view, call):
         return None
     if not settings:
@@ -375,16 +381,18 @@ def _applied(view: View, made: cst.Call, old: _Old) -> Edit | None:
     if not all(_lasting(view, made, value) for value in settings):
         return None
     star = cst.Param(cst.Name("inputs"), star="*")
-    inner = cst.Call(apply, [cst.Arg(cst.Name("inputs"), star="*"), *map(cst.Arg, settings)])
+    inputs, more = [cst.Arg(cst.Name("inputs"), star="*")], [*map(cst.Arg, settings)]
+    inner = cst.Call(apply, [*more, *inputs] if old.first else [*inputs, *more])
     return exchange(made, cst.Lambda(cst.Parameters(star_arg=star), inner))
 
 
 def _through_apply(
-    now: cst.CSTNode, apply: cst.Attribute, settings: Sequence[cst.BaseExpression]
+    now: cst.CSTNode, apply: cst.Attribute, settings: Sequence[cst.BaseExpression], first: bool
 ) -> cst.Call:
     call = cst.ensure_type(now, cst.Call)
     inputs = [a.with_changes(comma=cst.MaybeSentinel.DEFAULT) for a in call.args] if settings else call.args
-    return call.with_changes(func=apply, args=[*inputs, *map(cst.Arg, settings)])
+    more = [*map(cst.Arg, settings)]
+    return call.with_changes(func=apply, args=[*more, *inputs] if first else [*inputs, *more])
 
 
 def _given(made: cst.Call, old: _Old) -> list[cst.BaseExpression] | None:
@@ -396,8 +404,8 @@ def _given(made: cst.Call, old: _Old) -> list[cst.BaseExpression] | None:
         if arg.star or name not in order:
             return None
         found[name] = copy(arg.value)
-    last = max((order.index(n) for n in found), default=-1)
-    for param in old.settings[:last]:
+    last = len(order) - 1 if old.first else max((order.index(n) for n in found), default=-1)
+    for param in old.settings[: last + old.first]:
         if param.name.value not in found and (param.default is None or not _literal(param.default)):
             return None
         if param.default is not None:

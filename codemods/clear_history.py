@@ -11,9 +11,10 @@ from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Project, View
 from gradfix.rewrite.boundary import frame, gather, meeting
-from gradfix.rewrite.carried import carried, cleared_names, entries, stored_elements
+from gradfix.rewrite.carried import carried, cleared_names, entries
 from gradfix.rewrite.drawn import views
 from gradfix.rewrite.statements import Unit, body_of, common_block, dotted, put_after, unit_in, units, walk
+from gradfix.rewrite.stored import stored_elements
 from gradfix.rewrite.windows import window_ends
 from gradfix.tape import Backward, Step
 from gradfix.verdict import Effect

@@ -17,7 +17,7 @@ from gradfix.graph import Crossing
 from gradfix.rewrite.averaged import begun_without, made_without
 from gradfix.rewrite.boundary import LEAVES, detach, frame, gather, meeting, rebinding, shape_of
 from gradfix.rewrite.calls import drop_carried_retain
-from gradfix.rewrite.carried import Carried, carried, entries, made_outside, sets_back, stored_elements
+from gradfix.rewrite.carried import Carried, carried, entries, made_outside, sets_back
 from gradfix.rewrite.dropped import dropped, kept
 from gradfix.rewrite.items import Item, kept_items
 from gradfix.rewrite.spelling import descendants, function_of
@@ -32,9 +32,11 @@ from gradfix.rewrite.statements import (
     units,
     walk,
 )
+from gradfix.rewrite.stored import stored_alike, stored_elements
 from gradfix.rewrite.windows import window_ends
 from gradfix.tape import Backward
 from gradfix.verdict import Effect
+from gradfix.wording import listed
 
 DATA = Effect("cut-round", "what is stored is data: no gradient flows through it; its values stay the same")
 ROUND = Effect("cut-round", "no gradient flows into an earlier pass; the values carried over stay the same")
@@ -146,6 +148,10 @@ for x in torch.randn(3, 4, 3):
             summary = f"store `{view.code(element).strip()}` detached in `{held or 'the history'}`"
             edits = gather((view, [detach(element)]), *drop)
             yield Proposal(summary, DATA, edits, 0)
+        for held, alike in _everywhere(project, elements).items() if elements else ():
+            kept = listed([*dict.fromkeys(f"`{view.code(element).strip()}`" for view, element in alike)])
+            edits = gather(*((view, [detach(element)]) for view, element in alike), *drop)
+            yield Proposal(f"store {kept} detached in `{held}`, wherever it is filled", DATA, edits, 0)
         for summary, parts in ways[:2] if elements else ():
             stored = [(view, [detach(element)]) for view, _, element in elements]
             kept = ", ".join(f"`{view.code(element).strip()}`" for view, _, element in elements)
@@ -165,6 +171,19 @@ Part = tuple[View, list[Edit]]
 def _made_plain(view: View, element: cst.BaseExpression) -> bool:
     """Whether the element has no graph any more: ``loss.item()``."""
     return isinstance(element, cst.Call) and view.code(element.func).endswith((".item", ".detach", ".tolist"))
+
+
+def _everywhere(
+    project: Project, elements: Sequence[tuple[View, cst.Call, cst.BaseExpression]]
+) -> dict[str, list[tuple[View, cst.BaseExpression]]]:
+    """By container: what any pass takes over out of it, in each of the statements that fill it, where those are more
+    than the `elements`, or several."""
+    every = stored_elements(
+        project, (e.producer for b in project.graph.backwards for e in entries(project, b))
+    )
+    alike = stored_alike(project, [*elements, *every])
+    plain = {held: [(v, e) for v, e in some if not _made_plain(v, e)] for held, some in alike.items() if held}
+    return {held: some for held, some in plain.items() if len(some) > 1}
 
 
 def _taken_over(project: Project, edges: Sequence[Crossing]) -> Iterator[tuple[str, list[Part]]]:

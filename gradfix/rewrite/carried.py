@@ -3,7 +3,7 @@ which name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import libcst as cst
@@ -26,6 +26,7 @@ from gradfix.rewrite.statements import (
     units,
     walk,
 )
+from gradfix.rewrite.stored import appended
 from gradfix.tape import Backward, Mutate, Record, Stack
 
 NUMBERS = ("None", "0", "0.0", "0.", "1", "1.0")
@@ -413,45 +414,6 @@ def _attributes_bound(project: Project, stack: Stack) -> set[str]:
     return found
 
 
-def stored_elements(
-    project: Project, producers: Iterable[Record]
-) -> tuple[tuple[View, cst.Call, cst.BaseExpression], ...]:
-    """``history.append(value)`` that keeps what a producer made: the calls and the elements. Elements that
-    hold the producing expression itself go before those that only read what its statement binds."""
-    direct: dict[int, tuple[View, cst.Call, cst.BaseExpression]] = {}
-    named: dict[int, tuple[View, cst.Call, cst.BaseExpression]] = {}
-    for producer in producers:
-        for view, node in project.frames(producer.stack):
-            small = view.small_statement(node)
-            made = names(small).writes if small else frozenset()
-            for call, element in _appended(body_of(view, node)):
-                if node is element or element in list(view.ancestors(node)):
-                    direct[id(element)] = (view, call, element)
-                elif touches(names(element).reads, made):
-                    named[id(element)] = (view, call, element)
-    return tuple((direct or named).values())
-
-
-def _appended(body: cst.CSTNode) -> Iterator[tuple[cst.Call, cst.BaseExpression]]:
-    for unit in walk(body):
-        call = unit.node.value if isinstance(unit.node, cst.Expr) else None
-        if not (isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute) and call.args):
-            continue
-        if call.func.attr.value in ("append", "appendleft", "add", "push", "extend"):
-            yield from ((call, element) for element in _elements(call.args[-1].value))
-
-
-def _elements(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
-    if isinstance(node, (cst.Tuple, cst.List)):
-        for e in node.elements:
-            yield from _elements(e.value)
-    elif isinstance(node, cst.Dict):
-        for d in node.elements:
-            yield from _elements(d.value)
-    else:
-        yield node
-
-
 def cleared_names(view: View, name: str) -> bool:
     """Whether some statement outside constructors empties or rebinds a list of that (last) name."""
     last = name.rpartition(".")[2]
@@ -479,7 +441,7 @@ def outlives(project: Project, view: View, node: cst.CSTNode) -> bool:
     fakes say: later passes have it as well."""
     small = view.small_statement(node)
     made = names(small).writes if small is not None else frozenset()
-    for call, element in _appended(body_of(view, node)):
+    for call, element in appended(body_of(view, node)):
         holder = (dotted(call.func.value) if isinstance(call.func, cst.Attribute) else None) or ""
         kept = element in list(view.ancestors(node)) or touches(names(element).reads, made)
         if kept and "." in holder and not any(cleared_names(v, holder) for v in views(project)):

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from gradfix.codemod import NONE, Codemod, Example, Proposal
+from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View, exchange
+from gradfix.rewrite.held import kept_beyond
 from gradfix.rewrite.liveness import dotted
 from gradfix.rewrite.spelling import function_of, inplace_argument, small_statements, without_arguments
 from gradfix.rewrite.tensors import is_renormalised
@@ -79,6 +80,7 @@ class InplaceModuleOff(Codemod):
     """
 
     kinds = ("stale-saved-tensor", "silent-overwrite", "leaf-write", "forbidden-view-write")
+    effects = ("none", "changes-value")
     examples = (
         Example(
             """\
@@ -104,18 +106,21 @@ net(torch.ones(1, 2)).sum().backward()  # conflict: stale-saved-tensor
             return
         if not conflict.write.module or is_renormalised(conflict) or write_of(conflict, project) is not None:
             return
+        holder = kept_beyond(conflict.write.stack, project)
+        words = f"`{holder}` has the input of the module as it was before it"
+        effect = Effect("changes-value", words) if holder else NONE
         finder = _Finder(project, conflict.write.op)
         places = finder.constructors(conflict.write.module)
         for rank, place in enumerate(places[:_SEVERAL]):
             edit = exchange(place.call, _off(place.call))
             code = " ".join(place.view.module.code_for_node(_off(place.call)).split())
-            yield Proposal(f"not in place: `{code}`", NONE, {place.view.path: (edit,)}, rank)
+            yield Proposal(f"not in place: `{code}`", effect, {place.view.path: (edit,)}, rank)
         if len(places) > 1:
             edits: dict[str, tuple[Edit, ...]] = {}
             for place in places:
                 edit = exchange(place.call, _off(place.call))
                 edits[place.view.path] = (*edits.get(place.view.path, ()), edit)
-            yield Proposal("none of these modules in place", NONE, edits, _SEVERAL)
+            yield Proposal("none of these modules in place", effect, edits, _SEVERAL)
 
 
 def _flag(call: cst.Call) -> cst.Arg | None:

@@ -28,6 +28,24 @@ def held_elsewhere(name: str, stack: Stack, project: Project, outer: bool = Fals
     )
 
 
+def kept_beyond(stack: Stack, project: Project) -> str:
+    """What holds the tensor that is written at `stack` beyond the call: an attribute, or a container of the script's
+    own level, where a hook put it, say; "" for nothing."""
+    found = (
+        holder[1]
+        for event in project.tape.events
+        if isinstance(event, Mutate) and event.holders and event.stack == stack
+        for holder in _others(event.holders, "")
+        if _is_global(holder, stack) and _read_later(holder, stack, project)
+    )
+    return next(found, "")
+
+
+def _is_global(holder: Holder, stack: Stack) -> bool:
+    _, called, depth = holder
+    return not called.partition("[")[0].isidentifier() or depth >= len(stack) - 1
+
+
 def holders_of(stack: Stack, project: Project) -> frozenset[str]:
     """What a tensor that is written at `stack` is called, in whatever frame."""
     return frozenset(

@@ -302,7 +302,7 @@ class Recorder:
                 how = how or "module"
         if not counted:
             fields["counted"] = False
-        looks = frame is not None and threatens and optimizer is None and how != "module"
+        looks = frame is not None and threatens and optimizer is None
         if looks and (holders := self.holding.of(tensor, frame, stack)):
             fields["holders"] = holders
         for key, value in (("how", how), ("refused", refused)):

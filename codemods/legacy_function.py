@@ -235,9 +235,18 @@ def _old(node: cst.CSTNode) -> _Old | None:
     clash = any(p.name.value in taken for p in settings)
     defaults = any(p.default is not None for p in forward.params.params)
     more = forward.params.star_arg is not cst.MaybeSentinel.DEFAULT or forward.params.star_kwarg is not None
-    if kept is None or clash or (settings and (more or (defaults and backward is not None))):
+    if kept is None or any(_counts(m, kept) for m in (forward, backward) if m is not None):
+        return None
+    if clash or (settings and (more or (defaults and backward is not None))):
         return None
     return _Old(node, init, forward, backward, settings, kept, defaults)
+
+
+def _counts(method: cst.FunctionDef, kept: Sequence[cst.Assign]) -> bool:
+    """Whether it writes what the constructor set, which the object has from call to call and `ctx` has not."""
+    own = {(dotted(t.target) or "").rpartition(".")[2] for each in kept for t in each.targets}
+    mine = f"{_self(method)}."
+    return any(w.startswith(mine) and w.split(".")[1] in own for u in walk(method.body) for w in u.writes)
 
 
 def _plain(method: cst.FunctionDef) -> bool:

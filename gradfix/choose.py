@@ -6,19 +6,17 @@ that leaves the script worse is never applied.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import combinations
-
-import libcst as cst
+from itertools import islice
 
 from gradfix.codemod import Codemod, Proposal, codemods
 from gradfix.detect import Conflict, Severity
-from gradfix.edit import Project, targets
-from gradfix.merit import ORDER, Candidate, Promise, Tried, changed
+from gradfix.edit import Project
+from gradfix.merit import ORDER, Candidate, Promise, Tried
 from gradfix.prove import Baseline, Prover, Status
+from gradfix.together import candidate_of, paired, parses, uncovering, with_second
 from gradfix.verdict import HELD
 
 ROUNDS = 12  # more faults than that in one file are reported, and cured by the next call
@@ -77,43 +75,32 @@ def candidates(
         if not texts or key in seen:
             continue
         seen.add(key)
-        broken = next((path for path, text in texts.items() if not _parses(text)), None)
+        broken = next((path for path, text in texts.items() if not parses(text)), None)
         if broken is not None:
             stalled(f"{proposal.codemod} made {broken} unreadable; that proposal is dropped")
             continue
-        yield _candidate(proposal, texts, project)
+        yield candidate_of(proposal, texts, project)
         if len(seen) >= PROPOSALS:
             return
 
 
-def _candidate(proposal: Proposal, texts: Mapping[str, str], project: Project) -> Candidate:
-    size = sum(changed(project.files[path], text) for path, text in texts.items())
-    return Candidate(proposal, texts, size)
-
-
-def paired(tried: Sequence[Tried], project: Project) -> Iterator[Candidate]:
-    """Two cures of a fault that comes about through several values (a state and a sum of losses), where each leaves
-    only what the other cures: both at once."""
-    stuck = [(t.candidate.proposal, still) for t in tried if (still := _still(t))]
-    for (one, left), (other, more) in combinations(stuck, 2):
-        if left & more or one.effect.kind != other.effect.kind:
-            continue
-        done = {id(node) for edits in one.edits.values() for edit in edits for node in targets(edit)}
-        edits = dict(one.edits)
-        for path, some in other.edits.items():
-            new = (e for e in some if done.isdisjoint(map(id, targets(e))))
-            edits[path] = (*edits.get(path, ()), *new)
-        said, rank = f"{one.summary}, and {other.summary}", one.rank + other.rank
-        texts = project.apply(edits)
-        if all(map(_parses, texts.values())):
-            both = replace(one, summary=said, edits=edits, rank=rank, idea="")
-            yield _candidate(both, texts, project)
-
-
-def _still(tried: Tried) -> frozenset[tuple[str, int]]:
-    """Where the values are made through which the fault comes about still."""
-    found = tried.verdict.measured.get("still")
-    return frozenset((file, line) for file, line in found) if isinstance(found, list) else frozenset()
+def _both(
+    tried: Sequence[Tried], project: Project, baseline: Baseline, prover: Prover, wanted: Wanted
+) -> list[Candidate]:
+    """Where no cure helps alone: two at once."""
+    pairs = [*islice(paired(tried, project), PAIRS)]
+    for first, laid_bare in () if pairs or wanted.late() else islice(uncovering(tried), PAIRS):
+        files = dict(project.files) | dict(first.candidate.texts)
+        after = prover.baseline(files)
+        new = [
+            c
+            for c in after.conflicts
+            if [c.kind, c.at.file, c.at.line] == laid_bare and wanted.asked(c, files)
+        ]
+        for conflict in new[:1]:
+            of_it = candidates(conflict, Project(after.tape, files), wanted.codemods, lambda _: None)
+            pairs += islice(with_second(first, of_it, project), PAIRS)
+    return pairs[: 2 * PAIRS]
 
 
 def _in_turn(several: Sequence[Iterator[Proposal]]) -> Iterator[Proposal]:
@@ -210,7 +197,7 @@ def rounds(
         found = list(candidates(conflict, project, wanted.codemods, say))
         say(f"proving {len(found)} candidate{'s' * (len(found) != 1)}")
         tried = try_all(found, baseline, conflict, prover, project.files, wanted)
-        if all(t.merit.useless for t in tried) and (both := list(paired(tried, project))[:PAIRS]):
+        if all(t.merit.useless for t in tried) and (both := _both(tried, project, baseline, prover, wanted)):
             more = try_all(both, baseline, conflict, prover, project.files, wanted)
             tried = tuple(sorted((*more, *tried), key=lambda t: t.merit))
         accepted = wanted.accepts(conflict, project.files)
@@ -265,14 +252,3 @@ def identity(conflict: Conflict, project: Project) -> tuple[str, str]:
     if maker is not None:  # one statement may read the gradients of several
         text += "\n" + maker[0].code(maker[0].small_statement(maker[1]) or maker[1])
     return conflict.kind, text
-
-
-def _parses(text: str) -> bool:
-    try:
-        cst.parse_module(text)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what the text has said before: `x is "conv"`
-            compile(text, "candidate", "exec", dont_inherit=True)
-    except (cst.ParserSyntaxError, SyntaxError, ValueError):
-        return False
-    return True

@@ -202,10 +202,8 @@ class Clip(Event):
 @dataclass(frozen=True, slots=True)
 class Cut(Event):
     """The graph was left: `how` is ``detach``, ``data``, ``item``, ``numpy``, ``tensor`` (torch.tensor(t)),
-    ``no_grad``, ``checkpoint`` (a reentrant one of whose inputs none requires grad).
-
-    `ref` is the tensor it was done to, `node` its grad_fn (None for a leaf), `leaf` the storage of the leaf that
-    ``torch.tensor`` made of it."""
+    ``no_grad``, ``checkpoint`` (a reentrant one of whose inputs none requires grad). `ref` is the tensor it was done
+    to, `node` its grad_fn (None for a leaf), `leaf` the storage of the leaf that ``torch.tensor`` made of it."""
 
     how: str
     ref: Ref
@@ -427,15 +425,16 @@ class Note(Event):
 
 @dataclass(frozen=True, slots=True)
 class End(Event):
-    """How the run ended: ``finished``, ``steps`` (each optimizer stepped enough), ``timeout``, ``exit``,
-    ``failed``. `unstepped` are optimizers that never stepped, got gradients again and again, and that no call in the
-    text may step. `later` says that a loss may be given terms behind what a run came to that ended at so many
-    ``steps``, some of them without a gradient."""
+    """How the run ended: ``finished``, ``steps`` (each optimizer stepped enough), ``timeout``, ``exit``, ``failed``.
+    `unstepped` are optimizers that never stepped, got gradients again and again, and that no call in the text may step.
+    Where it ended at so many ``steps``, some of them without a gradient, `later` says that a loss may be given terms
+    behind that, and `phases` (file, first line, last line) where the program says when it leaves the graph."""
 
     how: str
     seconds: float = 0.0
     unstepped: tuple[int, ...] = ()
     later: bool = False
+    phases: tuple[tuple[str, int, int], ...] = ()
 
 
 AnyEvent = (

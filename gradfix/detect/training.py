@@ -38,7 +38,7 @@ from gradfix.detect.unstepped import never_differentiated, never_stepped
 from gradfix.detect.waste import data_attributes, discarded, idle_retain, kept_losses, running_sums
 from gradfix.graph import Graph
 from gradfix.index import Leaf
-from gradfix.tape import Backward, Event, GradUse, GradWrite, Optimizer, Stack, Step, Zero
+from gradfix.tape import Backward, End, Event, GradUse, GradWrite, Optimizer, Stack, Step, Zero
 
 
 def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
@@ -68,8 +68,21 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
     notes = (discarded, idle_retain, kept_losses, running_sums, data_attributes, outdated)
     for find in (*without, unreset, unreset_leaf, left_over, flows_on, attacks, *notes):
         for key, event, conflict in find(graph):
-            found.add(key, event.time, conflict)
+            if conflict is None or not _of_a_phase(graph, conflict):
+                found.add(key, event.time, conflict)
     return found.conflicts()
+
+
+def _of_a_phase(graph: Graph, conflict: Conflict) -> bool:
+    """Whether the graph is left where the program says when it is, and the run may not have come to when it is not."""
+    cut = conflict.label("cut") if conflict.kind == "cut-graph" else None
+    ends = [e for e in graph.tape.events if isinstance(e, End) and e.phases] if cut is not None else []
+    return any(
+        site.file == file and first <= site.line <= last
+        for end in ends
+        for file, first, last in end.phases
+        for site in (cut.stack if cut is not None else ())
+    )
 
 
 def unreset(graph: Graph) -> Found:

@@ -235,7 +235,8 @@ class Prover:
         if worse is not None:
             numbers = words.alike(likeness(read(recorded.measurement), baseline.oracle), baseline.names)
             said = f"{'a new fault' if rest.new else 'runs, and trains wrongly'}: {describe(worse, files)}"
-            raise Refusal("rejected", f"{said}; {numbers}" if numbers else said)
+            shown = {"uncovered": [worse.kind, worse.at.file, worse.at.line]} if rest.new else {}
+            raise Refusal("rejected", f"{said}; {numbers}" if numbers else said, **shown)
         after = After(plain, recorded, rest, base)
         ended = rest.others and (after.broken_off or recorded.ended in ends)
         if failed and not ended:

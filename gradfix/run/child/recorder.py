@@ -44,6 +44,7 @@ from .names import Names
 from .numbers import Numbers
 from .opposed import Opposed
 from .optimizers import Optimizers
+from .phases import phases
 from .regions import Regions
 from .saves import GONE, NOBODY, Entry, Saves, fate_of, keep_value, number_of_maker
 from .shortcut import shorten_the_way
@@ -84,6 +85,7 @@ class Recorder:
         self.calls = Calls(self.clock)
         self.names = Names(self.sites, self.storages)
         self.holding = Holding(self.sites)
+        self.left = False  # whether there was a Cut
         self.tape = TapeWriter(emit, self.sites, self.storages)
         self.leaves = Leaves(self.storages, self.tape, self.clock)
         self.aliases = Aliases(self)
@@ -144,6 +146,8 @@ class Recorder:
         more: dict[str, Any] = {"unstepped": never} if never else {}
         if how == "steps" and self.optimizers.untrained() and more_terms(self.sites):
             more["later"] = True
+        if how == "steps" and self.left and (when := phases(self.sites)):
+            more["phases"] = when
         self.tape.end(self.clock.tick(), how=how, seconds=seconds, **more)
         self.tape.flush()
 
@@ -333,6 +337,7 @@ class Recorder:
         if isinstance(made, torch.Tensor) and made.requires_grad:
             fields["leaf"] = self.storages.of(made).number
         time: int = self.clock.tick()
+        self.left = True
         self.tape.event("Cut", time, stack, how=how, ref=self.tape.ref(storage, tensor), **fields)
         return time
 

@@ -1,0 +1,140 @@
+"""Where a program leaves the graph in one phase of its training and not in another: ``if not self.joint: f =
+f.detach()``, with ``self.joint = True`` behind what the run came to, or ``if epoch < 5:`` around it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .sites import Sites, parsed
+
+_Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_LEAVING = frozenset(("detach", "detach_", "data", "no_grad", "set_grad_enabled", "inference_mode"))
+_MAKING = frozenset(("__init__", "__new__", "__post_init__"))
+
+
+def phases(sites: Sites) -> list[list[Any]]:
+    """[file, first line, last line] of each branch that leaves the graph where the program says when."""
+    trees = {file: tree for file in sites.files() if (tree := parsed(sites.text(file))) is not None}
+    switched = {name for tree in trees.values() for name in _switched(tree)}
+    given = _given(trees.values())
+    found = []
+    for file, tree in trees.items():
+        for function in (tree, *(n for n in ast.walk(tree) if isinstance(n, _Function))):
+            own = given.get(_name(function), set())
+            for node in _own(function):
+                if isinstance(node, (ast.If, ast.IfExp)) and _counts(node.test, switched | own):
+                    found += [[file, *lines] for lines in _leaving(node)]
+                elif isinstance(node, ast.With) and any(_chooses(i, switched | own) for i in node.items):
+                    found.append([file, node.lineno, node.end_lineno or node.lineno])
+    return found
+
+
+def _switched(tree: ast.Module) -> Iterator[str]:
+    """Attributes that are set elsewhere than where their object is made, names that are bound more than once."""
+    bound: dict[str, int] = {}
+    for function in (tree, *(n for n in ast.walk(tree) if isinstance(n, _Function))):
+        making = _name(function) in _MAKING
+        for node in _own(function):
+            for target in _targets(node):
+                if isinstance(target, ast.Attribute) and not making:
+                    yield target.attr
+                elif isinstance(target, ast.Name):
+                    often = 1 if isinstance(node, ast.Assign) else 2
+                    bound[target.id] = bound.get(target.id, 0) + often
+    yield from (name for name, times in bound.items() if times > 1)
+
+
+def _targets(node: ast.AST) -> list[ast.AST]:
+    if isinstance(node, ast.Assign):
+        return [
+            n for t in node.targets for n in ast.walk(t) if isinstance(getattr(n, "ctx", None), ast.Store)
+        ]
+    if isinstance(node, (ast.AugAssign, ast.For)):
+        return [n for n in ast.walk(node.target) if isinstance(getattr(n, "ctx", None), ast.Store)]
+    return []
+
+
+def _given(trees: Iterable[ast.Module]) -> dict[str, set[str]]:
+    """By function: its parameters that calls give something other than one constant."""
+    every = [node for tree in trees for node in ast.walk(tree)]
+    calls = [n for n in every if isinstance(n, ast.Call)]
+    found: dict[str, set[str]] = {}
+    for function in (n for n in every if isinstance(n, _Function)):
+        names = [a.arg for a in function.args.args if a.arg not in ("self", "cls")]
+        for at, name in enumerate(names):
+            values = [
+                value
+                for call in calls
+                if function.name in ("forward", "__call__", _last(call.func))
+                for value in _passed(
+                    call, at, name, len(names) if function.name in ("forward", "__call__") else 0
+                )
+            ]
+            constants = {repr(v.value) for v in values if isinstance(v, ast.Constant)}
+            if len(constants) > 1 or any(
+                isinstance(v, (ast.Compare, ast.BoolOp, ast.UnaryOp)) for v in values
+            ):
+                found.setdefault(function.name, set()).add(name)
+    return found
+
+
+def _passed(call: ast.Call, at: int, name: str, exactly: int) -> Iterator[ast.expr]:
+    if at < len(call.args) and (not exactly or len(call.args) == exactly):
+        yield call.args[at]
+    yield from (k.value for k in call.keywords if k.arg == name)
+
+
+def _counts(test: ast.expr, names: set[str]) -> bool:
+    """Whether a test is of a number that counts, or of what the program switches."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare) and any(isinstance(op, _ORDERS) for op in node.ops):
+            return True
+        if isinstance(node, ast.Compare) and any(_is_number(n) for n in (node.left, *node.comparators)):
+            return True
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            return True
+        if isinstance(node, (ast.Name, ast.Attribute)) and _last(node) in names:
+            return True
+    return False
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
+
+
+def _chooses(item: ast.withitem, names: set[str]) -> bool:
+    """``with torch.set_grad_enabled(epoch > 5):``, ``with torch.no_grad() if warm else nullcontext():``"""
+    context = item.context_expr
+    if isinstance(context, ast.IfExp):
+        return any(_last(n) in _LEAVING for n in ast.walk(context)) and _counts(context.test, names)
+    called = isinstance(context, ast.Call) and _last(context.func) == "set_grad_enabled" and context.args
+    return bool(called) and _counts(context.args[0], names)  # type: ignore[attr-defined]
+
+
+def _leaving(node: Any) -> Iterator[tuple[int, int]]:
+    """The lines of its branches in which the graph is left."""
+    for branch in (node.body, node.orelse):
+        body = branch if isinstance(branch, list) else [branch]
+        if any(_last(n) in _LEAVING for part in body for n in ast.walk(part)):
+            yield body[0].lineno, body[-1].end_lineno or body[-1].lineno
+
+
+def _own(around: Any) -> Iterator[ast.AST]:
+    """The nodes of a function or module, without those of functions in it."""
+    waiting = list(ast.iter_child_nodes(around))
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, _Function):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _name(node: Any) -> str:
+    return getattr(node, "name", "")
+
+
+def _last(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

@@ -109,14 +109,20 @@ def examine(
     except SourceError as problem:
         return Examined(problem=Problem(problem.sentence, problem.detail))
     found = findings(path, source.text, readings, files)
-    diagnoses, unsure = [], 0
+    told: list[Found] = []
+    unsure = 0
     for each in found:
         if not asked(each.conflict, settings, each.texts):
             continue
         if each.evidence == "likely" and settings.evidence == "certain":
             unsure += each.conflict.severity != "note"
         else:
-            diagnoses.append(diagnosed(each, settings, most=HELP))
+            told.append(each)
+    diagnoses = [diagnosed(each, settings, most=HELP) for each in told]
+    if any(d.cures[1:] for d in diagnoses):
+        from gradfix.unproved import leading
+
+        diagnoses = leading(path, source.text, files, told, diagnoses)
     wrong = [c for c in suppress.complaints(str(path), source.text) if asked(c, settings, {})]
     reached = {site for reading in readings for site in reading.reached}
     problems = list(dict.fromkeys(problem.text for reading in readings for problem in reading.problems))

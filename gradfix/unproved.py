@@ -161,6 +161,21 @@ def _promising(program: _Program, found: list[Found], diagnoses: list[Diagnosis]
     return out
 
 
+def leading(
+    path: Path, text: str, files: Mapping[str, str] | None, found: list[Found], diagnoses: list[Diagnosis]
+) -> list[Diagnosis]:
+    """The same, where the first cure of several leaves the fault in the text without it: up to one that doesn't."""
+    if not any(d.cures[1:] for d in diagnoses):
+        return diagnoses
+    program = _Program((path,), {**(files or {}), str(path): text})
+    before, out = _faults(program), []
+    for fault, diagnosis in zip(found, diagnoses, strict=True):
+        several = diagnosis.cures if diagnosis.cures[1:] else ()
+        first = next((n for n, cure in enumerate(several) if _helps(program, cure, before, fault)), 0)
+        out.append(replace(diagnosis, cures=diagnosis.cures[first:]))
+    return out
+
+
 def _shown(settings: Settings) -> Finding | None:
     """What the traceback says. Raises SourceError."""
     if not settings.traceback:

@@ -547,3 +547,43 @@ def test_as_many_notes_are_shown_as_were_promised(tmp_path, zygote):
     hidden = [d.conflict for d in testing.one(script, zygote, Settings()).diagnoses if d.status == "note"]
     shown = testing.one(script, zygote, Settings(notes=True)).diagnoses
     assert len(hidden) == sum(1 + len(d.along) for d in shown if d.status == "cured") == 3
+
+
+LAID_BARE = """\
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = torch.tanh(self.first(x))
+        y.mul_(2.0)
+        return x + self.last(y)
+
+
+torch.manual_seed(0)
+block, head = Block(), nn.Linear(6, 2)
+optimizer = torch.optim.SGD([*block.parameters(), *head.parameters()], lr=0.1)
+for x in torch.randn(3, 4, 6):
+    loss = head(checkpoint(block, x, use_reentrant=True)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_fault_that_a_cure_lays_bare_is_cured_with_it(tmp_path, zygote):
+    """Nothing is saved where the block leaves no graph: it hides what the block overwrites."""
+    script = tmp_path / "train.py"
+    script.write_text(LAID_BARE, encoding="utf-8")
+    result = testing.one(script, zygote, Settings())
+    (new,) = (text for _, text in result.files.values())
+    assert "use_reentrant=False" in new
+    assert "y.mul_(" not in new
+    script.write_text(new, encoding="utf-8")
+    assert not testing.one(script, zygote, Settings()).diagnoses

@@ -31,6 +31,8 @@ for epoch in range(1001):
     if epoch % 100 == 0:
         print(shown)
         shown = 0.0
+        for _ in range(2):
+            print(net(torch.randn(16, 5, 4)).data.cpu().numpy()[:, 0].sum())
 """
 
 

@@ -259,3 +259,20 @@ def test_a_cell_of_one_line_that_is_a_magic_without_its_sign(cell, magic):
     script = notebook.join(text)
     assert script.split("\n")[1].startswith("#") == magic
     assert notebook.edit(text, script) == text
+
+
+def test_a_sentence_names_the_line_in_its_cell(tmp_path):
+    cells = [
+        "import torch\ng = torch.nn.Linear(2, 2)\n"
+        "class Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.d = torch.nn.Linear(2, 1)\n        self.opt = torch.optim.SGD(self.d.parameters(), 0.1)\n"
+        "    def update(self, x):\n        y = g(x)\n        loss_g = -self.d(y).tanh().mean()\n"
+        "        self.opt.zero_grad()\n        self.d(y.detach()).mean().backward()\n        self.opt.step()\n"
+        "        loss_g.backward()",
+        "model = Model()\nfor i in range(4):\n    model.update(torch.rand(3, 2))",
+    ]
+    path = tmp_path / "n.ipynb"
+    path.write_text(json.dumps({"nbformat": 4, "cells": [{"cell_type": "code", "source": c} for c in cells]}))
+    command = [sys.executable, "-m", "gradfix", "check", "--no-cache", path]
+    told = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+    assert "the step in cell 0, line 13 " in told.replace("\n  ", " "), told

@@ -104,22 +104,29 @@ def _origin(site: Site, diagnosis: Diagnosis, result: Result) -> Origin | None:
 
 
 def led_back(text: str, diagnosis: Diagnosis, result: Result) -> str:
-    """`text` of the diagnosis with the lines it names ("in line 16") as they are on disk."""
+    """`text` of the diagnosis with the lines it names ("in line 16") as they are on disk, or in their cell."""
+
+    def on_disk(site: Site) -> str:
+        there = place(site, diagnosis, result)
+        found = cell(there, result)
+        return f"cell {found[0]}, line {found[1]}" if found else f"line {there.line}"
+
     moved: dict[str, str] = {}
     for label in diagnosis.conflict.labels:
         for site in label.stack:
-            moved.setdefault(str(site.line), str(place(site, diagnosis, result).line))
+            moved.setdefault(str(site.line), on_disk(site))
     file = diagnosis.conflict.at.file
     lines = len(split_lines(diagnosis.sources.get(file, "")))
 
     def now(found: re.Match[str]) -> str:
-        if found[0].startswith("`"):
+        number = found[1]
+        if number is None:
             return found[0]
-        if found[0] not in moved and int(found[0]) <= lines:  # of a place without a label
-            moved[found[0]] = str(place(Site(file, int(found[0])), diagnosis, result).line)
-        return moved.get(found[0], found[0])
+        if number not in moved and int(number) <= lines:  # of a place without a label
+            moved[number] = on_disk(Site(file, int(number)))
+        return moved.get(number, found[0])
 
-    return re.sub(r"`[^`]*`|(?<=\bline )\d+", now, text)
+    return re.sub(r"`[^`]*`|\bcell \d+, line \d+|\bline (\d+)", now, text)
 
 
 def labelled(label: Label, diagnosis: Diagnosis, result: Result) -> str:

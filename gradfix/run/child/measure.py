@@ -5,7 +5,8 @@ One JSON line an observation, key ``m``:
 ``b``  a backward: its roots' values, which optimizers' parameters it filled; without optimizers, gradients.
 ``z``  an optimizer's zero_grad().
 ``s``  an optimizer's step(): gradients before it, its updates, buffers, optimizer state, random state.
-``l``  the end: gradients of the leaves in the script's globals (where nothing stepped), and retained ones.
+``l``  the end: gradients of the leaves in the script's globals (where nothing stepped), and retained ones (of
+       tensors that were told to, too: ``#0`` is the first).
 
 Parameters are known by (number of the optimizer in order of creation, index in its param_groups): names and
 addresses differ between two versions of a script. A gradient of up to FULL elements travels whole, a larger
@@ -100,6 +101,8 @@ class Measurer:
         self.before: dict[int, list[Any]] = {}  # parameter values when step() began
         self.after: dict[int, list[Any]] = {}  # and when it ended
         self.signs: dict[int, Any] = {}  # by size
+        self.asked: list[weakref.ref[Any]] = []  # tensors that were told to retain their gradient
+        self.retained: dict[str, Any] = {}  # what they did, in that order
         self.done = False
 
     def install(self) -> None:
@@ -107,6 +110,7 @@ class Measurer:
         self._watch_buffers()
         self._watch_zero_grad()
         self._watch_backward()
+        self._watch_retain_grad()
         from torch.optim import optimizer as hooks
 
         hooks.register_optimizer_step_pre_hook(self._before_step)
@@ -120,7 +124,8 @@ class Measurer:
             return
         self.done = True
         with quiet():
-            leaves, retained = self._globals()
+            leaves, found = self._globals()
+            retained = {**self.retained, **found}
             line: dict[str, Any] = {
                 "m": "l",
                 "how": how,
@@ -159,9 +164,24 @@ class Measurer:
                 else:
                     line["g"] = [self.vector(g) for g in result if g is None or isinstance(g, torch.Tensor)]
                 self.emit(line)
+                for n, ref in enumerate(self.asked):
+                    tensor = ref()
+                    if tensor is not None and tensor.grad is not None:
+                        self.retained[f"#{n}"] = self.vector(tensor.grad)
             return result
 
         torch.autograd._engine_run_backward = run  # type: ignore
+
+    def _watch_retain_grad(self) -> None:
+        """A function's tensors are gone at the end."""
+        plain = torch.Tensor.retain_grad
+
+        def retain_grad(tensor: Any) -> None:
+            plain(tensor)
+            if len(self.asked) < LEAVES:
+                self.asked.append(weakref.ref(tensor))
+
+        torch.Tensor.retain_grad = retain_grad  # type: ignore[method-assign, assignment]
 
     def _watch_zero_grad(self) -> None:
         clear = torch.optim.Optimizer.zero_grad

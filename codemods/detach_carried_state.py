@@ -151,7 +151,8 @@ for x in torch.randn(3, 4, 3):
         for held, alike in _everywhere(project, elements).items() if elements else ():
             kept = listed([*dict.fromkeys(f"`{view.code(element).strip()}`" for view, element in alike)])
             edits = gather(*((view, [detach(element)]) for view, element in alike), *drop)
-            yield Proposal(f"store {kept} detached in `{held}`, wherever it is filled", DATA, edits, 0)
+            said = f"store {kept} detached in `{held}`, wherever it is filled"
+            yield Proposal(said, DATA, edits, 2 if ways else 0)
         for summary, parts in ways[:2] if elements else ():
             stored = [(view, [detach(element)]) for view, _, element in elements]
             kept = ", ".join(f"`{view.code(element).strip()}`" for view, _, element in elements)

@@ -428,13 +428,14 @@ class End(Event):
     """How the run ended: ``finished``, ``steps`` (each optimizer stepped enough), ``timeout``, ``exit``, ``failed``.
     `unstepped` are optimizers that never stepped, got gradients again and again, and that no call in the text may step.
     Where it ended at so many ``steps``, some of them without a gradient, `later` says that a loss may be given terms
-    behind that, and `phases` (file, first line, last line) where the program says when it leaves the graph."""
+    behind that, and `phases` (file, first and last line) where the program says when it leaves the graph, or steps one
+    optimizer in one loop after the other (False)."""
 
     how: str
     seconds: float = 0.0
     unstepped: tuple[int, ...] = ()
     later: bool = False
-    phases: tuple[tuple[str, int, int], ...] = ()
+    phases: tuple[tuple[str, int, int, bool], ...] = ()
 
 
 AnyEvent = (

@@ -78,9 +78,9 @@ def _of_a_phase(graph: Graph, conflict: Conflict) -> bool:
     cut = conflict.label("cut") if conflict.kind == "cut-graph" else None
     ends = [e for e in graph.tape.events if isinstance(e, End) and e.phases] if cut is not None else []
     return any(
-        site.file == file and first <= site.line <= last
+        site.file == file and first <= site.line <= last and (said or conflict.severity != "error")
         for end in ends
-        for file, first, last in end.phases
+        for file, first, last, said in end.phases
         for site in (cut.stack if cut is not None else ())
     )
 

@@ -26,7 +26,8 @@ from gradfix.read.statements import block
 from gradfix.read.trace import Exhausted
 from gradfix.read.values import Bound, Class, Function, Generator, Instance, Tensor, Value
 from gradfix.read.variants import MOST, Variant
-from gradfix.tape import End, Site, Tape
+from gradfix.run.child.phases import phases
+from gradfix.tape import Cut, End, Site, Tape
 
 if TYPE_CHECKING:
     from gradfix.read import Budget
@@ -226,10 +227,17 @@ class _Program:
         events = m.trace.finished()
         last = max((e.time for e in events), default=0) + 1
         never = unstepped.numbers(m) if (name, how) == ("__main__", "finished") else ()
-        sources = {u.path: u.digest() for u in m.project.units.values() if u.entered}
+        units = [u for u in m.project.units.values() if u.entered]
+        left = any(isinstance(e, Cut) for e in events)
+        when = (
+            tuple((f, a, z, said) for f, a, z, said in phases({u.path: u.tree for u in units}))
+            if left
+            else ()
+        )
+        end = End(last, (), how, unstepped=never, phases=when)
         return Walk(
             name,
-            Tape((*events, End(last, (), how, unstepped=never)), frame.unit.path, sources=sources),
+            Tape((*events, end), frame.unit.path, sources={u.path: u.digest() for u in units}),
             frozenset(m.trace.likely),
             frozenset(m.reached),
             tuple(m.asked.items()),

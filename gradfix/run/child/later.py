@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .sites import Sites, parsed
+from .sites import Sites
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
@@ -15,7 +15,7 @@ _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 def more_terms(sites: Sites) -> bool:
     """Whether a file of the user's adds to a loss in a branch that a number decides, and in which no op was met."""
-    trees = {file: tree for file in sites.files() if (tree := parsed(sites.text(file))) is not None}
+    trees = sites.trees()
     met = sites.met()
     differentiating = {
         function.name

@@ -1,23 +1,26 @@
 """Where a program leaves the graph in one phase of its training and not in another: ``if not self.joint: f =
-f.detach()``, with ``self.joint = True`` behind what the run came to, or ``if epoch < 5:`` around it."""
+f.detach()``, with ``self.joint = True`` behind what the run came to, or ``if epoch < 5:`` around it; and loops that
+step one optimizer one after the other.
+
+`gradfix.read` imports this, too: standard library only.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-
-from .sites import Sites, parsed
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _LEAVING = frozenset(("detach", "detach_", "data", "no_grad", "set_grad_enabled", "inference_mode"))
+_SCHEDULES = frozenset(("scheduler", "lr_scheduler", "sched"))
 _MAKING = frozenset(("__init__", "__new__", "__post_init__"))
 
 
-def phases(sites: Sites) -> list[list[Any]]:
-    """[file, first line, last line] of each branch that leaves the graph where the program says when."""
-    trees = {file: tree for file in sites.files() if (tree := parsed(sites.text(file))) is not None}
+def phases(trees: Mapping[str, ast.Module]) -> list[list[Any]]:
+    """[file, first line, last line, True] of each branch that leaves the graph where the program says when, and with
+    False of each loop, or function, that steps an optimizer which another steps, too."""
     switched = {name for tree in trees.values() for name in _switched(tree)}
     given = _given(trees.values())
     found = []
@@ -26,10 +29,41 @@ def phases(sites: Sites) -> list[list[Any]]:
             own = given.get(_name(function), set())
             for node in _own(function):
                 if isinstance(node, (ast.If, ast.IfExp)) and _counts(node.test, switched | own):
-                    found += [[file, *lines] for lines in _leaving(node)]
+                    found += [[file, *lines, True] for lines in _leaving(node)]
                 elif isinstance(node, ast.With) and any(_chooses(i, switched | own) for i in node.items):
-                    found.append([file, node.lineno, node.end_lineno or node.lineno])
-    return found
+                    found.append([file, node.lineno, node.end_lineno or node.lineno, True])
+    return [*found, *_one_after_the_other(trees)]
+
+
+def _one_after_the_other(trees: Mapping[str, ast.Module]) -> Iterator[list[Any]]:
+    """The loops that step the same optimizer, as its name says, where there are several; of functions without a loop,
+    the whole. What is called nowhere does not count."""
+    every = [(file, node) for file, tree in trees.items() for node in ast.walk(tree)]
+    called = {_last(node.func) for _, node in every if isinstance(node, ast.Call)}
+    found: dict[str, set[tuple[str, int, int]]] = {}
+    for file, function in every:
+        if isinstance(function, ast.Module) or (isinstance(function, _Function) and function.name in called):
+            for around in _outermost(function):
+                for name in _stepped(around):
+                    found.setdefault(name, set()).add((file, around.lineno, around.end_lineno))
+    for places in found.values():
+        if len(places) > 1:
+            yield from ([*place, False] for place in sorted(places))
+
+
+def _outermost(function: Any) -> Iterator[Any]:
+    """The outermost loops of a function; the function itself where it has none."""
+    loops = [n for n in _own(function) if isinstance(n, (ast.For, ast.While))]
+    inner = {id(n) for loop in loops for n in _own(loop)}
+    outermost = [loop for loop in loops if id(loop) not in inner]
+    yield from outermost or ([] if isinstance(function, ast.Module) else [function])
+
+
+def _stepped(around: Any) -> set[str]:
+    """The last names of what is stepped there."""
+    called = (n.func for n in _own(around) if isinstance(n, ast.Call))
+    methods = (f for f in called if isinstance(f, ast.Attribute) and f.attr == "step")
+    return {name for method in methods if (name := _last(method.value))} - _SCHEDULES
 
 
 def _switched(tree: ast.Module) -> Iterator[str]:
@@ -39,6 +73,9 @@ def _switched(tree: ast.Module) -> Iterator[str]:
         making = _name(function) in _MAKING
         for node in _own(function):
             for target in _targets(node):
+                decided = isinstance(node, ast.Assign) and _orders(node.value)
+                if isinstance(target, ast.Name) and decided:
+                    yield target.id
                 if isinstance(target, ast.Attribute) and not making:
                     yield target.attr
                 elif isinstance(target, ast.Name):
@@ -85,6 +122,11 @@ def _passed(call: ast.Call, at: int, name: str, exactly: int) -> Iterator[ast.ex
     if at < len(call.args) and (not exactly or len(call.args) == exactly):
         yield call.args[at]
     yield from (k.value for k in call.keywords if k.arg == name)
+
+
+def _orders(value: ast.expr) -> bool:
+    """``epoch < 5``"""
+    return isinstance(value, ast.Compare) and any(isinstance(op, _ORDERS) for op in value.ops)
 
 
 def _counts(test: ast.expr, names: set[str]) -> bool:

@@ -146,7 +146,7 @@ class Recorder:
         more: dict[str, Any] = {"unstepped": never} if never else {}
         if how == "steps" and self.optimizers.untrained() and more_terms(self.sites):
             more["later"] = True
-        if how == "steps" and self.left and (when := phases(self.sites)):
+        if how == "steps" and self.left and (when := phases(self.sites.trees())):
             more["phases"] = when
         self.tape.end(self.clock.tick(), how=how, seconds=seconds, **more)
         self.tape.flush()

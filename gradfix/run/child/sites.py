@@ -245,6 +245,10 @@ class Sites:
         """The user's files that were executed."""
         return list(self._lines)
 
+    def trees(self) -> dict[str, ast.Module]:
+        """The user's files as Python reads them, those that it can."""
+        return {file: tree for file in self.files() if (tree := parsed(self.text(file))) is not None}
+
     def _call(self, file: str, span: Span) -> Span:
         """The whole of a method call over several lines: CPython lets its span begin at the method's name."""
         if file not in self._calls:

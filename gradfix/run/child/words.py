@@ -1,6 +1,6 @@
 """Words that the run and the reading of a text look for alike, and the cures.
 
-The one thing of this folder that `gradfix.read` and codemods import: standard library only, and no torch.
+With `phases`, what `gradfix.read` and codemods import of this folder: standard library only, and no torch.
 """
 
 from __future__ import annotations

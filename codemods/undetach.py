@@ -10,6 +10,7 @@ import libcst as cst
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View, targets
+from gradfix.rewrite.arrays import statement_gone
 from gradfix.rewrite.blocks import method, of_torch
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.callers import Part, Served, moved, served, unproved
@@ -20,7 +21,7 @@ from gradfix.rewrite.liveness import dotted, scope_of, statement_before
 from gradfix.rewrite.peeling import MAKERS, innermost, layer_in, outermost, peel, put
 from gradfix.rewrite.recording import Way, cut_for_others, drawn_anew, of_one, recorded
 from gradfix.rewrite.spelling import descendants, function_of
-from gradfix.rewrite.statements import block_of, body_of, reads_of, take_away, unit_in, units, walk
+from gradfix.rewrite.statements import body_of, reads_of, walk
 from gradfix.tape import Cut
 
 GAINS = Effect(
@@ -262,12 +263,12 @@ def _value(cut: Cut, project: Project) -> Way | None:
     said = f"keep `{code}` in its graph" if len(code) < 40 else "keep the value in its graph"
     small, kept = view.small_statement(top), list[Edit]()
     if isinstance(small, cst.Expr) and small.value is top:
-        return Way(said, [(view, _gone(view, small))], depth)
+        return Way(said, [(view, [*statement_gone(view, small)])], depth)
     if isinstance(small, cst.Assign) and small.value is top and len(small.targets) == 1:
         name = dotted(small.targets[0].target)
         kept = _kept_as_number(view, top, name) if name else []
         if name and name == dotted(core):
-            return Way(said, [(view, [*_gone(view, small), *kept])], depth)
+            return Way(said, [(view, [*statement_gone(view, small), *kept])], depth)
     edits = [put(view, top, core), *kept]
     holder = _holder(view, top)
     if isinstance(holder, cst.BaseExpression):
@@ -334,16 +335,6 @@ def _filled(view: View, name: str) -> bool:
         and any(dotted(t.target) == name for t in n.targets)
         and isinstance(n.value, cst.List | cst.ListComp)
         for n in view.parents
-    )
-
-
-def _gone(view: View, small: cst.BaseSmallStatement) -> list[Edit]:
-    block = block_of(view, small)
-    index = unit_in(view, block, small) if block is not None else None
-    return (
-        list(take_away(units(block)[index], view, comments=True))
-        if block is not None and index is not None
-        else []
     )
 
 
@@ -430,7 +421,7 @@ def _from_tensors(view: View, call: cst.Call, name: str, cut: Cut) -> list[Edit]
     top = outermost(view, call)
     small = view.small_statement(top)
     if isinstance(small, cst.Assign) and small.value is top and dotted(small.targets[0].target) == name:
-        return _gone(view, small)
+        return [*statement_gone(view, small)]
     return [put(view, top, innermost(call))]
 
 

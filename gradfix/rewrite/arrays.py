@@ -114,7 +114,9 @@ def to_itself(made: cst.Assign, value: cst.BaseExpression) -> bool:
     return len(made.targets) == 1 and dotted(made.targets[0].target) == dotted(value) is not None
 
 
-def statement_gone(view: View, made: cst.Assign, besides: Collection[cst.CSTNode]) -> tuple[Edit, ...]:
+def statement_gone(
+    view: View, made: cst.BaseSmallStatement, besides: Collection[cst.CSTNode] = ()
+) -> tuple[Edit, ...]:
     """Edits that take a statement away, and those of `besides`; its comments stay."""
     block = block_of(view, made)
     index = unit_in(view, block, made) if block is not None else None

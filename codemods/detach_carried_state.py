@@ -351,9 +351,9 @@ def _entries(item: Carried) -> bool:
 
 def _read(item: Carried, shape: str) -> list[Edit]:
     """``state = state.detach()`` before the pass first reads it; in the expression itself for an
-    attribute."""
+    attribute, and where that is read only if it holds something."""
     if item.starts_bare():
-        return []
+        return [detach(read, shape) for read in item.guarded_reads()] if "." in item.name else []
     reader = item.reader
     reads = item.reads_until_stored()
     if "." in item.name and shape == "tensor" and len(reads) == 1:

@@ -150,6 +150,24 @@ class Carried:
                 break
         return found
 
+    def guarded_reads(self) -> list[cst.BaseExpression]:
+        """Where the body takes the name's value until it first binds it, if each is behind a test of the name."""
+        tests = (cst.If, cst.IfExp, cst.While)
+        found: dict[cst.CSTNode, cst.BaseExpression] = {}
+        inner: cst.CSTNode
+        for read in self.reads_until_stored():
+            guarded, inner = False, read
+            for node in self.view.ancestors(read):
+                if isinstance(node, tests) and inner is node.test:
+                    break  # it is asked there, and not taken
+                guarded |= isinstance(node, tests) and bool(reads_of(node.test, self.name))
+                inner = node
+            else:
+                if not guarded:
+                    return []
+                found[read] = read
+        return list(found.values())
+
     def starts_bare(self) -> bool:
         """Whether the name first holds something that is no tensor (None, a number), or nothing at all; or is set back
         to that on the way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from typing import cast
 
@@ -83,8 +84,8 @@ def _shared(node: cst.CSTNode) -> frozenset[str]:
 
 
 def _tail(name: str) -> str:
-    """``.c`` of ``centre.c`` and of ``self.parts.c[2]``, ``c`` of ``c`` and ``c['late']``."""
-    _, dot, last = name.partition("[")[0].rpartition(".")
+    """``.c`` of ``centre.c``, of ``self.parts.c[2]`` and of ``losses['slow'].c``, ``c`` of ``c`` and ``c['late']``."""
+    _, dot, last = re.sub(r"\[[^\]]*\]", "", name).rpartition(".")
     return dot + last
 
 

@@ -58,9 +58,9 @@ def stray_optimizers(graph: Graph) -> Found:
         dead = [r for r in quiet if r.storage in kept_up or not _used(graph, r.storage)]
         if not steps or not dead:
             continue
-        by_name = {_called(r): r for r in homeless.values() if r.name}
         unused = [r for r in dead if not _used(graph, r.storage)]
-        replaced = [(old, by_name[_called(old)]) for old in unused if _called(old) in by_name]
+        places = ((old, [new for new in homeless.values() if _takes_the_place(new, old)]) for old in unused)
+        replaced = [(old, found[0]) for old, found in places if found]
         whole = (
             all(r.shape for r in dead)
             and len(dead) == len(optimizer.refs)
@@ -93,9 +93,11 @@ def stray_optimizers(graph: Graph) -> Found:
         )
 
 
-def _called(ref: Ref) -> str:
-    """The name; what is handed to a constructor as ``model`` is ``self.model`` behind it."""
-    return ref.name.removeprefix("self.")
+def _takes_the_place(new: Ref, old: Ref) -> bool:
+    """Whether they are called the same. What a method calls ``self.model`` is ``trainer.model`` outside, and what is
+    handed to a constructor as ``model`` is ``self.model`` behind it."""
+    now, was = new.name.removeprefix("self."), old.name.removeprefix("self.")
+    return bool(was) and (now == was or (was != old.name and now.endswith(f".{was}")))
 
 
 def replaced_later(graph: Graph) -> Found:

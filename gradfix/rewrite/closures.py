@@ -33,7 +33,7 @@ def into_closure(project: Project, backward: Backward) -> Iterator[tuple[str, tu
     walked = entered(project, backward)
     last = max((r.time for r in walked), default=-1)
     nodes = filter(None, map(project.graph.records.get, backward.nodes))
-    records = [r for r in nodes if r.time <= last]
+    records = [r for r in nodes if r.time <= last and r.stack]  # (a derivative's are the engine's)
     depth = min((meeting(r.stack, backward.stack) for r in records), default=-1)
     inner, outer = frame(project, backward.stack, depth + 1), frame(project, backward.stack, depth)
     function = inner[0].function(inner[1]) if inner is not None and depth >= 0 else None

@@ -57,7 +57,7 @@ def reads_of(
             continue
         if record.output is not None and record.output.storage == ref.storage:
             continue
-        for view, operand in _read_at(record.stack, project, tails):
+        for view, operand in _read_at(record.stack, project, tails) or _asked_for(record.stack, project):
             if not any(operand is known for _, known in found):
                 found.append((view, operand))
     return tuple(found)
@@ -77,6 +77,35 @@ def _read_at(stack: Stack, project: Project, tails: set[str]) -> list[tuple[View
         if operands := [(view, operand) for operand in operands_of(node, names)]:
             return operands
     return []
+
+
+def _asked_for(stack: Stack, project: Project) -> list[tuple[View, cst.BaseExpression]]:
+    """The one operand of the innermost call that an object's property or method gives: ``self.slots.view``,
+    ``self.history.pull()``. What tensor that is its name does not tell."""
+    for site in reversed(stack):
+        found = project.node(site)
+        if found is None:
+            continue
+        view, node = found[0], found[1].value if isinstance(found[1], cst.Expr) else found[1]
+        given = [o for o in _values(node) if _of_an_object(o)]
+        return [(view, given[0])] if len(given) == 1 and not isinstance(node, cst.Subscript) else []
+    return []
+
+
+def _of_an_object(operand: cst.BaseExpression) -> bool:
+    node: cst.BaseExpression = operand
+    attributes = 0
+    while isinstance(node, cst.Call | cst.Attribute):
+        if isinstance(node, cst.Attribute):
+            attributes += 1
+            node = node.value
+        else:
+            node = node.func
+    return (
+        isinstance(node, cst.Name)
+        and attributes > 0
+        and node.value not in ("torch", "F", "nn", "np", "numpy")
+    )
 
 
 def _shared(node: cst.CSTNode) -> frozenset[str]:

@@ -41,3 +41,28 @@ def test_the_first_help_takes_the_fault_away(tmp_path):
     script.write_text(CARRIED, encoding="utf-8")
     (fault,) = (d for d in examine(script, Settings()).diagnoses if d.conflict.severity != "note")
     assert "self.hidden" in fault.cures[0].summary
+
+
+GUESSED = """\
+import torch
+from torch import nn
+
+net = nn.Linear(5, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+usual = None
+for x in torch.randn(4, 7, 5):
+    loss = net(x).pow(2).mean()
+    value = loss.item()
+    usual = value if usual is None else 0.9 * usual + 0.1 * value
+    if abs(value - usual) > 1e3:
+        loss = torch.tensor(0.0, requires_grad=True)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_loss_made_anew_behind_an_unknown_test_is_no_certain_fault(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(GUESSED, encoding="utf-8")
+    assert not examine(script, Settings()).diagnoses

@@ -123,8 +123,8 @@ def _run(
         output = node.output
         if output is not None and output.retains and output.grad is None:
             output.grad = ops.new(m, output.shape, output.dtype)
-    if any(node.vague for node in walked):
-        blur(m)
+    if any(node.vague for node in walked) or any(t.node is None and t.storage.guessed for t in tensors):
+        blur(m)  # (a loss made anew where things went wrong, say)
     if len(edges) == 1 and isinstance(edges[0], Node) and chosen is None and len(m.optimizers) > 1:
         opposed.look(m, edges[0], walked, filled)
     return walked

@@ -108,7 +108,7 @@ class Trace:
         return self._nodes
 
     def storage(self) -> Storage:
-        storage = Storage(len(self.storages))
+        storage = Storage(len(self.storages), guessed=not self._sure())
         self.storages.append(storage)
         return storage
 

@@ -58,6 +58,7 @@ class Storage:
     handed: bool = False  # something unknown got it: it may have it require grad, or clear its gradient
     grad_of: Tensor | None = None  # the leaf whose gradient it holds
     plain: bool = False  # made of gradients that autograd.grad gave without a graph
+    guessed: bool = False  # it was made behind a test of which nothing is known
     whole: bool = False  # torch.full made whole numbers of it
     filled: tuple[int, float] | None = None  # the version in which it was full of one number, and that
     joined: tuple[Any, ...] = ()  # the op that made it of these, in which versions: (storage, version), ...

@@ -14,6 +14,7 @@ from gradfix.codemod import NONE, Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View
 from gradfix.rewrite.blocks import copy, method, of_torch, under
+from gradfix.rewrite.boundary import returns
 from gradfix.rewrite.liveness import dotted, first_use, reads, scope_of
 from gradfix.rewrite.spelling import (
     descendants,
@@ -25,8 +26,9 @@ from gradfix.rewrite.spelling import (
     without_grad,
     writes_data,
 )
+from gradfix.rewrite.statements import every_parameter, names
 from gradfix.rewrite.tensors import accumulates
-from gradfix.rewrite.writes import to_leaf_view, write_at, write_of
+from gradfix.rewrite.writes import Write, to_leaf_view, write_at, write_of
 from gradfix.tape import GradRead, Mutate
 
 Belongs = Callable[[cst.CSTNode], bool]
@@ -96,12 +98,36 @@ def _leaf(conflict: Conflict, project: Project) -> Iterator[Proposal]:
         return
     if write is not None and to_leaf_view(write, conflict) and _expanded(conflict, project):
         return
+    if write is not None and _transforms(write, conflict, project):
+        return
     refused = _refused(view, project)
     run = _run(view, small, lambda s: s is small or s in refused)
     edits = _wrapped(view, run)
     yield Proposal(_summary(view, run), NONE, {view.path: edits})
     if write is not None and (later := _track_afterwards(view, write.name, small, run)):
         yield Proposal(f"`{write.name}` requires grad only after this", NONE, {view.path: later}, 2)
+
+
+def _transforms(write: Write, conflict: Conflict, project: Project) -> bool:
+    """Whether a function writes into what it is given, in pass after pass, and its caller goes on with what it gives
+    back under another name: ``out = normalized(image)`` is hardly meant to make the image another one each time."""
+    function = write.view.function(write.node)
+    stack = conflict.write.stack if conflict.write is not None else ()
+    found = project.node(stack[-2]) if len(stack) > 1 else None
+    if not isinstance(function, cst.FunctionDef) or found is None or not isinstance(found[1], cst.Call):
+        return False
+    steps = [s.time for s in project.graph.steps]
+    times = [e.time for e in project.tape.events if isinstance(e, Mutate) and e.stack == stack]
+    if not times or not any(times[0] < step < times[-1] for step in steps):
+        return False
+    own = frozenset(p.name.value for p in every_parameter(function)) - {"self"}
+    given_back = [r.value for r in returns(function) if r.value is not None]
+    if not any(own & names(value).reads for value in given_back):
+        return False
+    call, small = found[1], found[0].small_statement(found[1])
+    handed = {dotted(a.value) for a in call.args}
+    bound = set(names(small).writes) if small is not None else set[str]()
+    return not (isinstance(small, cst.Expr) and small.value is call) and not bound & handed
 
 
 def _expanded(conflict: Conflict, project: Project) -> bool:

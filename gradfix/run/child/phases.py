@@ -67,8 +67,12 @@ def _stepped(around: Any) -> set[str]:
 
 
 def _switched(tree: ast.Module) -> Iterator[str]:
-    """Attributes that are set elsewhere than where their object is made, names that are bound more than once."""
+    """Attributes that are set elsewhere than where their object is made, names that are bound more than once, keys
+    that are given a value."""
     bound: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from _given_keys(node)
     for function in (tree, *(n for n in ast.walk(tree) if isinstance(n, _Function))):
         making = _name(function) in _MAKING
         for node in _own(function):
@@ -78,10 +82,27 @@ def _switched(tree: ast.Module) -> Iterator[str]:
                     yield target.id
                 if isinstance(target, ast.Attribute) and not making:
                     yield target.attr
+                elif isinstance(target, ast.Subscript):
+                    yield from _text(target.slice)
                 elif isinstance(target, ast.Name):
                     often = 1 if isinstance(node, ast.Assign) else 2
                     bound[target.id] = bound.get(target.id, 0) + often
     yield from (name for name, times in bound.items() if times > 1)
+
+
+def _given_keys(call: ast.Call) -> Iterator[str]:
+    """``config.update(frozen=False)``, ``config.update({"frozen": False})``, ``setattr(model, "frozen", False)``"""
+    if _last(call.func) == "update":
+        yield from (k.arg for k in call.keywords if k.arg)
+        keys = (key for a in call.args if isinstance(a, ast.Dict) for key in a.keys)
+        yield from (text for key in keys if key is not None for text in _text(key))
+    elif _last(call.func) == "setattr" and len(call.args) == 3:
+        yield from _text(call.args[1])
+
+
+def _text(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
 
 
 def _targets(node: ast.AST) -> list[ast.AST]:
@@ -140,6 +161,8 @@ def _counts(test: ast.expr, names: set[str]) -> bool:
             return True
         if isinstance(node, (ast.Name, ast.Attribute)) and _last(node) in names:
             return True
+        if any(text in names for text in _text(node)):
+            return True  # ``config["frozen"]``
     return False
 
 

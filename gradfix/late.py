@@ -13,6 +13,7 @@ from gradfix import unproved
 from gradfix.asked import asked
 from gradfix.detect import Conflict
 from gradfix.prove import Baseline
+from gradfix.prove.prover import starving
 from gradfix.prove.runs import alike
 from gradfix.result import Settings
 from gradfix.tape import Backward, Event, Optimizer, Step, Tape
@@ -54,6 +55,20 @@ def enough(
     expected = [c for c in found if (c.kind, c.at.file, c.at.line) in told]
     counts = [_steps_before(tape, _when(c)) for c in expected or found]
     return replace(settings, steps=max(settings.steps, (max if expected else min)(counts) + 2))
+
+
+def starved(first: Baseline, texts: Mapping[str, str], settings: Settings) -> frozenset[str]:
+    """The parameters that the faults of a run, which was ended after so many steps, say to get no gradient in any: they
+    may be left out in a first phase alone."""
+    told = {starving(c) for c in _faults(first, texts, settings)} if first.outcome.ended == "steps" else set()
+    return frozenset(told - {""})
+
+
+def fed(some: frozenset[str], again: Baseline) -> frozenset[str]:
+    """Those of `some` of which a longer run no longer says so."""
+    if len(again.oracle.steps) == 0 or again.outcome.ended not in ("steps", "finished", "timeout"):
+        return frozenset()
+    return some - {starving(c) for c in again.conflicts}
 
 
 def said(first: Settings, now: Settings) -> str:

@@ -74,6 +74,12 @@ def repair(
                 remarks = (late.said(settings, enough),)
                 settings = enough
                 prover, baseline, texts = recorded(settings)
+        if starved := late.starved(baseline, texts, settings):
+            say("some parameters get no gradient: recording more steps")
+            _, again, seen = recorded(late.longer(settings))
+            settings = late.hurried(settings, again)
+            prover.passing = late.fed(starved, again)
+            baseline = prover.without_passing(baseline)
         prover.runner.until = settings.until
         ended = baseline.outcome.ended
         calls = late.calls_enough(baseline, texts, settings) if settings.repair else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,14 @@ from gradfix.tape import Optimizer, Tape
 from gradfix.verdict import Effect, Status, Verdict
 from gradfix.wording import shortened
 
+_STARVING = re.compile(r"(.*?) (?:got no gradient in any of|ever gets a gradient)\b")
 HIDDEN = 4  # missing gradients that hide one behind the other
+
+
+def starving(conflict: Conflict) -> str:
+    """Which parameters a fault says to get no gradient in any step there was; "" for another one."""
+    found = _STARVING.match(conflict.message) if conflict.kind == "cut-graph" else None
+    return found[1] if found is not None else ""
 
 
 class Refusal(Exception):
@@ -40,6 +48,7 @@ class Prover:
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
+        self.passing: frozenset[str] = frozenset()  # parameters without a gradient that get one later on
 
     def baseline(self, files: Mapping[str, str]) -> Baseline:
         """Run the script as it is (`files` over the disk), recorded and plain. Raises InterpreterError."""
@@ -48,8 +57,17 @@ class Prover:
         tape = recorded.tape
         if tape is not None and recorded.ended == "steps":
             self.runner.making = max(self.runner.making, _places_of_making(tape))
-        found = Baseline(dict(files), recorded, plain.result(), detect(tape) if tape else ())
+        found = Baseline(dict(files), recorded, plain.result(), self._faults(tape))
         return replace(found, conflicts=self._spoilt(found))
+
+    def _faults(self, tape: Tape | None) -> tuple[Conflict, ...]:
+        """What a tape shows, but for what is known to pass."""
+        return tuple(c for c in detect(tape) if starving(c) not in self.passing) if tape is not None else ()
+
+    def without_passing(self, baseline: Baseline) -> Baseline:
+        """The same, without the faults that are known to pass."""
+        kept = tuple(c for c in baseline.conflicts if starving(c) not in self.passing)
+        return replace(baseline, conflicts=kept)
 
     def _spoilt(self, baseline: Baseline) -> tuple[Conflict, ...]:
         """Its faults, without hidden writes that several make right together: what plain PyTorch computes is the exact
@@ -138,7 +156,7 @@ class Prover:
         outcome = self.runner.imposed(baseline, base)
         if not read(outcome.measurement).passes:
             return baseline
-        found = detect(outcome.tape) if outcome.tape else ()
+        found = self._faults(outcome.tape)
         return replace(
             baseline,
             outcome=outcome,
@@ -265,7 +283,7 @@ class Prover:
         it is to go `on`, the gradient is there."""
         recorded = self.runner.start(files, record=True).result()
         _trust(recorded)
-        found = first = detect(recorded.tape) if recorded.tape else ()
+        found = first = self._faults(recorded.tape)
         sites: list[Any] = []
         for _ in range(HIDDEN):
             more = [s for s in kept_sites(found) if s not in sites]
@@ -273,7 +291,7 @@ class Prover:
                 break
             sites += more
             recorded = self.runner.start(files, record=True, impose={"keep": sites}).result()
-            now = detect(recorded.tape) if recorded.tape else ()
+            now = self._faults(recorded.tape)
             found = joined(met(first, found), now)
         return recorded, found, {"keep": sites} if sites else {}
 

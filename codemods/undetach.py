@@ -97,7 +97,7 @@ for x in torch.randn(3, 4, 3):
         effect = TERM if conflict.pattern in ("constant-term", "idle-term") else GAINS
         for rank, cut in enumerate(_cuts(conflict, project)):
             found = _found(cut, project)
-            if found is not None and conflict.pattern == "partly" and _decided(cut, project, found.parts):
+            if found is not None and conflict.severity == "warning" and _decided(cut, project, found.parts):
                 continue
             if found is not None:
                 said, parts = found.said, [*found.parts, *asked_of_loss(conflict.backward, project)]
@@ -213,7 +213,18 @@ def _decided(cut: Cut, project: Project, parts: list[Part]) -> bool:
                     return True
                 if isinstance(above, cst.If) and any(_counts(n) for n in descendants(above.test)):
                     return True
+                if isinstance(above, cst.If) and cut.how != "checkpoint" and _is_option(above.test):
+                    return True
     return False
+
+
+def _is_option(test: cst.BaseExpression) -> bool:
+    """``if not self.finetune:``"""
+    if isinstance(test, cst.UnaryOperation):
+        return _is_option(test.expression)
+    if isinstance(test, cst.BooleanOperation):
+        return _is_option(test.left) or _is_option(test.right)
+    return isinstance(test, cst.Name | cst.Attribute | cst.Subscript) and dotted(test) != "self.training"
 
 
 def _counts(node: cst.CSTNode) -> bool:

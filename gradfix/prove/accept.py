@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gradfix.detect import Conflict
@@ -99,7 +99,14 @@ def doubted(trial: Trial, attempt: Attempt, equal: Equal) -> Verdict | None:
 
 
 def accepted(trial: Trial, attempt: Attempt) -> Verdict:
-    """The verdict of a candidate that is equal, without a doubt, to the script as it is with `attempt` imposed."""
+    """The verdict of a candidate that is equal, without a doubt, to the script as it is with `attempt` imposed. What
+    means to change a value is as good as it means to be where it changes no gradient, and no better."""
+    verdict = _accepted(trial, attempt)
+    changes = verdict.status != "rejected" and any(e.kind == "changes-value" for e in trial.effects)
+    return replace(verdict, status="intended") if changes else verdict
+
+
+def _accepted(trial: Trial, attempt: Attempt) -> Verdict:
     baseline, after = trial.baseline, trial.after
     measured = dict(trial.measured)
     if attempt.before:

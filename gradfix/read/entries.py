@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable, Hashable, Iterator, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
@@ -26,7 +26,6 @@ from gradfix.read.statements import block
 from gradfix.read.trace import Exhausted
 from gradfix.read.values import Bound, Class, Function, Generator, Instance, Tensor, Value
 from gradfix.read.variants import MOST, Variant
-from gradfix.run.child.phases import phases
 from gradfix.tape import Cut, End, Site, Tape
 
 if TYPE_CHECKING:
@@ -228,13 +227,7 @@ class _Program:
         last = max((e.time for e in events), default=0) + 1
         never = unstepped.numbers(m) if (name, how) == ("__main__", "finished") else ()
         units = [u for u in m.project.units.values() if u.entered]
-        left = any(isinstance(e, Cut) for e in events)
-        when = (
-            tuple((f, a, z, said) for f, a, z, said in phases({u.path: u.tree for u in units}))
-            if left
-            else ()
-        )
-        end = End(last, (), how, unstepped=never, phases=when)
+        end = End(last, (), how, unstepped=never, phases=_phases(units, events))
         return Walk(
             name,
             Tape((*events, end), frame.unit.path, sources={u.path: u.digest() for u in units}),
@@ -477,3 +470,14 @@ def _enter_forward(m: Machine, cls: Value) -> None:
     if m.variant is None:
         for variant in arguments.otherwise(objects.lookup(cls, "__init__"), forward):
             m.open.add(variant)
+
+
+def _phases(units: list[Unit], events: Iterable[object]) -> tuple[tuple[str, int, int, bool], ...]:
+    """Where the program says when it leaves the graph, if it does."""
+    if not any(isinstance(e, Cut) for e in events):
+        return ()
+    from gradfix.run.child.phases import phases
+
+    return tuple(
+        (file, first, last, said) for file, first, last, said in phases({u.path: u.tree for u in units})
+    )

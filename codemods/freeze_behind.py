@@ -8,7 +8,7 @@ from typing import cast
 
 import libcst as cst
 
-from gradfix.codemod import Codemod, Effect, Example, Proposal
+from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Project, View
 from gradfix.rewrite.boundary import frame, meeting
@@ -28,10 +28,7 @@ from gradfix.rewrite.statements import (
     units,
 )
 from gradfix.tape import Backward, Frozen, Stack
-
-GAINS = Effect(
-    "adds-gradient", "what the optimizer steps gets its gradient; every other gradient is as before"
-)
+from gradfix.verdict import GAINS
 
 
 class FreezeBehind(Codemod):

@@ -7,17 +7,14 @@ from typing import cast
 
 import libcst as cst
 
-from gradfix.codemod import Codemod, Effect, Example, Proposal
+from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, Replace, View
 from gradfix.rewrite.blocks import of_torch, under
 from gradfix.rewrite.spelling import function_of
 from gradfix.rewrite.statements import Unit, block_of, take_away, touches, unit_in, units
 from gradfix.tape import Off
-
-GAINS = Effect(
-    "adds-gradient", "what the optimizer steps gets its gradient; every other gradient is as before"
-)
+from gradfix.verdict import GAINS
 
 
 class NoGradBlock(Codemod):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradfix.codemod import Codemod, Effect, Example, Proposal
+from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Project
 from gradfix.rewrite.boundary import gather
@@ -12,13 +12,8 @@ from gradfix.rewrite.computed import Computed
 from gradfix.rewrite.dropped import asked_of_loss
 from gradfix.rewrite.peeling import layer_in, outermost
 from gradfix.tape import Cut
+from gradfix.verdict import GAINS, TERM
 
-TERM = Effect(
-    "adds-gradient", "this term of the loss trains what it is computed from; the others do as before"
-)
-GAINS = Effect(
-    "adds-gradient", "what the optimizer steps gets its gradient; every other gradient is as before"
-)
 LOST = frozenset(("no-graph", "dead-parameter", "rewrapped"))  # what is said of a loss without any graph
 
 

@@ -23,17 +23,12 @@ from gradfix.rewrite.recording import Way, cut_for_others, drawn_anew, of_one, r
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import body_of, reads_of, walk
 from gradfix.tape import Cut
+from gradfix.verdict import GAINS, TERM
 
-GAINS = Effect(
-    "adds-gradient", "what the optimizer steps gets its gradient; every other gradient is as before"
-)
 SERVES = Effect(
     "changes-value",
     "what the optimizer steps gets its gradient; so does whatever else the function that has the cut serves, which "
     "the run did not come to",
-)
-TERM = Effect(
-    "adds-gradient", "this term of the loss trains what it is computed from; the others do as before"
 )
 PATTERNS = frozenset(
     ("no-graph", "dead-parameter", "rewrapped", "partly", "bypassed", "constant-term", "idle-term")

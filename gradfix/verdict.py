@@ -37,6 +37,12 @@ class Effect:
     words: str = ""
 
 
+GAINS = Effect(
+    "adds-gradient", "what the optimizer steps gets its gradient; every other gradient is as before"
+)
+TERM = Effect(
+    "adds-gradient", "this term of the loss trains what it is computed from; the others do as before"
+)
 NONE = Effect("none")
 
 

@@ -89,7 +89,9 @@ def _both(
 ) -> list[Candidate]:
     """Where no cure helps alone: two at once."""
     pairs = [*islice(paired(tried, project), PAIRS)]
-    for first, laid_bare in () if pairs or wanted.late() else islice(uncovering(tried), PAIRS):
+    if pairs or wanted.late():
+        return pairs
+    for first, laid_bare in islice(uncovering(tried), PAIRS):
         files = dict(project.files) | dict(first.candidate.texts)
         after = prover.baseline(files)
         new = [

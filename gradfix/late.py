@@ -1,5 +1,5 @@
-"""How much of a script is recorded: more, where the text shows a fault that a short run did not come to; less, where a
-run went on until its time was over and had shown everything long before."""
+"""How much of a script is recorded: more, where the text shows a fault that a short run did not come to, or parameters
+got no gradient in it; less, where a run went on until its time was over and had shown everything long before."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from gradfix import unproved
 from gradfix.asked import asked
 from gradfix.detect import Conflict
+from gradfix.detect.starved import starving
 from gradfix.prove import Baseline
-from gradfix.prove.prover import starving
 from gradfix.prove.runs import alike
 from gradfix.result import Settings
 from gradfix.tape import Backward, Event, Optimizer, Step, Tape

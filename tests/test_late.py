@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from gradfix import testing
 from gradfix.result import Settings
 from gradfix.run.zygote import Zygote
@@ -229,3 +231,38 @@ def test_a_fault_in_the_first_of_two_loops(tmp_path, zygote):
     _, result = one(TWO.replace("{detach}", ".detach()"), tmp_path, zygote)
     assert [(d.conflict.kind, d.status) for d in result.diagnoses] == [("stale-saved-tensor", "cured")]
     assert not any("first 3 steps" in line for line in result.lines)
+
+
+IN_TURN = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+body, head = nn.Linear(4, 6), nn.Linear(6, 2)
+opt_body, opt_head = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (body, head))
+
+
+def fixed(x):
+    return body(x).detach()
+
+
+def fit(features, passes):
+    for x in torch.randn(passes, 5, 4):
+        loss = head(features(x)).pow(2).mean()
+        opt_body.zero_grad()
+        opt_head.zero_grad()
+        loss.backward()
+        opt_body.step()
+        opt_head.step()
+
+
+fit(fixed, 6)
+"""
+
+
+@pytest.mark.parametrize(("more", "told"), [("fit(body, 6)\n", False), ("fit(fixed, 6)\n", True)])
+def test_an_optimizer_whose_model_is_trained_later_on(tmp_path, zygote, more, told):
+    script = tmp_path / "train.py"
+    script.write_text(IN_TURN + more, encoding="utf-8")
+    found = testing.one(script, zygote, Settings()).diagnoses
+    assert [d.conflict.pattern for d in found] == ["dead-parameter"] * told

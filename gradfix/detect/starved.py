@@ -8,16 +8,27 @@ layer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from functools import reduce
 
 from gradfix import wording
+from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.freed import summed
 from gradfix.detect.parameters import cuts_of, filled_ever, given, names_of, rewrapped
 from gradfix.detect.refused import CUT_WORDS
 from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Cut, Fed, Mode, Stack
+
+_STARVING = re.compile(r"(.*?) (?:got no gradient in any of|ever gets a gradient)\b")
+
+
+def starving(conflict: Conflict) -> str:
+    """The parameters of which a fault says that no step there was had a gradient of theirs, as its sentence does (here,
+    and of whole optimizers in `parameters`): another run may know better. "" for a fault of another kind."""
+    said = _STARVING.match(conflict.message) if conflict.kind == "cut-graph" else None
+    return said[1] if said is not None else ""
 
 
 def starved(graph: Graph) -> Found:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gradfix.detect import Conflict, describe, detect
+from gradfix.detect.starved import starving
 from gradfix.prove import words
 from gradfix.prove.accept import Trial, accepted, doubted
 from gradfix.prove.alike import now_constant
@@ -25,14 +25,7 @@ from gradfix.tape import Optimizer, Tape
 from gradfix.verdict import Effect, Status, Verdict
 from gradfix.wording import shortened
 
-_STARVING = re.compile(r"(.*?) (?:got no gradient in any of|ever gets a gradient)\b")
 HIDDEN = 4  # missing gradients that hide one behind the other
-
-
-def starving(conflict: Conflict) -> str:
-    """Which parameters a fault says to get no gradient in any step there was; "" for another one."""
-    found = _STARVING.match(conflict.message) if conflict.kind == "cut-graph" else None
-    return found[1] if found is not None else ""
 
 
 class Refusal(Exception):

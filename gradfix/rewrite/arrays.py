@@ -80,6 +80,12 @@ def torch_made(whole: cst.BaseExpression) -> bool:
     return isinstance(whole, cst.Call) and function_of(whole) in MAKERS and function_of(whole) != "float"
 
 
+def numpy_function(call: cst.Call) -> str:
+    """``linalg.norm`` of ``np.linalg.norm(a)``; "" of what is no call of NumPy's."""
+    module, _, path = (dotted(call.func) or "").partition(".")
+    return path if module in ("np", "numpy") else ""
+
+
 def is_numpy(node: cst.BaseExpression) -> bool:
     """``x.numpy()``"""
     return (

@@ -20,6 +20,7 @@ from gradfix.rewrite.arrays import (
     is_data,
     is_numpy,
     leaf_made,
+    numpy_function,
     only_element,
     stands_after,
     statement_gone,
@@ -71,6 +72,8 @@ METHODS = frozenset(
 REDUCING = ("mean", "sum", "prod", "max", "min", "amax", "amin", "linalg.norm")
 DEEP = 40
 
+Build = Callable[[cst.Call, cst.BaseExpression], cst.BaseExpression]  # of a call and torch's function
+
 
 class Computed:
     """From where a value is cut off to the sum: `parts` keep it in its graph, `functions` are taken from torch."""
@@ -83,9 +86,8 @@ class Computed:
         self._gone: dict[cst.Assign, View] = {}  # statements that bind a name to itself by now
         self.functions: list[str] = []
         self.number = False  # the value is one number by now
-        self._lists: set[str | cst.CSTNode] = (
-            set()
-        )  # lists that the value is one of: names, and calls that give them
+        # lists that the value is one of: names, and calls that give them
+        self._lists: set[str | cst.CSTNode] = set()
         self._sum = used
         place = project.node(used[-1]) if used else None
         self._end = place[1] if place is not None else None
@@ -163,12 +165,16 @@ class Computed:
     def _edit(self, view: View, *edits: Edit) -> None:
         self._edits.append((view, list(edits)))
 
-    def _of_torch(self, view: View, call: cst.Call, name: str) -> None:
-        """Call torch's function instead, and import torch once where the file doesn't."""
+    def _of_torch(self, view: View, call: cst.Call, name: str, build: Build | None = None) -> None:
+        """Call torch's function instead, on what the call has or as `build` says, and import torch once where the file
+        doesn't."""
         named = of_torch(view, name)
-        self._edit(
-            view, exchange(call.func, named.expression), *(() if view in self._importing else named.edits)
+        edit = (
+            exchange(call.func, named.expression)
+            if build is None
+            else Replace(call, lambda now: build(cst.ensure_type(now, cst.Call), named.expression))
         )
+        self._edit(view, edit, *(() if view in self._importing else named.edits))
         self._importing.append(view)
 
     def _goes_on(self, view: View, node: cst.BaseExpression) -> bool:
@@ -219,20 +225,18 @@ class Computed:
 
     def _argument(self, view: View, arg: cst.Arg, call: cst.Call) -> cst.BaseExpression | bool:
         name = function_of(call)
-        of = dotted(call.func) or ""
-        handed = None if of.startswith(("np.", "numpy.")) else self._handed(view, arg, call)
+        of, path = dotted(call.func) or "", numpy_function(call)
+        handed = None if path else self._handed(view, arg, call)
         if handed is not None:
             return handed
-        if isinstance(call.func, cst.Name) and name in BOUNDS and len(call.args) == 2:
+        plain = not any(a.keyword or a.star for a in call.args)
+        if isinstance(call.func, cst.Name) and name in BOUNDS and len(call.args) == 2 and plain:
             return self._bounded(view, arg, call)
         if self._is_list(arg.value):
             return self._of_list(view, call)
-        if arg is not call.args[0] and not (
-            of.startswith(("np.", "numpy.")) and name in ("matmul", "dot", "outer")
-        ):
+        if arg is not call.args[0] and path not in ("matmul", "dot", "outer"):
             return False
-        if of.startswith(("np.", "numpy.")):
-            path = of.partition(".")[2]
+        if path:
             if path in COPIES and len(call.args) == 1:
                 self._edit(view, Replace(call, lambda new: within(new, view, call)))
                 return call
@@ -266,19 +270,16 @@ class Computed:
         name = function_of(call)
         other = call.args[1 if arg is call.args[0] else 0].value
         both = any(isinstance(n, cst.BaseExpression) and peel(n) for n in (other, *descendants(other)))
-        named = of_torch(view, f"{name}imum" if both else "clamp")
         bound = cst.Name(BOUNDS[name])
         equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
         first = 0 if arg is call.args[0] else 1
 
-        def build(new: cst.CSTNode) -> cst.CSTNode:
-            assert isinstance(new, cst.Call)
+        def build(new: cst.Call, function: cst.BaseExpression) -> cst.BaseExpression:
             value, limit = new.args[first].value, new.args[1 - first].value
             args = [cst.Arg(value), cst.Arg(limit) if both else cst.Arg(limit, bound, equal)]
-            return new.with_changes(func=named.expression, args=args)
+            return new.with_changes(func=function, args=args)
 
-        self._edit(view, Replace(call, build), *(() if view in self._importing else named.edits))
-        self._importing.append(view)
+        self._of_torch(view, call, f"{name}imum" if both else "clamp", build)
         self.functions.append(name)
         return call
 
@@ -287,24 +288,18 @@ class Computed:
 
     def _of_list(self, view: View, call: cst.Call) -> cst.BaseExpression | bool:
         """A list of numbers, added up or made one tensor; what is given is its only argument, or the first."""
-        path, name = (dotted(call.func) or "").partition("."), function_of(call)
-        if isinstance(call.func, cst.Name) and name == "sum":
+        path = numpy_function(call)
+        if isinstance(call.func, cst.Name) and function_of(call) == "sum":
             return call
-        reduced = (
-            path[2] if path[0] in ("np", "numpy") and path[2] in REDUCING and len(call.args) == 1 else ""
-        )
-        copied = path[0] in ("np", "numpy") and path[2] in COPIES
-        if not (reduced or copied or torch_made(call)) or (reduced and SAME[reduced] != reduced):
+        reduced = path if path in REDUCING and len(call.args) == 1 else ""
+        if not (reduced or path in COPIES or torch_made(call)) or SAME.get(reduced, "") != reduced:
             return False
-        stack = of_torch(view, "stack")
 
-        def build(new: cst.CSTNode) -> cst.CSTNode:
-            assert isinstance(new, cst.Call)
-            stacked = cst.Call(stack.expression, [cst.Arg(new.args[0].value)])
+        def build(new: cst.Call, function: cst.BaseExpression) -> cst.BaseExpression:
+            stacked = cst.Call(function, [cst.Arg(new.args[0].value)])
             return method(stacked, reduced) if reduced else stacked
 
-        self._edit(view, Replace(call, build), *(() if view in self._importing else stack.edits))
-        self._importing.append(view)
+        self._of_torch(view, call, "stack", build)
         self.functions.append("stack")
         return self._made(view, call) if torch_made(call) else call
 
@@ -466,11 +461,9 @@ class Computed:
         """``np.sum(t)`` of an array that is a tensor by now."""
         arg = view.parents.get(array)
         call = view.parents.get(arg) if isinstance(arg, cst.Arg) else None
-        module, _, path = (
-            (dotted(call.func) or "").partition(".") if isinstance(call, cst.Call) else ("", "", "")
-        )
-        if not isinstance(call, cst.Call) or module not in ("np", "numpy") or call.func in self._done:
+        if not isinstance(call, cst.Call) or call.func in self._done:
             return
+        path = numpy_function(call)
         if path in SAME and len(call.args) == 1:
             self._done.add(call.func)
             self._of_torch(view, call, SAME[path])

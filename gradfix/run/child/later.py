@@ -7,10 +7,8 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from .phases import FUNCTIONS, ORDERS, last_name
 from .sites import Sites
-
-_Function = (ast.FunctionDef, ast.AsyncFunctionDef)
-_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 def more_terms(sites: Sites) -> bool:
@@ -33,7 +31,7 @@ def more_terms(sites: Sites) -> bool:
 
 
 def _functions(tree: ast.AST) -> Iterator[Any]:
-    return (node for node in ast.walk(tree) if isinstance(node, _Function))
+    return (node for node in ast.walk(tree) if isinstance(node, FUNCTIONS))
 
 
 def _losses(around: Any, differentiating: set[str]) -> set[str]:
@@ -43,21 +41,21 @@ def _losses(around: Any, differentiating: set[str]) -> set[str]:
         if isinstance(node, ast.Return) or (
             isinstance(node, ast.Expr) and any(_calls(each, differentiating) for each in ast.walk(node))
         ):
-            found |= {name for each in ast.walk(node) if (name := _last(each))}
+            found |= {name for each in ast.walk(node) if (name := last_name(each))}
     for node in _inside(around.body) if found else ():
         if (
             isinstance(node, ast.Assign)
             and _is_sum(node.value)
-            and any(_last(t) in found for t in node.targets)
+            and any(last_name(t) in found for t in node.targets)
         ):
-            found |= {name for each in ast.walk(node.value) if (name := _last(each))}
+            found |= {name for each in ast.walk(node.value) if (name := last_name(each))}
     return found
 
 
 def _not_met(around: Any, lines: set[int]) -> Iterator[Iterable[ast.stmt]]:
     """The branches without an op of the run, where it is decided by how much or how many there is of something."""
     for node in _inside(around.body):
-        if isinstance(node, ast.If) and any(isinstance(each, _ORDERS) for each in ast.walk(node.test)):
+        if isinstance(node, ast.If) and any(isinstance(each, ORDERS) for each in ast.walk(node.test)):
             for body in (node.body, node.orelse):
                 if body and lines.isdisjoint(range(body[0].lineno, (body[-1].end_lineno or 0) + 1)):
                     yield body
@@ -67,7 +65,7 @@ def _inside(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements of a body and of its blocks, not those of functions in it."""
     for node in body:
         yield node
-        if not isinstance(node, (*_Function, ast.ClassDef)):
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             for _, value in ast.iter_fields(node):
                 if isinstance(value, list) and value and isinstance(value[0], (ast.stmt, ast.excepthandler)):
                     inner = (
@@ -80,9 +78,11 @@ def _inside(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _adds(node: ast.stmt, losses: set[str]) -> bool:
     if isinstance(node, ast.AugAssign):
-        return isinstance(node.op, (ast.Add, ast.Sub)) and _last(node.target) in losses
+        return isinstance(node.op, (ast.Add, ast.Sub)) and last_name(node.target) in losses
     return (
-        isinstance(node, ast.Assign) and _is_sum(node.value) and any(_last(t) in losses for t in node.targets)
+        isinstance(node, ast.Assign)
+        and _is_sum(node.value)
+        and any(last_name(t) in losses for t in node.targets)
     )
 
 
@@ -91,8 +91,4 @@ def _is_sum(node: ast.AST) -> bool:
 
 
 def _calls(node: ast.AST, names: set[str]) -> bool:
-    return isinstance(node, ast.Call) and _last(node.func) in names
-
-
-def _last(node: ast.AST) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return isinstance(node, ast.Call) and last_name(node.func) in names

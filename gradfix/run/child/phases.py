@@ -11,10 +11,9 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-_Function = (ast.FunctionDef, ast.AsyncFunctionDef)
-_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _LEAVING = frozenset(("detach", "detach_", "data", "no_grad", "set_grad_enabled", "inference_mode"))
-_SCHEDULES = frozenset(("scheduler", "lr_scheduler", "sched"))
 _MAKING = frozenset(("__init__", "__new__", "__post_init__"))
 
 
@@ -25,7 +24,7 @@ def phases(trees: Mapping[str, ast.Module]) -> list[list[Any]]:
     given = _given(trees.values())
     found = []
     for file, tree in trees.items():
-        for function in (tree, *(n for n in ast.walk(tree) if isinstance(n, _Function))):
+        for function in (tree, *(n for n in ast.walk(tree) if isinstance(n, FUNCTIONS))):
             own = given.get(_name(function), set())
             for node in _own(function):
                 if isinstance(node, (ast.If, ast.IfExp)) and _counts(node.test, switched | own):
@@ -39,12 +38,15 @@ def _one_after_the_other(trees: Mapping[str, ast.Module]) -> Iterator[list[Any]]
     """The loops that step the same optimizer, as its name says, where there are several; of functions without a loop,
     the whole. What is called nowhere does not count."""
     every = [(file, node) for file, tree in trees.items() for node in ast.walk(tree)]
-    called = {_last(node.func) for _, node in every if isinstance(node, ast.Call)}
+    calls = [node for _, node in every if isinstance(node, ast.Call)]
+    called = {last_name(call.func) for call in calls}
+    cleared = _receivers(calls, "zero_grad")  # (a schedule steps, too)
     found: dict[str, set[tuple[str, int, int]]] = {}
     for file, function in every:
-        if isinstance(function, ast.Module) or (isinstance(function, _Function) and function.name in called):
+        if isinstance(function, ast.Module) or (isinstance(function, FUNCTIONS) and function.name in called):
             for around in _outermost(function):
-                for name in _stepped(around):
+                inside = (n for n in _own(around) if isinstance(n, ast.Call))
+                for name in _receivers(inside, "step") & cleared:
                     found.setdefault(name, set()).add((file, around.lineno, around.end_lineno))
     for places in found.values():
         if len(places) > 1:
@@ -59,11 +61,10 @@ def _outermost(function: Any) -> Iterator[Any]:
     yield from outermost or ([] if isinstance(function, ast.Module) else [function])
 
 
-def _stepped(around: Any) -> set[str]:
-    """The last names of what is stepped there."""
-    called = (n.func for n in _own(around) if isinstance(n, ast.Call))
-    methods = (f for f in called if isinstance(f, ast.Attribute) and f.attr == "step")
-    return {name for method in methods if (name := _last(method.value))} - _SCHEDULES
+def _receivers(calls: Iterable[ast.Call], method: str) -> set[str]:
+    """The last names of what a method of this name is called of."""
+    methods = (c.func for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == method)
+    return {name for each in methods if (name := last_name(each.value))}
 
 
 def _switched(tree: ast.Module) -> Iterator[str]:
@@ -73,7 +74,7 @@ def _switched(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield from _given_keys(node)
-    for function in (tree, *(n for n in ast.walk(tree) if isinstance(n, _Function))):
+    for function in (tree, *(n for n in ast.walk(tree) if isinstance(n, FUNCTIONS))):
         making = _name(function) in _MAKING
         for node in _own(function):
             for target in _targets(node):
@@ -92,11 +93,11 @@ def _switched(tree: ast.Module) -> Iterator[str]:
 
 def _given_keys(call: ast.Call) -> Iterator[str]:
     """``config.update(frozen=False)``, ``config.update({"frozen": False})``, ``setattr(model, "frozen", False)``"""
-    if _last(call.func) == "update":
+    if last_name(call.func) == "update":
         yield from (k.arg for k in call.keywords if k.arg)
         keys = (key for a in call.args if isinstance(a, ast.Dict) for key in a.keys)
         yield from (text for key in keys if key is not None for text in _text(key))
-    elif _last(call.func) == "setattr" and len(call.args) == 3:
+    elif last_name(call.func) == "setattr" and len(call.args) == 3:
         yield from _text(call.args[1])
 
 
@@ -120,13 +121,13 @@ def _given(trees: Iterable[ast.Module]) -> dict[str, set[str]]:
     every = [node for tree in trees for node in ast.walk(tree)]
     calls = [n for n in every if isinstance(n, ast.Call)]
     found: dict[str, set[str]] = {}
-    for function in (n for n in every if isinstance(n, _Function)):
+    for function in (n for n in every if isinstance(n, FUNCTIONS)):
         names = [a.arg for a in function.args.args if a.arg not in ("self", "cls")]
         for at, name in enumerate(names):
             values = [
                 value
                 for call in calls
-                if function.name in ("forward", "__call__", _last(call.func))
+                if function.name in ("forward", "__call__", last_name(call.func))
                 for value in _passed(
                     call, at, name, len(names) if function.name in ("forward", "__call__") else 0
                 )
@@ -147,19 +148,19 @@ def _passed(call: ast.Call, at: int, name: str, exactly: int) -> Iterator[ast.ex
 
 def _orders(value: ast.expr) -> bool:
     """``epoch < 5``"""
-    return isinstance(value, ast.Compare) and any(isinstance(op, _ORDERS) for op in value.ops)
+    return isinstance(value, ast.Compare) and any(isinstance(op, ORDERS) for op in value.ops)
 
 
 def _counts(test: ast.expr, names: set[str]) -> bool:
     """Whether a test is of a number that counts, or of what the program switches."""
     for node in ast.walk(test):
-        if isinstance(node, ast.Compare) and any(isinstance(op, _ORDERS) for op in node.ops):
+        if isinstance(node, ast.Compare) and any(isinstance(op, ORDERS) for op in node.ops):
             return True
         if isinstance(node, ast.Compare) and any(_is_number(n) for n in (node.left, *node.comparators)):
             return True
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
             return True
-        if isinstance(node, (ast.Name, ast.Attribute)) and _last(node) in names:
+        if isinstance(node, (ast.Name, ast.Attribute)) and last_name(node) in names:
             return True
         if any(text in names for text in _text(node)):
             return True  # ``config["frozen"]``
@@ -174,8 +175,8 @@ def _chooses(item: ast.withitem, names: set[str]) -> bool:
     """``with torch.set_grad_enabled(epoch > 5):``, ``with torch.no_grad() if warm else nullcontext():``"""
     context = item.context_expr
     if isinstance(context, ast.IfExp):
-        return any(_last(n) in _LEAVING for n in ast.walk(context)) and _counts(context.test, names)
-    called = isinstance(context, ast.Call) and _last(context.func) == "set_grad_enabled" and context.args
+        return any(last_name(n) in _LEAVING for n in ast.walk(context)) and _counts(context.test, names)
+    called = isinstance(context, ast.Call) and last_name(context.func) == "set_grad_enabled" and context.args
     return bool(called) and _counts(context.args[0], names)  # type: ignore[attr-defined]
 
 
@@ -183,7 +184,7 @@ def _leaving(node: Any) -> Iterator[tuple[int, int]]:
     """The lines of its branches in which the graph is left."""
     for branch in (node.body, node.orelse):
         body = branch if isinstance(branch, list) else [branch]
-        if any(_last(n) in _LEAVING for part in body for n in ast.walk(part)):
+        if any(last_name(n) in _LEAVING for part in body for n in ast.walk(part)):
             yield body[0].lineno, body[-1].end_lineno or body[-1].lineno
 
 
@@ -193,7 +194,7 @@ def _own(around: Any) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        if not isinstance(node, _Function):
+        if not isinstance(node, FUNCTIONS):
             waiting += ast.iter_child_nodes(node)
 
 
@@ -201,5 +202,6 @@ def _name(node: Any) -> str:
     return getattr(node, "name", "")
 
 
-def _last(node: ast.AST) -> str:
+def last_name(node: ast.AST) -> str:
+    """``c`` of ``a.b.c``; "" of what is no name."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

@@ -85,7 +85,7 @@ class Recorder:
         self.calls = Calls(self.clock)
         self.names = Names(self.sites, self.storages)
         self.holding = Holding(self.sites)
-        self.left = False  # whether there was a Cut
+        self.cuts = False  # whether there was one
         self.tape = TapeWriter(emit, self.sites, self.storages)
         self.leaves = Leaves(self.storages, self.tape, self.clock)
         self.aliases = Aliases(self)
@@ -146,7 +146,7 @@ class Recorder:
         more: dict[str, Any] = {"unstepped": never} if never else {}
         if how == "steps" and self.optimizers.untrained() and more_terms(self.sites):
             more["later"] = True
-        if how == "steps" and self.left and (when := phases(self.sites.trees())):
+        if how == "steps" and self.cuts and (when := phases(self.sites.trees())):
             more["phases"] = when
         self.tape.end(self.clock.tick(), how=how, seconds=seconds, **more)
         self.tape.flush()
@@ -337,7 +337,7 @@ class Recorder:
         if isinstance(made, torch.Tensor) and made.requires_grad:
             fields["leaf"] = self.storages.of(made).number
         time: int = self.clock.tick()
-        self.left = True
+        self.cuts = True
         self.tape.event("Cut", time, stack, how=how, ref=self.tape.ref(storage, tensor), **fields)
         return time
 

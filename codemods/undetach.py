@@ -206,11 +206,18 @@ def _decided(cut: Cut, project: Project, parts: list[Part]) -> bool:
                     break
                 if isinstance(above, cst.IfExp) and view.path == site.file:
                     return True
-                if isinstance(above, cst.If) and any(_counts(n) for n in descendants(above.test)):
+                if not isinstance(above, cst.If) or _differentiates(above):
+                    continue
+                if any(_counts(n) for n in descendants(above.test)):
                     return True
-                if isinstance(above, cst.If) and cut.how != "checkpoint" and _is_option(above.test):
+                if cut.how != "checkpoint" and _is_option(above.test):
                     return True
     return False
+
+
+def _differentiates(branch: cst.If) -> bool:
+    """Whether a loss of its own is differentiated there: a step that is taken now and then cuts whenever it is."""
+    return any(isinstance(n, cst.Call) and function_of(n) == "backward" for n in descendants(branch.body))
 
 
 def _is_option(test: cst.BaseExpression) -> bool:

@@ -22,13 +22,15 @@ def phases(trees: Mapping[str, ast.Module]) -> list[list[Any]]:
     False of each loop, or function, that steps an optimizer which another steps, too."""
     switched = {name for tree in trees.values() for name in _switched(tree)}
     given = _given(trees.values())
+    functions = [n for tree in trees.values() for n in ast.walk(tree) if isinstance(n, FUNCTIONS)]
+    differentiating = {"backward"} | {f.name for f in functions if "backward" in map(last_name, ast.walk(f))}
     found = []
     for file, tree in trees.items():
         for function in (tree, *(n for n in ast.walk(tree) if isinstance(n, FUNCTIONS))):
             own = given.get(_name(function), set())
             for node in _own(function):
                 if isinstance(node, (ast.If, ast.IfExp)) and _counts(node.test, switched | own):
-                    found += [[file, *lines, True] for lines in _leaving(node)]
+                    found += [[file, *lines, True] for lines in _leaving(node, differentiating)]
                 elif isinstance(node, ast.With) and any(_chooses(i, switched | own) for i in node.items):
                     found.append([file, node.lineno, node.end_lineno or node.lineno, True])
     return [*found, *_one_after_the_other(trees)]
@@ -180,11 +182,13 @@ def _chooses(item: ast.withitem, names: set[str]) -> bool:
     return bool(called) and _counts(context.args[0], names)  # type: ignore[attr-defined]
 
 
-def _leaving(node: Any) -> Iterator[tuple[int, int]]:
-    """The lines of its branches in which the graph is left."""
+def _leaving(node: Any, differentiating: set[str]) -> Iterator[tuple[int, int]]:
+    """The lines of its branches in which the graph is left. One that differentiates a loss of its own is a step that is
+    taken now and then: where that leaves the graph, it always does."""
     for branch in (node.body, node.orelse):
         body = branch if isinstance(branch, list) else [branch]
-        if any(last_name(n) in _LEAVING for part in body for n in ast.walk(part)):
+        within = {last_name(n) for part in body for n in ast.walk(part)}
+        if within & _LEAVING and not within & differentiating:
             yield body[0].lineno, body[-1].end_lineno or body[-1].lineno
 
 

@@ -76,7 +76,7 @@ def repair(
                 prover, baseline, texts = recorded(settings)
         if starved := late.starved(baseline, texts, settings):
             say("some parameters get no gradient: recording more steps")
-            _, again, seen = recorded(late.longer(settings))
+            _, again, _ = recorded(late.longer(settings))
             settings = late.hurried(settings, again)
             prover.passing = late.fed(starved, again)
             baseline = prover.without_passing(baseline)

@@ -164,9 +164,7 @@ def _promising(program: _Program, found: list[Found], diagnoses: list[Diagnosis]
 def leading(
     path: Path, text: str, files: Mapping[str, str] | None, found: list[Found], diagnoses: list[Diagnosis]
 ) -> list[Diagnosis]:
-    """The same, where the first cure of several leaves the fault in the text without it: up to one that doesn't."""
-    if not any(d.cures[1:] for d in diagnoses):
-        return diagnoses
+    """The same, without the cures before the first after which the text does not show the fault any more."""
     program = _Program((path,), {**(files or {}), str(path): text})
     before, out = _faults(program), []
     for fault, diagnosis in zip(found, diagnoses, strict=True):

@@ -280,8 +280,8 @@ import os, time
 for made in range(400):
     try: os.posix_spawn("/bin/sleep", ["sleep", "30"], os.environ)
     {handler if caught else "finally: pass"}
+time.sleep(2)  # whoever counts may be late on a busy machine
 assert made < 300
-time.sleep(2 if made < 300 else 0)
 """
     outcome = attack(text, timeout=60.0)
     if outcome.ended == "killed":

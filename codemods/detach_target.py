@@ -85,6 +85,8 @@ for s, following, r in zip(torch.randn(3, 5, 3), torch.randn(3, 5, 3), torch.ran
             view, unit, name = lost
             summary = f"keep what `{name}.detach()` returns"
             yield Proposal(summary, TARGET, {view.path: (kept(unit, name),)})
+            if conflict.pattern == "dropped":
+                return
         uses = _uses(conflict)
         made = [] if conflict.pattern == "advantage" and len(uses) == 1 else list(_made(conflict, project))
         begins = beginning(project.graph, conflict.record.node) if conflict.record is not None else None

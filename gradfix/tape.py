@@ -1,8 +1,7 @@
 """The tape: what one run did to the autograd graph, as a list of events.
 
-Both emitters (the recorded run in :mod:`gradfix.run` and, later, the symbolic run in ``gradfix.read``) write
-these events, and :mod:`gradfix.detect` reads nothing else. The name is the one automatic differentiation uses
-for the record of a forward pass. Standard library only, so that a tape can be read anywhere.
+Both emitters (the recorded run in :mod:`gradfix.run`, the symbolic one in :mod:`gradfix.read`) write it, and
+:mod:`gradfix.detect` reads nothing else. It has its name from automatic differentiation. Standard library only.
 """
 
 from __future__ import annotations
@@ -201,14 +200,15 @@ class Clip(Event):
 
 @dataclass(frozen=True, slots=True)
 class Cut(Event):
-    """The graph was left: `how` is ``detach``, ``data``, ``item``, ``numpy``, ``tensor`` (torch.tensor(t)),
-    ``no_grad``, ``checkpoint`` (a reentrant one of whose inputs none requires grad). `ref` is the tensor it was done
-    to, `node` its grad_fn (None for a leaf), `leaf` the storage of the leaf that ``torch.tensor`` made of it."""
+    """The graph was left: `how` is detach, data, item, numpy, tensor (torch.tensor), no_grad, checkpoint (a reentrant
+    one of whose inputs none requires grad). `ref` is the tensor it was done to, `node` its grad_fn (None for a leaf),
+    `leaf` the storage of the leaf that torch.tensor made; where it is `dropped`, its result is thrown away."""
 
     how: str
     ref: Ref
     node: int | None = None
     leaf: int | None = None
+    dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

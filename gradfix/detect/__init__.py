@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gradfix.detect import custom, freed, itself, opposed, overwritten, ratios, refused, targets, training
+from gradfix.detect import (
+    custom,
+    dropped,
+    freed,
+    itself,
+    opposed,
+    overwritten,
+    ratios,
+    refused,
+    targets,
+    training,
+)
 from gradfix.detect.conflict import KINDS, PATTERNS, Conflict, Label, Severity, describe
 from gradfix.graph import Graph
 from gradfix.tape import Tape
@@ -34,6 +45,7 @@ def detect(tape: Tape) -> tuple[Conflict, ...]:
         *opposed.opposed_terms(graph),
     ]
     found = _of_targets(graph, _of_parameters(found))
+    found += dropped.dropped_results(graph, found)
     kept = [
         (time, c)
         for time, c in found

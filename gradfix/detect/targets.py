@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from gradfix import wording
 from gradfix.detect.advantages import Advantages
 from gradfix.detect.conflict import Conflict
+from gradfix.detect.dropped import dropped_edges
 from gradfix.detect.finding import Findings, make
 from gradfix.detect.ratios import OLD, ratios
 from gradfix.detect.returns import SHAPES, WRITTEN, is_return, through
@@ -51,6 +52,9 @@ def target_edges(graph: Graph, conflict: Conflict) -> Iterator[tuple[int, ...]]:
         for ratio in ratios(graph):
             if ratio.compared.stack == conflict.labels[conflict.primary].stack:
                 yield ratio.compared.node, ratio.old.node, OLD
+        return
+    if conflict.pattern == "dropped":
+        yield from dropped_edges(graph, conflict)
         return
     for pattern, value, loss, _ in _attached(graph):
         if (pattern, value.stack) == (conflict.pattern, conflict.record.stack):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 from gradfix.read import iteration, opposed, ops, optimizers
 from gradfix.read.frames import Machine
 from gradfix.read.trace import NO_INPUT
 from gradfix.read.values import Node, Tensor, Unknown, Value
-from gradfix.tape import Uncalled
+from gradfix.tape import Cut, Uncalled
 
 
 def backward(m: Machine, roots: list[Value], given: dict[str, Value]) -> Value:
@@ -18,7 +19,19 @@ def backward(m: Machine, roots: list[Value], given: dict[str, Value]) -> Value:
     return None
 
 
-def uncalled(m: Machine, named: ast.Attribute) -> None:
+def alone(m: Machine, value: ast.expr) -> None:
+    """The expression is a statement of its own: nothing takes what ``x.detach()`` gave."""
+    if isinstance(value, ast.Attribute) and value.attr == "backward":
+        _uncalled(m, value)
+    elif (
+        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "detach"
+    ):
+        last = m.trace.events[-1] if m.trace.events else None
+        if isinstance(last, Cut):
+            m.trace.events[-1] = replace(last, dropped=True)
+
+
+def _uncalled(m: Machine, named: ast.Attribute) -> None:
     """``loss.backward`` as a statement."""
     from gradfix.read.expressions import evaluate
 

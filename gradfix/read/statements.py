@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import count
 
 from gradfix.read import calls, flags, growing, iteration, leaving, libraries, modules, names, objects
-from gradfix.read.backward import uncalled
+from gradfix.read.backward import alone
 from gradfix.read.expressions import assign, augmented, delete, evaluate
 from gradfix.read.frames import Machine, Raised
 from gradfix.read.truth import truth
@@ -46,8 +46,7 @@ def _expression(m: Machine, node: ast.Expr) -> Left:
     if isinstance(node.value, ast.Constant):
         return None
     evaluate(m, node.value)
-    if isinstance(node.value, ast.Attribute) and node.value.attr == "backward":
-        uncalled(m, node.value)
+    alone(m, node.value)
     return None
 
 

@@ -336,6 +336,8 @@ class Recorder:
         fields = {} if node is None else {"node": node._sequence_nr()}
         if isinstance(made, torch.Tensor) and made.requires_grad:
             fields["leaf"] = self.storages.of(made).number
+        if how == "detach" and self.sites.called_by_user(frame) and self.sites.dropped(stack):
+            fields["dropped"] = True
         time: int = self.clock.tick()
         self.cuts = True
         self.tape.event("Cut", time, stack, how=how, ref=self.tape.ref(storage, tensor), **fields)

@@ -34,7 +34,7 @@ _STORES = frozenset(
 )
 
 _ITEM_STORES = frozenset(dis.opmap[name] for name in ("STORE_SUBSCR", "STORE_SLICE") if name in dis.opmap)
-
+_CACHE = dis.opmap.get("CACHE", -1)
 
 _ASKED = ".grad is not None"
 _CLEARING = tuple(
@@ -206,6 +206,14 @@ class Sites:
             if (first, start) <= (line, column) and (end_line, end_column) <= (last, end):
                 return (key[0], 2 * at, *key[2:])
         return key
+
+    def dropped(self, key: Key) -> bool:
+        """Whether the call at `key` is a statement of its own: what it gives is thrown away."""
+        code = self._codes[key[0]].co_code
+        at = key[1] + 2
+        while at < len(code) and code[at] == _CACHE:
+            at += 2
+        return at < len(code) and code[at] == dis.opmap["POP_TOP"]
 
     def text(self, file: str) -> str:
         return "".join(self.lines(file))

@@ -59,11 +59,7 @@ def _taken_by_layers(
     met: dict[Stack, tuple[Fed, Backward]] = {}
     lost: dict[Stack, list[Cut]] = {}
     for fed in (e for e in graph.tape.events if isinstance(e, Fed)):
-        mine = [
-            c
-            for time in fed.cuts
-            if (c := cuts.get(time)) and _behind(graph, c) and _behind(graph, c) <= dead
-        ]
+        mine = [c for time in fed.cuts if (c := cuts.get(time)) and _behind(graph, c) & dead]
         loss = next((b for b in graph.backwards if b.time > fed.time and fed.node in graph.walk(b)), None)
         if (
             not mine
@@ -80,7 +76,7 @@ def _taken_by_layers(
         told.add(place[-1])
         fed, loss = met[place]
         first = next(c for c in cuts.values() if c.stack == found[-1].stack)
-        never = reduce(set.union, (set(_behind(graph, c)) for c in found), set[int]())
+        never = reduce(set.union, (_behind(graph, c) & dead for c in found), set[int]())
         asleep = _asleep(graph, never, stepped, first.time)
         yield (
             ("partly", number, place),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import cast
 
 import libcst as cst
@@ -11,7 +11,7 @@ from gradfix.edit import Edit, View, parenthesized
 from gradfix.rewrite.liveness import dotted, statement_before
 from gradfix.rewrite.peeling import MAKERS, innermost
 from gradfix.rewrite.spelling import function_of
-from gradfix.rewrite.statements import block_of, take_away, unit_in, units
+from gradfix.rewrite.statements import block_of, bound, take_away, unit_in, units
 
 COPIES = ("array", "asarray", "ascontiguousarray", "float32", "float64")  # of NumPy
 
@@ -20,13 +20,7 @@ def array_of(view: View, name: cst.Name) -> cst.Call | None:
     """``t.numpy()``, where the name was bound to that right before."""
     made = statement_before(view, name, name.value)
     for statement in getattr(made, "body", ()):
-        if not isinstance(statement, cst.Assign) or len(statement.targets) != 1:
-            continue
-        target, value = statement.targets[0].target, statement.value
-        pairs: Iterable[tuple[cst.BaseExpression, cst.BaseExpression]] = [(target, value)]
-        if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
-            pairs = ((t.value, v.value) for t, v in zip(target.elements, value.elements, strict=False))
-        for one, given in pairs:
+        for one, given in bound(statement):
             if dotted(one) == name.value and isinstance(given, cst.Call) and is_numpy(given):
                 return given
     return None
@@ -39,12 +33,9 @@ def to_themselves(view: View, value: cst.BaseExpression) -> cst.Assign | None:
     made = view.parents.get(several) if isinstance(several, cst.Tuple) else None
     if not isinstance(made, cst.Assign) or not isinstance(several, cst.Tuple) or len(made.targets) != 1:
         return None
-    bound = made.targets[0].target
-    if not isinstance(bound, cst.Tuple) or len(bound.elements) != len(several.elements):
-        return None
-    pairs = ((t.value, v.value) for t, v in zip(bound.elements, several.elements, strict=True))
+    pairs = bound(made)
     own = all(is_numpy(v) and dotted(t) == dotted(innermost(v)) for t, v in pairs)
-    return made if own else None
+    return made if own and len(pairs) == len(several.elements) else None
 
 
 def counted(view: View, read: cst.BaseExpression) -> bool:

@@ -16,6 +16,7 @@ from gradfix.rewrite.statements import (
     Block,
     Unit,
     body_of,
+    bound,
     dotted,
     lifted,
     line_of,
@@ -183,10 +184,11 @@ def _needed(
     stored: list[Unit] = []
     for unit in reversed(body[:end]):
         node = unit.node
-        kept = dotted(node.value) if isinstance(node, cst.Assign) else None
-        if kept in wanted and _root(node) == root:
-            elsewhere[kept] = next(iter(unit.writes))
-            wanted.discard(kept)
+        each = [(dotted(target) or "", dotted(value)) for target, value in bound(node)]
+        kept = {value: name for name, value in each if value in wanted and name.startswith(f"{root}.")}
+        if kept and not touches(unit.writes, wanted):
+            elsewhere |= kept
+            wanted -= kept.keys()
         elif touches(unit.writes, wanted):
             if not isinstance(node, cst.Assign) or touches(unit.writes, elsewhere):
                 return None

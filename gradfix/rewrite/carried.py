@@ -17,6 +17,7 @@ from gradfix.rewrite.spelling import descendants, function_of, torch_names
 from gradfix.rewrite.statements import (
     Unit,
     body_of,
+    bound,
     dotted,
     every_parameter,
     names,
@@ -200,12 +201,10 @@ class Carried:
         given = every_parameter(function) if self.in_loop and function is not None else ()
         yield from (p.default for p in given if p.name.value == self.name and p.default is not None)
         for node in self.view.parents:
-            if not isinstance(node, cst.Assign) or id(node) in inside:
-                continue
-            for target in node.targets:
-                for said, value in _bound_to(target.target, node.value):
-                    if said == self.name or ("." in said and "." in self.name and said.endswith("." + last)):
-                        yield value
+            for target, value in bound(node) if id(node) not in inside else ():
+                said = dotted(target) or ""
+                if said == self.name or ("." in said and "." in self.name and said.endswith("." + last)):
+                    yield value
 
     def shapes(self, project: Project, edges: Sequence[Crossing]) -> tuple[str, ...]:
         """What the name may hold, likeliest first."""
@@ -235,17 +234,6 @@ class Carried:
 
     def _called_with(self, kind: str) -> bool:
         return kind in self.view.text and any(touches(self.reader.reads, {self.name}) for _ in (0,))
-
-
-def _bound_to(
-    target: cst.BaseExpression, value: cst.BaseExpression
-) -> Iterator[tuple[str, cst.BaseExpression]]:
-    """The dotted names that an assignment binds, and to what: ``self.h, self.c = None, None`` both of them."""
-    if said := dotted(target):
-        yield said, value
-    if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
-        for one, other in zip(target.elements, value.elements, strict=False):
-            yield from _bound_to(one.value, other.value)
 
 
 def carried(project: Project, edges: Sequence[Crossing], backward: Backward) -> tuple[Carried, ...]:

@@ -323,6 +323,20 @@ def units(block: Block | cst.CSTNode) -> tuple[Unit, ...]:
     return tuple(found)
 
 
+def bound(statement: cst.CSTNode) -> tuple[tuple[cst.BaseExpression, cst.BaseExpression], ...]:
+    """What an assignment binds, each with its value: of ``a, b = x, y`` the two apart."""
+    if not isinstance(statement, cst.Assign):
+        return ()
+    value, found = statement.value, []
+    for target in (t.target for t in statement.targets):
+        if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
+            if len(target.elements) == len(value.elements):
+                found += [(t.value, v.value) for t, v in zip(target.elements, value.elements, strict=True)]
+        else:
+            found.append((target, value))
+    return tuple(found)
+
+
 def inside(unit: Unit) -> Iterator[Unit]:
     """The small statements that the unit is made of: itself, or those of its bodies."""
     return _nested(unit.node) if isinstance(unit.node, cst.BaseCompoundStatement) else iter((unit,))

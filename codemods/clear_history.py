@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import libcst as cst
 
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
+from gradfix.detect.freed import alone_in_loss
 from gradfix.edit import Project, View
 from gradfix.rewrite.boundary import frame, gather, meeting
 from gradfix.rewrite.carried import carried, cleared_names, entries
 from gradfix.rewrite.drawn import views
-from gradfix.rewrite.statements import Unit, body_of, common_block, dotted, put_after, unit_in, units, walk
+from gradfix.rewrite.statements import (
+    Unit,
+    block_of,
+    body_of,
+    common_block,
+    dotted,
+    put_after,
+    touches,
+    unit_in,
+    units,
+    walk,
+)
 from gradfix.rewrite.stored import stored_elements
 from gradfix.rewrite.windows import window_ends
 from gradfix.tape import Backward, Step
@@ -82,14 +94,16 @@ for x in torch.randn(3, 4, 3):
             return
         for view, step in _places(project, backward):
             lists = _read_lists(project, view, step, held)
-            if lists:
+            last = _last_read(view, step, lists)
+            if lists and last is not None:
                 lines = [cst.parse_statement(f"{name}.clear()") for name in lists]
                 said = ", ".join(f"`{name}`" for name in lists)
-                summary, cleared = f"clear {said} after the step", (view, [put_after(step, *lines)])
+                summary, cleared = f"clear {said} after the step", (view, [put_after(last, *lines)])
                 yield Proposal(summary, ROUND, gather(cleared), 1)
                 # what made the entries may carry a state on, too
-                found = carried(project, edges, backward)
-                for more, parts in islice(window_ends(project, found, edges, backward), STATES):
+                state = [e for e in edges if not alone_in_loss(project.graph, backward, e.producer.node)]
+                found = carried(project, state, backward)
+                for more, parts in islice(window_ends(project, found, state, backward), STATES):
                     yield Proposal(f"{summary}, and {more}", ROUND, gather(cleared, *parts), 2)
 
 
@@ -109,6 +123,26 @@ def _places(project: Project, backward: Backward) -> Iterator[tuple[View, Unit]]
     index = unit_in(view, block, stepped[1]) if block else None
     if block is not None and index is not None:
         yield view, units(block)[index]
+
+
+def _last_read(view: View, step: Unit, lists: Sequence[str]) -> Unit | None:
+    """The step, or the last statement behind it that reads one of the lists; None where that is behind the pass, which
+    finds it empty then, or hands it on."""
+    block = block_of(view, step.node)
+    if block is None:
+        return None
+    own = units(block)
+    at = next((n for n, u in enumerate(own) if u.node is step.node), len(own))
+    last = next((u for u in reversed(own[at:]) if touches(u.reads, lists)), step)
+    loop = view.loop(step.node)
+    behind = [
+        u
+        for u in walk(body_of(view, step.node))
+        if loop is not None and view.span(u.node).start.line > view.span(loop).end.line
+    ]
+    if isinstance(last.node, cst.Return) or any(touches(u.reads, lists) for u in behind):
+        return None
+    return last
 
 
 def _read_lists(project: Project, view: View, step: Unit, held: set[str]) -> list[str]:

@@ -11,6 +11,7 @@ import libcst as cst
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.detect.averages import averages
+from gradfix.detect.freed import alone_in_loss
 from gradfix.detect.parameters import differentiated_by
 from gradfix.edit import Edit, Project, View
 from gradfix.graph import Crossing
@@ -120,6 +121,11 @@ for x in torch.randn(3, 4, 3):
         edges = tuple(
             e for e in entries(project, backward) if not made_outside(project, e.producer, backward)
         )
+        terms = [e for e in edges if alone_in_loss(project.graph, backward, e.producer.node)]
+        if stored_elements(
+            project, (e.producer for e in terms)
+        ):  # clear-history: as constants they were idle
+            edges = tuple(e for e in edges if e not in terms)
         if not edges:
             return
         drop = drop_carried_retain(project, conflict.backward)

@@ -8,7 +8,7 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Project
+from gradfix.edit import Edit, Project
 from gradfix.rewrite.boundary import frame, meeting
 from gradfix.rewrite.calls import step_expression
 from gradfix.rewrite.dropped import uncalled
@@ -97,6 +97,8 @@ for x in torch.randn(3, 4, 3):
             return  # (it stands there, without its parentheses)
         summary = f"clear the gradients of `{code}`"
         clear = cst.parse_statement(f"{code}.zero_grad()")
+        if (edit := _in_closure(conflict, project, step, clear)) is not None:
+            yield Proposal(f"{summary} whenever the closure is called", CLEARED, edit)
         first = _first(conflict, project, step)
         own = (
             conflict.backward if conflict.label("other") is not None else None
@@ -125,6 +127,22 @@ for x in torch.randn(3, 4, 3):
         yield Proposal(
             f"{summary} after the step", CLEARED, {view.path: (put_after(units(block)[index], clear),)}, 1
         )
+
+
+def _in_closure(
+    conflict: Conflict, project: Project, step: Step, clear: cst.BaseStatement
+) -> dict[str, tuple[Edit, ...]] | None:
+    """What clears them first in the closure that the step calls for its gradients; None where it calls none."""
+    backward = conflict.backward
+    if backward is None or backward.stack[: len(step.stack)] != step.stack:
+        return None
+    found = frame(project, backward.stack, len(step.stack))
+    function = found[0].function(found[1]) if found is not None else None
+    if found is None or not isinstance(function, cst.FunctionDef):
+        return None
+    body = units(function.body)
+    first = body[1 if function.get_docstring() is not None and len(body) > 1 else 0]
+    return {found[0].path: (put_before(first, clear),)}
 
 
 def _by_hand(conflict: Conflict, project: Project) -> Iterator[Proposal]:

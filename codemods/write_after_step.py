@@ -25,7 +25,7 @@ from gradfix.rewrite.statements import (
     units,
 )
 from gradfix.rewrite.tensors import is_leaf
-from gradfix.tape import Site, Stack, Step
+from gradfix.tape import Record, Site, Stack, Step
 from gradfix.wording import briefly
 
 TRAINS = (*DRIVES, "step", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update")
@@ -96,7 +96,8 @@ for _ in range(3):
             words = f"after `{_code(view, goal)}`"
             effect = Effect("moved-write", f"the write comes {words}")
             yield Proposal(f"move the write {words}", effect, {view.path: edits})
-        parted = _parting(project, write.stack, record.stack) if record is not None else None
+        first = _first_read(project, conflict) or record
+        parted = _parting(project, write.stack, first.stack) if first is not None else None
         if parted is not None:
             view, writing, saving, _ = parted
             words = f"before `{_code(view, saving)}`"
@@ -127,6 +128,15 @@ def _step(conflict: Conflict, project: Project) -> Step | None:
         if later and any(r.storage == conflict.write.ref.storage for r in event.refs):
             return event
     return None
+
+
+def _first_read(project: Project, conflict: Conflict) -> Record | None:
+    """The first op of the pass that takes what was written: before that, all of the pass sees it written."""
+    assert conflict.write is not None
+    assert conflict.backward is not None
+    leaf, since = ~conflict.write.ref.storage, project.graph.pass_begin(conflict.backward)
+    reads = (e for e in project.tape.events if isinstance(e, Record) and since < e.time < conflict.write.time)
+    return next((e for e in reads if leaf in e.parents), None)
 
 
 def _frame(view: View, stack: Stack, depth: int) -> cst.CSTNode | None:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, ParentNodeProvider, PositionProvider
 
+from gradfix import suite
 from gradfix.graph import Graph
 from gradfix.tape import Site, Stack, Tape
 
@@ -72,7 +73,7 @@ class View:
     def __init__(self, path: str, text: str) -> None:
         self.path = path
         self.text = text
-        self.wrapper = MetadataWrapper(cst.parse_module(text))
+        self.wrapper = MetadataWrapper(suite.parse(text))
         self.module = self.wrapper.module
 
     @cached_property

@@ -167,6 +167,27 @@ def summed(graph: Graph, roots: list[int] | tuple[int, ...]) -> set[int]:
     return found
 
 
+def alone_in_loss(graph: Graph, backward: Backward, value: int) -> bool:
+    """Whether the loss is a sum in which the node's value meets nothing else that has a graph before it is a term:
+    without its own, it would be a constant there."""
+    walked, terms = graph.walk(backward), summed(graph, backward.roots)
+    met, pending = {value}, [value]
+    consumers: dict[int, list[int]] = {}
+    for node in walked:
+        for parent in graph.records[node].parents if node in graph.records else ():
+            consumers.setdefault(parent, []).append(node)
+    while pending:
+        for node in consumers.get(pending.pop(), ()):
+            record = graph.records[node]
+            if node in met or (node in terms and plain_op(record) in SUMMING):
+                continue
+            if any(p not in met for p in record.parents):
+                return False
+            met.add(node)
+            pending.append(node)
+    return True
+
+
 def _conflict(graph: Graph, group: Group) -> Conflict | None:
     backward, freeing = group.backward, group.freeing
     entries = group.entries

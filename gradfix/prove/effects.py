@@ -27,6 +27,7 @@ from gradfix.prove.places import (
     made_before,
     replayed,
     stepping,
+    stored_over,
     through_sites,
 )
 from gradfix.tape import (
@@ -141,6 +142,9 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
         places = made_before(conflicts, tape)
         if places:
             yield Attempt(before={"cut": "places", "places": places}, terms=Terms(cut=True, losses=False))
+        lists = stored_over(conflicts, tape)
+        if lists:  # what else is stored with it is no longer there, either: rewards, which a mean is taken of
+            yield Attempt(before={"cut": "step", "emptied": lists, **counted}, terms=Terms(cut=True))
         stored = replayed(conflicts, tape)
         if stored:
             yield Attempt(before={"cut": "places", "places": stored}, terms=Terms(cut=True), fresh=True)

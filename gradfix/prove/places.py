@@ -13,6 +13,7 @@ from gradfix.detect.unstepped import step_behind
 from gradfix.graph import Graph
 from gradfix.tape import Backward, Cut, GradRead, Itself, Mutate, Record, Site, Stack, Tape, Zero
 
+KINDS = ("freed-graph", "stale-saved-tensor")
 _ALIASING = ("detach", "data", "numpy")
 
 
@@ -46,6 +47,22 @@ def made_before(conflicts: Sequence[Conflict], tape: Tape) -> list[list[list[Any
         old = [records[p] for p in entered if records[p].time < before[-1].time]
         if old and all(r.stack and r.stack not in own for r in old):
             found.update(dict.fromkeys(r.stack for r in old))
+    return [_place(stack) for stack in found]
+
+
+def stored_over(conflicts: Sequence[Conflict], tape: Tape) -> list[list[list[Any]]]:
+    """Where each pass makes values of which a later one walks those of earlier passes, too: a list's that is never
+    emptied."""
+    graph, found = Graph(tape), dict[Stack, None]()
+    for last in (c.backward for c in conflicts if c.kind in KINDS and c.backward is not None):
+        begin = graph.pass_begin(last)
+        walked = [r for n in last.nodes if (r := graph.records.get(n)) is not None]
+        entered = {p for r in walked if r.time > begin for p in r.parents}
+        old = {
+            graph.records[p].stack for p in entered if p in graph.records and graph.records[p].time < begin
+        }
+        anew = {r.stack for r in walked if r.time > begin}
+        found.update(dict.fromkeys(stack for stack in old & anew if stack))
     return [_place(stack) for stack in found]
 
 

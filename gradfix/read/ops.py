@@ -419,7 +419,7 @@ def aliased(m: Machine, source: Tensor, known: Truth, node: Node | None, origin:
     result = Tensor(
         source.storage, known, node, None, source.dtype, base, base.rebased, source.view, source.alias, origin
     )
-    result.spread = None if source.spread != () else ()
+    result.spread, result.memory = None if source.spread != () else (), source.memory
     result.cut, result.left = source.cut, source.left if known is False else frozenset()
     if not m.grad and source.alias != "numpy" and origin in UNSEEN:
         result.view = "no-grad"

@@ -142,7 +142,8 @@ def _data(m: Machine, tensor: Tensor) -> Value:
 
 def _alias(tensor: Tensor, how: str) -> Tensor:
     alias = how if how == "numpy" else tensor.alias or how  # (no counter sees what NumPy writes)
-    return Tensor(tensor.storage, False, None, tensor.shape, tensor.dtype, alias=alias)
+    memory = tensor.memory if tensor.alias else tensor.storage.replaced
+    return Tensor(tensor.storage, False, None, tensor.shape, tensor.dtype, alias=alias, memory=memory)
 
 
 def _off(m: Machine, tensor: Tensor, how: str) -> Tensor:
@@ -414,8 +415,12 @@ def set_attribute(m: Machine, tensor: Tensor, name: str, value: Value) -> None:
         from gradfix.read import names
 
         names.local(m, tensor)
+        replaced = tensor.storage.replaced
+        same = value if isinstance(value, Tensor) and value.storage is tensor.storage else None
+        own = same is not None and (not same.alias or same.memory == replaced)
         if tensor.storage.known or tensor.storage.saved:
-            if isinstance(value, Tensor) and value.storage is tensor.storage:
+            if own:
                 m.trace.wrote("aten.set_", tensor, False, "set_data")  # (`x.data *= 2`: the memory it has)
             else:
                 m.trace.rebound(tensor)
+        tensor.storage.replaced += not own

@@ -62,6 +62,7 @@ class Storage:
     whole: bool = False  # torch.full made whole numbers of it
     filled: tuple[int, float] | None = None  # the version in which it was full of one number, and that
     joined: tuple[Any, ...] = ()  # the op that made it of these, in which versions: (storage, version), ...
+    replaced: int = 0  # how often its tensor was given other memory by .data
     exported: Stack = ()  # where a tensor was last made of it, if it is an array's
     saved: list[Node] = field(default_factory=list)
 
@@ -143,6 +144,7 @@ class Tensor:
     left: frozenset[int] = frozenset()
     items: list[Tensor] | None = None  # of a tensor that is a list of tensors made at once
     spread: Spread = ()
+    memory: int = 0  # of an alias: how often its tensor had been given other memory when it was taken
 
     @property
     def leaf(self) -> bool:

@@ -178,18 +178,13 @@ def neighbours(indices: Iterable[int]) -> Iterator[list[int]]:
 def under(view: View, context: cst.BaseExpression, statements: Sequence[cst.CSTNode]) -> tuple[Edit, ...]:
     """Edits that put neighbouring `statements` (of one body) under ``with context():``, or under a call as it is.
 
-    Small statements of a line with semicolons may be given alone: the line is split. The body of a one-line
-    compound statement (``for p in ps: p.clamp_(0)``) becomes a block.
+    Small statements of a line with semicolons may be given alone: the line is split.
     """
     item = cst.WithItem(context if isinstance(context, cst.Call) else cst.Call(context))
     first = statements[0]
     if isinstance(first, cst.BaseSmallStatement):
         holder = view.parents[first]
         wanted = {i for i, s in enumerate(_smalls(holder)) if any(s is w for w in statements)}
-        if isinstance(holder, cst.SimpleStatementSuite):
-            return (
-                Replace(holder, lambda suite: _suite(cast(cst.SimpleStatementSuite, suite), wanted, item)),
-            )
         if len(_smalls(holder)) > len(wanted):
             return (
                 Replace(
@@ -202,7 +197,7 @@ def under(view: View, context: cst.BaseExpression, statements: Sequence[cst.CSTN
 
 
 def _smalls(holder: cst.CSTNode) -> Sequence[cst.BaseSmallStatement]:
-    return holder.body if isinstance(holder, cst.SimpleStatementLine | cst.SimpleStatementSuite) else ()
+    return holder.body if isinstance(holder, cst.SimpleStatementLine) else ()
 
 
 def _with(item: cst.WithItem, body: Sequence[cst.BaseStatement]) -> cst.With:
@@ -212,12 +207,15 @@ def _with(item: cst.WithItem, body: Sequence[cst.BaseStatement]) -> cst.With:
     return cst.With([item], cst.IndentedBlock(lines), leading_lines=leading)
 
 
-def _partly(statement: cst.BaseStatement, wanted: set[int], item: cst.WithItem) -> list[cst.BaseStatement]:
-    lines = split(statement)
-    first, last = min(wanted), max(wanted)
+def _partly(
+    statement: cst.BaseStatement | Iterable[cst.BaseStatement], wanted: set[int], item: cst.WithItem
+) -> list[cst.BaseStatement]:
+    """A line as lines, those of the `wanted` small statements under ``with``; or one of which others are already."""
+    lines = split(statement) if isinstance(statement, cst.BaseStatement) else list(statement)
+    at, chosen = 0, list[int]()
+    for n, line in enumerate(lines):
+        if at in wanted:
+            chosen.append(n)
+        at += len(line.body.body) if isinstance(line, cst.With) else 1
+    first, last = chosen[0], chosen[-1]
     return [*lines[:first], _with(item, lines[first : last + 1]), *lines[last + 1 :]]
-
-
-def _suite(suite: cst.SimpleStatementSuite, wanted: set[int], item: cst.WithItem) -> cst.IndentedBlock:
-    whole = cst.SimpleStatementLine(suite.body, trailing_whitespace=suite.trailing_whitespace)
-    return cst.IndentedBlock(_partly(whole, wanted, item) if len(suite.body) > 1 else [_with(item, [whole])])

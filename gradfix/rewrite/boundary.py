@@ -421,5 +421,4 @@ def functions(view: View, name: str) -> tuple[cst.FunctionDef, ...]:
 
 def returns(function: cst.FunctionDef) -> tuple[cst.Return, ...]:
     """A function's own return statements, in order."""
-    own = function.body.body if isinstance(function.body, cst.SimpleStatementSuite) else ()
-    return tuple(n for n in (*own, *(u.node for u in walk(function.body))) if isinstance(n, cst.Return))
+    return tuple(u.node for u in walk(function.body) if isinstance(u.node, cst.Return))

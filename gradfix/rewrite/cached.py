@@ -18,6 +18,7 @@ from gradfix.rewrite.statements import (
     body_of,
     bound,
     dotted,
+    every_parameter,
     lifted,
     line_of,
     names,
@@ -177,7 +178,9 @@ def _needed(
 ) -> Needs | None:
     """What the statement at `end` needs of those before it, and what it may take of the object `root` in their place;
     None where it needs more. What is in no graph (a network, its input) is not computed again, but kept."""
-    known = _module_names(view) | {root}
+    function = view.function(body[end].node)
+    own = {p.name.value for p in every_parameter(function)} if function is not None else set[str]()
+    known = _module_names(view) - own | {root}
     wanted = {r.split(".")[0] for r in names(_value(body[end])).reads} - known
     before: list[Unit] = []
     elsewhere: dict[str, str] = {}
@@ -192,11 +195,11 @@ def _needed(
         elif touches(unit.writes, wanted):
             if not isinstance(node, cst.Assign) or touches(unit.writes, elsewhere):
                 return None
-            own = _of_its_own(view, unit, root, lines)
-            if own is not None:
-                elsewhere[own] = f"{root}.{own}"
+            name = _of_its_own(view, unit, root, lines)
+            if name is not None:
+                elsewhere[name] = f"{root}.{name}"
                 stored.append(unit)
-                wanted.discard(own)
+                wanted.discard(name)
                 continue
             before.insert(0, unit)
             wanted -= unit.writes

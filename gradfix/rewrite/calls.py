@@ -10,7 +10,7 @@ from types import MappingProxyType
 import libcst as cst
 
 from gradfix.edit import Edit, Project, Replace, View
-from gradfix.rewrite.spelling import descendants, function_of
+from gradfix.rewrite.spelling import descendants, function_of, last_name
 from gradfix.rewrite.statements import dotted, parameters
 from gradfix.tape import Backward, Step
 
@@ -234,11 +234,14 @@ def retain(call: cst.Call) -> Edit | None:
 
 def step_expression(project: Project, step: Step) -> cst.BaseExpression | None:
     """The optimizer as the innermost user frame of its step names it: ``opt`` of ``opt.step()``, of
-    ``scaler.step(opt)``."""
+    ``opt.step(closure)``, of ``scaler.step(opt)``."""
     if not step.stack:
         return None
     view = project.view(step.stack[-1].file)
     call = view.call_at(step.stack[-1]) if view else None
     if call is None or not isinstance(call.func, cst.Attribute) or call.func.attr.value != "step":
         return None
-    return call.args[0].value if call.args and not call.args[0].keyword else call.func.value
+    given = call.args[0].value if call.args and not call.args[0].keyword else call.func.value
+    functions = {n.name.value for n in view.parents if isinstance(n, cst.FunctionDef)} if view else set()
+    closure = isinstance(given, cst.Lambda) or last_name(given) in functions
+    return call.func.value if closure else given

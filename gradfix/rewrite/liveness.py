@@ -105,7 +105,7 @@ def first_use(run: Iterable[cst.CSTNode], name: str) -> Use | None:
 
 
 def _first_use(node: cst.CSTNode, name: str) -> Use | None:
-    if isinstance(node, cst.SimpleStatementLine | cst.SimpleStatementSuite | cst.IndentedBlock):
+    if isinstance(node, cst.SimpleStatementLine | cst.IndentedBlock):
         return first_use(node.body, name)
     if isinstance(node, cst.If):
         if name in reads(node.test):

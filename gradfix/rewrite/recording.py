@@ -117,19 +117,11 @@ def _without_context(block: cst.With) -> Edit:
         if items:
             items[-1] = items[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
             return node.with_changes(items=items)
-        if isinstance(node.body, cst.SimpleStatementSuite):
-            body: list[cst.BaseStatement] = [
-                cst.SimpleStatementLine(node.body.body, trailing_whitespace=node.body.trailing_whitespace)
-            ]
-        else:
-            body = list(cast(Iterable[cst.BaseStatement], node.body.body))
-            said = cast(cst.IndentedBlock, node.body).header.comment
-            above = [cst.EmptyLine(comment=said)] if said else []
-            body[0] = body[0].with_changes(
-                leading_lines=[*above, *cast(cst.SimpleStatementLine, body[0]).leading_lines]
-            )
+        body = list(cast(Iterable[cst.BaseStatement], node.body.body))
+        said = cast(cst.IndentedBlock, node.body).header.comment
+        above = [cst.EmptyLine(comment=said)] if said else []
         first = cast(cst.SimpleStatementLine, body[0])
-        body[0] = first.with_changes(leading_lines=[*node.leading_lines, *first.leading_lines])
+        body[0] = first.with_changes(leading_lines=[*node.leading_lines, *above, *first.leading_lines])
         return cst.FlattenSentinel(body)
 
     return Replace(block, build)

@@ -313,8 +313,6 @@ def units(block: Block | cst.CSTNode) -> tuple[Unit, ...]:
     """The units of a body, in order; compound statements are one unit each."""
     found: list[Unit] = []
     lines = cast(Sequence[cst.CSTNode], getattr(block, "body", ()))
-    if isinstance(block, cst.SimpleStatementSuite):
-        return ()  # `if x: y` on one line: nothing can be put between
     for line in lines:
         if isinstance(line, cst.SimpleStatementLine):
             found += [Unit(small, line, names(small)) for small in line.body]
@@ -369,7 +367,7 @@ def body_of(view: View, node: cst.CSTNode) -> Block:
 def block_of(view: View, node: cst.CSTNode) -> Block | None:
     """The body that the statement of `node` stands in."""
     for x in view.ancestors(node):
-        if isinstance(x, (cst.IndentedBlock, cst.Module, cst.SimpleStatementSuite)):
+        if isinstance(x, (cst.IndentedBlock, cst.Module)):
             return x
     return None
 

@@ -54,6 +54,7 @@ import torch
 
 from .elsewhere import each_thread
 from .imposed_arrays import compute_with_torch
+from .imposed_lists import STORED
 from .imposed_ops import MADE, Keep, Made, Ops
 from .imposed_selves import Selves
 from .imposed_steps import Rounds, Steps
@@ -106,6 +107,8 @@ class Imposer:
             self._watch_backward()
         if self.request.get("places"):
             each_thread.enter(Made(self.request["places"]))
+        if self.request.get("emptied"):
+            each_thread.enter(Made(self.request["emptied"], STORED))
         if self.request.get("null"):
             freeze_statistics()
         if "through" in self.request:

@@ -76,9 +76,10 @@ class Place:
 class Made(TorchFunctionMode):
     """Marks the nodes of every tensor that is made in some places of the user's program."""
 
-    def __init__(self, places: Any) -> None:
+    def __init__(self, places: Any, mark: str = MADE) -> None:
         super().__init__()
         self.places = [Place(place) for place in places]
+        self.mark = mark
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -87,7 +88,7 @@ class Made(TorchFunctionMode):
         if nodes and any(place.here() for place in self.places):
             for node in nodes:
                 marks: Any = node.metadata
-                marks[MADE] = True
+                marks[self.mark] = True
         return result
 
 

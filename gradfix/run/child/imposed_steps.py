@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .imposed_lists import empty_lists
 from .imposed_ops import Place
 from .measure import parameters, quiet
 from .pretend import DATA, foreign
@@ -130,14 +131,28 @@ class Steps:
                 if self.null == "steps":
                     state = {p: {k: _copy(v) for k, v in s.items()} for p, s in optimizer.state.items()}
                 self.before[id(optimizer)] = ([p.detach().clone() for p in parameters(optimizer)], state)
+        if self.null or self._clears(optimizer):
             return _closed(args, kwargs, lambda closure: self._still(optimizer, closure))
         return None
 
+    def _clears(self, optimizer: Any) -> bool:
+        """Whether its gradients are cleared behind each step of it."""
+        clear = self.imposer.request.get("clear")
+        return clear is True or (
+            isinstance(clear, list) and self.imposer.optimizers.number(optimizer) in clear
+        )
+
     def _still(self, optimizer: Any, closure: Any) -> Any:
-        """A closure that finds the parameters as they were when the step began, however often it is called."""
-        old, _ = self.before[id(optimizer)]
+        """A closure that finds the parameters as they were when the step began, however often it is called, or
+        gradients that are cleared."""
+        old, _ = self.before.get(id(optimizer), (None, None))
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if self._clears(optimizer):
+                for p in parameters(optimizer):
+                    p.grad = None
+            if old is None:
+                return closure(*args, **kwargs)
             with quiet():
                 now = [p.detach().clone() for p in parameters(optimizer)]
                 _put(optimizer, old)
@@ -161,16 +176,17 @@ class Steps:
                 if state is not None:
                     optimizer.state.clear()
                     optimizer.state.update(state)
-            clear = self.imposer.request.get("clear")
-            own = isinstance(clear, list) and self.imposer.optimizers.number(optimizer) in clear
+            clears = self._clears(optimizer) and _closed(args, kwargs, lambda closure: closure) is None
             for p in parameters(optimizer):
                 self.begun.pop(id(p), None)
-                if clear is True or own or id(p) in self.late:
+                if clears or id(p) in self.late:
                     p.grad = None
             if self.imposer.rounds.stepped():
                 for p, value in self.due.values():
                     DATA.__get__(p).copy_(value)
                 self.due.clear()
+                if self.imposer.request.get("emptied"):
+                    empty_lists()
 
 
 def _user_line() -> tuple[str, int]:

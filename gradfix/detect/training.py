@@ -124,7 +124,11 @@ def _cleared_seldom(
     starts = [0, *(n for n, events in enumerate(between) if n and _managed(events))]
     rounds = [steps[a:b] for a, b in pairwise([*starts, len(steps)])]
     whole = rounds[:-1] if len(rounds[-1]) == 1 else rounds
-    backwards = {e.stack for events in between for e in events if isinstance(e, Backward)}
+    zeros = [
+        max((n for n, e in enumerate(events, 1) if isinstance(e, Zero)), default=0) for events in between
+    ]
+    added = (e for last, events in zip(zeros, between, strict=True) for e in events[last:])
+    backwards = {e.stack for e in added if isinstance(e, Backward)}  # (not what an actor left to its critic)
     if not whole or min(map(len, whole)) < 2 or len({s.stack for s in steps}) > 1 or len(backwards) > 1:
         return
     yield from _never_cleared(graph, number, optimizer, whole[0])

@@ -59,7 +59,25 @@ def plan(project: Project, backward: Backward) -> Plan | None:
     mixed, last = _of_stepped(project, backward)
     whole = tuple(dict.fromkeys((*records, *mixed)))
     found = _plan(project, backward, whole, step or last) if len(whole) > len(records) else None
-    return found or _plan(project, backward, records, step)
+    found = found or _plan(project, backward, records, step)
+    return found or _plan(project, backward, records, step, _taken_behind(project, backward, records, step))
+
+
+def _taken_behind(
+    project: Project, backward: Backward, records: Sequence[Record], step: Stack
+) -> Stack | None:
+    """What takes the stale value behind the step in the function that steps, where that gives a loss of it to whoever
+    calls ``backward``; None where nothing does."""
+    graph, depth = project.graph, len(step) - 1
+    stepped = max((e.time for e in graph.steps if e.stack == step and e.time < backward.time), default=None)
+    if stepped is None or depth <= meeting(step, backward.stack) or not records:
+        return None
+    walked = (r for n in backward.nodes if (r := graph.records.get(n)) is not None and r.time > stepped)
+    takers = (
+        r for r in walked if any(graph.records[p].time < stepped for p in r.parents if p in graph.records)
+    )
+    own = [r for r in takers if r.stack[:depth] == step[:depth] and len(r.stack) > depth]
+    return max(own, key=lambda r: r.time).stack if own else None
 
 
 def _of_stepped(project: Project, backward: Backward) -> tuple[tuple[Record, ...], Stack]:
@@ -81,14 +99,20 @@ def _of_stepped(project: Project, backward: Backward) -> tuple[tuple[Record, ...
     return tuple(records), last.stack if last else ()
 
 
-def _plan(project: Project, backward: Backward, records: tuple[Record, ...], step: Stack) -> Plan | None:
-    depth = meeting(step, backward.stack) if records else -1
-    stepped, needed = frame(project, step, depth), frame(project, backward.stack, depth)
+def _plan(
+    project: Project, backward: Backward, records: tuple[Record, ...], step: Stack, goal: Stack | None = ()
+) -> Plan | None:
+    """The plan for what is to be fresh at `goal`: where the backward is called, if nothing else is said."""
+    if goal is None:
+        return None
+    goal = goal or backward.stack
+    depth = meeting(step, goal) if records else -1
+    stepped, needed = frame(project, step, depth), frame(project, goal, depth)
     if depth < 0 or stepped is None or needed is None or stepped[0] is not needed[0]:
         return None
     view = stepped[0]
     block = common_block(view, stepped[1], needed[1])
-    if block is None or any(meeting(r.stack, step, backward.stack) != depth for r in records):
+    if block is None or any(meeting(r.stack, step, goal) != depth for r in records):
         return None
     made = [m[1] for r in records if (m := frame(project, r.stack, depth))]
     acting = _acting(project, view, backward, depth)

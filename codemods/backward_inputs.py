@@ -28,6 +28,7 @@ from gradfix.rewrite.statements import (
     put_after,
     shown,
     stored,
+    take_all_away,
     take_away,
     touches,
     unit_in,
@@ -350,7 +351,7 @@ def _proposal(
     steps = ", ".join(f"`{shown(view, g.unit.node)}`" for g in early)
     around = {id(x) for g in early for x in (g.unit.node, *view.ancestors(g.unit.node))}
     others = [f"`{shown(view, g.unit.node)}`" for g in behind if id(g.unit.node) not in around]
-    moved = [e for g in behind for e in take_away(g.unit, view)]
+    moved = take_all_away((g.unit for g in behind), view)
     moved += [e for unit in clearing for e in take_away(unit, view, comments=True)]
     moved.append(put_after(end, *(g.line() for g in behind)))
     restricted: list[tuple[View, list[Edit | None]]] = []

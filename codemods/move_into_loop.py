@@ -29,7 +29,7 @@ from gradfix.rewrite.statements import (
     names,
     put_after,
     put_before,
-    take_away,
+    take_all_away,
     touches,
     unit_in,
     units,
@@ -340,7 +340,7 @@ def _moved(
     effect = DRAW if random else LATER if trains else NONE
     said = ", ".join(f"`{w}`" for u in statements for w in sorted(u.writes))
     if chain is not None:
-        edits: list[Edit | None] = [e for u in chain for e in take_away(u, view)]
+        edits: list[Edit | None] = [*take_all_away(chain, view)]
         edits.append(put_before(first[0], *(lifted(u) for u in chain)))
         yield Proposal(
             f"compute {said} in each pass", effect, gather((view, edits), *drop), 0 if trains else 3

@@ -8,9 +8,18 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Edit, Project, View
+from gradfix.edit import Project, View
 from gradfix.rewrite.replaced import prepared
-from gradfix.rewrite.statements import Unit, block_of, lifted, put_after, take_away, touches, unit_in, units
+from gradfix.rewrite.statements import (
+    Unit,
+    block_of,
+    lifted,
+    put_after,
+    take_all_away,
+    touches,
+    unit_in,
+    units,
+)
 from gradfix.tape import Optimizer, Step
 
 HELD = Effect(
@@ -116,7 +125,7 @@ def _root(node: cst.BaseExpression) -> str:
 
 def _moved(view: View, body: Sequence[Unit], chain: Sequence[int], behind: Unit, rank: int) -> Proposal:
     moved = [body[n] for n in chain]
-    edits: list[Edit] = [e for unit in moved for e in take_away(unit, view)]
+    edits = take_all_away(moved, view)
     edits.append(put_after(behind, *(lifted(u) for u in moved)))
     names = ", ".join(f"`{w}`" for u in moved for w in sorted(u.writes))
     return Proposal(f"make {names} after the parameters", HELD, {view.path: tuple(edits)}, rank)

@@ -9,7 +9,7 @@ import libcst as cst
 from gradfix import wording
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Edit, Project, View
+from gradfix.edit import Project, View
 from gradfix.rewrite.liveness import locals_of
 from gradfix.rewrite.replaced import prepared, reads_whole, replacing
 from gradfix.rewrite.spelling import function_of
@@ -20,7 +20,7 @@ from gradfix.rewrite.statements import (
     lifted,
     line_of,
     put_after,
-    take_away,
+    take_all_away,
     touches,
     unit_in,
     units,
@@ -108,7 +108,7 @@ for fold in torch.randn(2, 4, 8, 3):
                 and unread
                 and unit_in(view, block, loop) == first_use
             ):
-                edits: list[Edit] = [e for unit in moved for e in take_away(unit, view)]
+                edits = take_all_away(moved, view)
                 edits.append(put_after(behind, *(lifted(u) for u in moved)))
                 yield Proposal(said, ANEW, {view.path: tuple(edits)}, rank)
             elif _means_the_same(view, moved, statement):

@@ -24,7 +24,7 @@ from gradfix.rewrite.statements import (
     lifted,
     line_of,
     names,
-    take_away,
+    take_all_away,
     touches,
     unit_in,
     units,
@@ -272,7 +272,7 @@ def _written_out(found: _Found, call: cst.Call | None) -> Way | None:
             lines += [lifted(u) if u in late else line_of(u.node) for u in wanted[n]]
         lines += [filled_in(lifted(u), one) if n == 0 else line_of(filled_in(u.node, one)) for u in body]
     lines[0] = lines[0].with_changes(leading_lines=[*found.loop.leading_lines, *_above(lines[0])])
-    edits: list[Edit] = [e for u in (*gone, *late) for e in take_away(u, view)]
+    edits = take_all_away((*gone, *late), view)
     edits.append(Replace(found.loop, lambda _: cst.FlattenSentinel(lines)))
     return again, edits
 
@@ -312,7 +312,7 @@ def _elements(found: _Found) -> Way | None:
     first = [*(lifted(u) if u in late else line_of(u.node) for u in again), line_of(value)]
     target = each.target.deep_clone()
     head = {"target": target, "iter": each.iter.deep_clone()}
-    edits: list[Edit] = [e for u in (*gone, *late) for e in take_away(u, found.view)]
+    edits = take_all_away((*gone, *late), found.view)
     return (*again, holder), [*edits, Replace(found.loop, lambda n: _with(n, first, head))]
 
 

@@ -26,7 +26,7 @@ from gradfix.rewrite.statements import (
     lifted,
     names,
     put_after,
-    take_away,
+    take_all_away,
     touches,
     unit_in,
     units,
@@ -151,7 +151,7 @@ def _apart(project: Project, backward: Backward, step: Step) -> tuple[View, list
     head = narrowed(loop, read)
     lines = [*(lifted(u) for u in made), *(lifted(u) for u in going)]
     second = head.with_changes(body=loop.body.with_changes(body=lines), leading_lines=())
-    edits = [e for u in going for e in take_away(u, view)]
+    edits = take_all_away(going, view)
     return view, [*edits, put_after(units(block)[index], second)]
 
 

@@ -26,7 +26,7 @@ from gradfix.rewrite.statements import (
     put_before,
     reads_of,
     renamed,
-    take_away,
+    take_all_away,
     touches,
     units,
     walk,
@@ -106,7 +106,7 @@ class Cached:
         if any(touches(u.writes, others) for u in self.before):
             return ()
         lines = [self._of_object(lifted(u)) for u in whole]
-        away = (e for u in whole for e in take_away(u, self.view))
+        away = take_all_away(whole, self.view)
         return (put_before(self.reader, *lines), *away, *self._stored())
 
     @property

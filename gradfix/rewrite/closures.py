@@ -18,7 +18,7 @@ from gradfix.rewrite.statements import (
     line_of,
     names,
     put_before,
-    take_away,
+    take_all_away,
     touches,
     unit_in,
     units,
@@ -62,7 +62,7 @@ def into_closure(project: Project, backward: Backward) -> Iterator[tuple[str, tu
     lines = [line_of(u.node) if stay else lifted(u) for u in chain]
     edits: list[Edit] = [put_before(reader, *lines)]
     if not stay:
-        edits += [e for u in chain for e in take_away(u, view)]
+        edits += take_all_away(chain, view)
     said = ", ".join(f"`{w}`" for u in chain for w in sorted(u.writes))
     again = " again" if stay else ""
     yield f"compute {said}{again} in each call of `{function.name.value}`", (view, edits)

@@ -31,6 +31,7 @@ from gradfix.rewrite.statements import (
     reads_of,
     renamed,
     stored,
+    take_all_away,
     take_away,
     touches,
     units,
@@ -85,7 +86,7 @@ class Plan:
     def edits(self, inline: bool = False) -> tuple[Edit, ...]:
         """Put what must be made again after the step. `inline` puts the one kept expression where it is
         read."""
-        moved = [e for unit in self.moved for e in take_away(unit, self.view)]
+        moved = take_all_away(self.moved, self.view)
         moved += self._made_once()
         if self.around and all(u in self.moved for u in units(self.around.body)):
             moved = list(take_away(Unit(self.around, self.around, names(self.around)), self.view))

@@ -417,6 +417,13 @@ def _put(unit: Unit, lines: Sequence[cst.BaseStatement], last: bool) -> Edit:
     return Insert(node, after=tuple(lines)) if last else Insert(node, before=tuple(lines))
 
 
+def take_all_away(several: Iterable[Unit], view: View) -> list[Edit]:
+    """Remove the units; the blank lines above them go to a statement that stays."""
+    every = list(several)
+    lines = [unit.line for unit in every]
+    return [edit for unit in every for edit in take_away(unit, view, besides=lines)]
+
+
 def take_away(
     unit: Unit, view: View, comments: bool = False, besides: Collection[cst.CSTNode | None] = ()
 ) -> tuple[Edit, ...]:

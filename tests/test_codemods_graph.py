@@ -16,7 +16,7 @@ from gradfix.rewrite.behind import may_read
 from gradfix.rewrite.boundary import detach, meeting, operands, shape_of
 from gradfix.rewrite.calls import drop_retain, loss_of, retain, with_arguments
 from gradfix.rewrite.optimized import parameters_of
-from gradfix.rewrite.statements import names, put_after, take_away, touches, units
+from gradfix.rewrite.statements import names, put_after, take_all_away, take_away, touches, units
 from gradfix.tape import Backward, Free, Mutate, Optimizer, Record, Ref, Site, Step, Tape, Zero
 
 
@@ -241,6 +241,13 @@ def test_meeting():
 def test_take_away(source, gone, expected):
     v = View(PATH, source)
     assert expected == v.apply(take_away(units(v.module)[gone], v))
+
+
+def test_blank_lines_above_what_goes_together_stay_with_what_stays():
+    v = View(PATH, "a = 1\n\nb = 2\n\nc = 3\nd = 4\n")
+    assert v.apply(take_all_away(units(v.module)[1:3], v)) == "a = 1\n\nd = 4\n"
+    v = View(PATH, "a = 1\nb = 2\n\nc = 3\nd = 4\n")
+    assert v.apply(take_all_away(units(v.module)[1:3], v)) == "a = 1\n\nd = 4\n"
 
 
 def test_take_away_keeps_comments_of_what_is_not_put_elsewhere():

@@ -153,3 +153,12 @@ def test_lines_split_a_line_of_several_statements() -> None:
     assert view.apply([gone, Insert(second, after=(new.deep_clone(),))]) == kept
     there = [Replace(second, lambda _: cst.RemoveFromParent()), Insert(second, after=(new.deep_clone(),))]
     assert view.apply(there) == "if x:\n    # above\n    a(); d(); c()  # behind\n"
+
+
+def test_several_of_one_line_are_each_put_under_a_context() -> None:
+    view = View(PATH, "import torch\na = f(); b = g(); c = h()\n")
+    no_grad = of_torch(view, "no_grad").expression
+    edits = [e for text in ("a = f()", "c = h()") for e in under(view, no_grad, [statement(view, text)])]
+    assert view.apply(edits) == (
+        "import torch\nwith torch.no_grad():\n    a = f()\nb = g()\nwith torch.no_grad():\n    c = h()\n"
+    )

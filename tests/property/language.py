@@ -7,7 +7,7 @@ which evaluates these same values out of place.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 INDENT = "    "
 
@@ -431,3 +431,27 @@ def block(body: tuple[Statement, ...]) -> Lines:
     for statement in body:
         for line in statement.lines():
             yield INDENT + line
+
+
+def root(target: Expr | str) -> str:
+    """The name that a write goes through: ``w`` of ``w[0]``."""
+    while isinstance(target, View):
+        target = target.of
+    return target if isinstance(target, str) else target.id if isinstance(target, Name) else ""
+
+
+def left_out(body: tuple[Statement, ...], leaves: set[str]) -> tuple[Statement, ...]:
+    """The statements, line for line, without what they write into `leaves`."""
+    return tuple(_left_out(statement, leaves) for statement in body)
+
+
+def _left_out(statement: Statement, leaves: set[str]) -> Statement:
+    if isinstance(statement, If):
+        body, orelse = left_out(statement.body, leaves), left_out(statement.orelse, leaves)
+        return replace(statement, body=body, orelse=orelse)
+    if isinstance(statement, For | NoGrad):
+        return replace(statement, body=left_out(statement.body, leaves))
+    if isinstance(statement, Write | SetItem | NumpyWrite | SetData) and root(statement.target) in leaves:
+        target = Name(statement.target) if isinstance(statement.target, str) else statement.target
+        return Write(target, "mul_", Number(1.0), True)
+    return statement

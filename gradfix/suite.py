@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import libcst as cst
+from libcst._nodes.internal import visit_body_sequence
 
 _HEADER = re.compile(
     r"^[ \t\f]*(?:async|case|class|def|elif|else|except|finally|for|if|match|try|while|with)\b.*:[^\n]*[^\s\\]",
@@ -26,9 +27,9 @@ class OneLine(cst.IndentedBlock):
     leading_whitespace: cst.SimpleWhitespace = field(default_factory=lambda: cst.SimpleWhitespace(" "))
 
     def _visit_and_replace_children(self, visitor: Any) -> OneLine:
-        # libcst's own version makes an IndentedBlock
-        plain = super()._visit_and_replace_children(visitor)
-        return OneLine(plain.body, plain.header, plain.indent, plain.footer, self.leading_whitespace)
+        # (the header and the footer stand nowhere as long as it is one line)
+        body = visit_body_sequence(self, "body", self.body, visitor)
+        return OneLine(body, self.header, self.indent, self.footer, self.leading_whitespace)
 
     def _codegen_impl(self, state: Any) -> None:
         line = self.body[0] if len(self.body) == 1 else None

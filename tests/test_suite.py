@@ -39,6 +39,12 @@ def test_what_is_parsed_is_printed_and_stands_where_libcst_has_it(bodies: list[s
     assert _places(module) == _places(cst.parse_module(text))
 
 
+@pytest.mark.parametrize("source", BODIES)
+def test_every_node_of_a_view_stands_somewhere(source: str) -> None:
+    view = View(PATH, source)
+    assert all(node in view.positions for node in view.parents)
+
+
 def _places(module: cst.Module) -> list[tuple[str, str]]:
     found = MetadataWrapper(module).resolve(PositionProvider)
     return sorted((type(n).__name__, str(r)) for n, r in found.items() if isinstance(n, PLACED))

@@ -19,10 +19,12 @@ from gradfix.rewrite.averaged import begun_without, made_without
 from gradfix.rewrite.boundary import LEAVES, detach, frame, gather, meeting, rebinding, shape_of
 from gradfix.rewrite.calls import drop_carried_retain
 from gradfix.rewrite.carried import Carried, carried, entries, made_outside, sets_back
+from gradfix.rewrite.drawn import views
 from gradfix.rewrite.dropped import dropped, kept
 from gradfix.rewrite.items import Item, kept_items
-from gradfix.rewrite.spelling import descendants, function_of
+from gradfix.rewrite.spelling import descendants, function_of, last_name
 from gradfix.rewrite.statements import (
+    bound,
     dotted,
     inside,
     line_of,
@@ -170,6 +172,14 @@ for x in torch.randn(3, 4, 3):
         for name, part in _settled(project, edges, backward):
             summary = f"detach `{name}`: only its value goes to the next pass"
             yield Proposal(summary, ROUND, gather(part, *drop), 4)
+
+
+def _grows(project: Project, append: cst.Call) -> bool:
+    """Whether what something is appended to drops nothing by itself, as a deque of some length does."""
+    held = last_name(append.func.value) if isinstance(append.func, cst.Attribute) else ""
+    made = (b for view in views(project) for node in view.parents for b in bound(node))
+    kinds = (last_name(v.func) for t, v in made if last_name(t) == held and isinstance(v, cst.Call))
+    return "deque" not in kinds
 
 
 Part = tuple[View, list[Edit]]

@@ -23,7 +23,7 @@ ALLOWED = {
     "verdict": set(),
     "run": {"tape", "tapefile"},
     "read": {"tape"},
-    "edit": {"tape", "graph"},
+    "edit": {"tape", "graph", "suite"},
     "rewrite": {"tape", "graph", "wording", "verdict", "detect", "edit"},
     "prove": {"tape", "graph", "alike", "wording", "verdict", "detect", "run"},
 }

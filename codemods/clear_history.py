@@ -26,7 +26,7 @@ from gradfix.rewrite.statements import (
     units,
     walk,
 )
-from gradfix.rewrite.stored import stored_elements
+from gradfix.rewrite.stored import grows, stored_elements
 from gradfix.rewrite.windows import window_ends
 from gradfix.tape import Backward, Step
 from gradfix.verdict import Effect
@@ -88,7 +88,7 @@ for x in torch.randn(3, 4, 3):
         held = {
             (dotted(call.func.value) or "").rpartition(".")[2]
             for _, call, _ in stored_elements(project, (e.producer for e in edges))
-            if isinstance(call.func, cst.Attribute)
+            if isinstance(call.func, cst.Attribute) and grows(project, call)
         } - {""}
         if not held:
             return

@@ -19,12 +19,10 @@ from gradfix.rewrite.averaged import begun_without, made_without
 from gradfix.rewrite.boundary import LEAVES, detach, frame, gather, meeting, rebinding, shape_of
 from gradfix.rewrite.calls import drop_carried_retain
 from gradfix.rewrite.carried import Carried, carried, entries, made_outside, sets_back
-from gradfix.rewrite.drawn import views
 from gradfix.rewrite.dropped import dropped, kept
 from gradfix.rewrite.items import Item, kept_items
-from gradfix.rewrite.spelling import descendants, function_of, last_name
+from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import (
-    bound,
     dotted,
     inside,
     line_of,
@@ -35,7 +33,7 @@ from gradfix.rewrite.statements import (
     units,
     walk,
 )
-from gradfix.rewrite.stored import stored_alike, stored_elements
+from gradfix.rewrite.stored import grows, stored_alike, stored_elements
 from gradfix.rewrite.windows import window_ends
 from gradfix.tape import Backward
 from gradfix.verdict import Effect
@@ -124,10 +122,9 @@ for x in torch.randn(3, 4, 3):
             e for e in entries(project, backward) if not made_outside(project, e.producer, backward)
         )
         terms = [e for e in edges if alone_in_loss(project.graph, backward, e.producer.node)]
-        if stored_elements(
-            project, (e.producer for e in terms)
-        ):  # clear-history: as constants they were idle
-            edges = tuple(e for e in edges if e not in terms)
+        summands = stored_elements(project, (e.producer for e in terms))
+        if any(grows(project, append) for _, append, _ in summands):
+            edges = tuple(e for e in edges if e not in terms)  # (as constants they were idle: clear-history)
         if not edges:
             return
         drop = drop_carried_retain(project, conflict.backward)
@@ -172,14 +169,6 @@ for x in torch.randn(3, 4, 3):
         for name, part in _settled(project, edges, backward):
             summary = f"detach `{name}`: only its value goes to the next pass"
             yield Proposal(summary, ROUND, gather(part, *drop), 4)
-
-
-def _grows(project: Project, append: cst.Call) -> bool:
-    """Whether what something is appended to drops nothing by itself, as a deque of some length does."""
-    held = last_name(append.func.value) if isinstance(append.func, cst.Attribute) else ""
-    made = (b for view in views(project) for node in view.parents for b in bound(node))
-    kinds = (last_name(v.func) for t, v in made if last_name(t) == held and isinstance(v, cst.Call))
-    return "deque" not in kinds
 
 
 Part = tuple[View, list[Edit]]

@@ -16,6 +16,7 @@ ALLOWED = {
     "tapefile": {"tape"},
     "index": {"tape"},
     "graph": {"tape", "index"},
+    "suite": set(),
     "notebook": set(),
     "wording": {"tape", "notebook"},
     "detect": {"tape", "index", "graph", "wording"},

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 import libcst as cst
 
 from gradfix.edit import Project, View
-from gradfix.rewrite.statements import body_of, dotted, names, touches, walk
+from gradfix.rewrite.drawn import views
+from gradfix.rewrite.spelling import last_name
+from gradfix.rewrite.statements import body_of, bound, dotted, names, touches, walk
 from gradfix.tape import Record
 
 STORING = ("append", "appendleft", "add", "push", "extend")
@@ -46,6 +48,14 @@ def _stores(call: cst.Call) -> bool:
 
 def _elements_of(call: cst.Call) -> list[cst.BaseExpression]:
     return [element for arg in call.args for element in _elements(arg.value)]
+
+
+def grows(project: Project, append: cst.Call) -> bool:
+    """Whether what something is appended to drops nothing by itself, as a deque of some length does."""
+    held = last_name(append.func.value) if isinstance(append.func, cst.Attribute) else ""
+    made = (pair for view in views(project) for node in view.parents for pair in bound(node))
+    kinds = {last_name(v.func) for t, v in made if last_name(t) == held and isinstance(v, cst.Call)}
+    return "deque" not in kinds
 
 
 def stored_alike(

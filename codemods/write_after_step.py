@@ -9,11 +9,13 @@ import libcst as cst
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Project, View
+from gradfix.graph import plain_op
 from gradfix.rewrite.behind import DRIVES, calls, harmless
 from gradfix.rewrite.liveness import binds
 from gradfix.rewrite.statements import (
     Unit,
     common_block,
+    dotted,
     lifted,
     names,
     put_after,
@@ -25,9 +27,10 @@ from gradfix.rewrite.statements import (
     units,
 )
 from gradfix.rewrite.tensors import is_leaf
-from gradfix.tape import Record, Site, Stack, Step
+from gradfix.tape import Mutate, Record, Site, Stack, Step
 from gradfix.wording import briefly
 
+GIVEN = ("copy", "set")
 TRAINS = (*DRIVES, "step", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update")
 
 
@@ -89,7 +92,8 @@ for _ in range(3):
         view, writing, needing, depth = found
         step = _step(conflict, project)
         # (a step that is the caller's comes later all the same)
-        goals = (_frame(view, step.stack, depth) if step is not None else None, needing)
+        behind = step is not None and not _restores(project, write)
+        goals = (_frame(view, step.stack, depth) if step is not None and behind else None, needing)
         ways = ((goal, _moved(view, writing, goal, after=True)) for goal in goals if goal is not None)
         goal, edits = next((way for way in ways if way[1]), (needing, ()))
         if edits:
@@ -115,6 +119,21 @@ def _parting(project: Project, one: Stack, other: Stack) -> tuple[View, cst.CSTN
                 return None
             return first[0], first[1], second[1], depth
     return None
+
+
+def _restores(project: Project, write: Mutate) -> bool:
+    """Whether the write gives the weights other values altogether (those of before, as a rule), and none that are made
+    of what they hold: behind a step it would undo that."""
+    found = project.node(write.stack[-1]) if write.stack and plain_op(write) in GIVEN else None
+    small = found[0].small_statement(found[1]) if found is not None else None
+    if isinstance(small, cst.Assign):
+        name, given = dotted(small.targets[0].target), [small.value]
+    elif isinstance(small, cst.Expr) and isinstance(call := small.value, cst.Call):
+        name, given = dotted(call.func), [arg.value for arg in call.args]
+    else:
+        return False
+    written = (name or "").removesuffix(".copy_").removesuffix(".data")
+    return bool(written) and not any(touches({written}, names(value).reads) for value in given)
 
 
 def _step(conflict: Conflict, project: Project) -> Step | None:

@@ -100,6 +100,8 @@ for x in torch.randn(3, 4, 3):
         if (edit := _in_closure(conflict, project, step, clear)) is not None:
             yield Proposal(f"{summary} whenever the closure is called", CLEARED, edit)
         first = _first(conflict, project, step)
+        if first is not None and (edit := _before_a_decision(project, first, step, clear)) is not None:
+            yield Proposal(f"{summary} before the backward", CLEARED, edit)
         own = (
             conflict.backward if conflict.label("other") is not None else None
         )  # what was before it is another's
@@ -127,6 +129,27 @@ for x in torch.randn(3, 4, 3):
         yield Proposal(
             f"{summary} after the step", CLEARED, {view.path: (put_after(units(block)[index], clear),)}, 1
         )
+
+
+def _before_a_decision(
+    project: Project, first: Backward, step: Step, clear: cst.BaseStatement
+) -> dict[str, tuple[Edit, ...]] | None:
+    """What clears them before the backward, where the step behind it is left out now and then, for a loss that is not
+    finite, say; None where it is not, or where passes are counted up to it (``if i % n == 0``), whose sum is meant."""
+    depth = len(step.stack) - 1
+    if meeting(first.stack, step.stack) != depth:
+        return None
+    made, stepped = frame(project, first.stack, depth), frame(project, step.stack, depth)
+    if made is None or stepped is None or made[0] is not stepped[0]:
+        return None
+    view, block = made[0], block_of(*made)
+    decision = next((x for x in view.ancestors(stepped[1]) if isinstance(x, cst.If)), None)
+    if decision is None or block is None or unit_in(view, block, decision) is None:
+        return None
+    if "%" in view.code(decision.test) or block_of(*stepped) is not decision.body:
+        return None
+    at = unit_in(view, block, made[1])
+    return {view.path: (put_before(units(block)[at], clear),)} if at is not None else None
 
 
 def _in_closure(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 
 import libcst as cst
@@ -14,22 +14,18 @@ from gradfix.edit import Project, View
 from gradfix.rewrite.boundary import frame, gather, meeting
 from gradfix.rewrite.carried import carried, cleared_names, entries
 from gradfix.rewrite.drawn import views
-from gradfix.rewrite.spelling import function_of, last_name
+from gradfix.rewrite.emptied import last_reader, read_elsewhere
 from gradfix.rewrite.statements import (
     Unit,
-    block_of,
     body_of,
     common_block,
     dotted,
-    every_parameter,
-    names,
     put_after,
-    touches,
     unit_in,
     units,
     walk,
 )
-from gradfix.rewrite.stored import STORING, grows, stored_elements
+from gradfix.rewrite.stored import grows, stored_elements
 from gradfix.rewrite.windows import window_ends
 from gradfix.tape import Backward, Step
 from gradfix.verdict import Effect
@@ -97,9 +93,9 @@ for x in torch.randn(3, 4, 3):
             return
         for view, step in _places(project, backward):
             lists = _read_lists(project, view, step, held)
-            if any(_read_elsewhere(project, view, step, name) for name in lists):
+            if any(read_elsewhere(project, view, step, name) for name in lists):
                 continue
-            last = _last_read(view, step, lists)
+            last = last_reader(view, step, lists)
             if lists and last is not None:
                 lines = [cst.parse_statement(f"{name}.clear()") for name in lists]
                 said = ", ".join(f"`{name}`" for name in lists)
@@ -128,63 +124,6 @@ def _places(project: Project, backward: Backward) -> Iterator[tuple[View, Unit]]
     index = unit_in(view, block, stepped[1]) if block else None
     if block is not None and index is not None:
         yield view, units(block)[index]
-
-
-def _read_elsewhere(project: Project, view: View, step: Unit, name: str) -> bool:
-    """Whether other functions than that of the step do more with the list than store in it, by this or another way to
-    the same attribute, or its own hands it on: who has it would find it empty."""
-    own, last = view.function(step.node), name.rpartition(".")[2]
-    for other in views(project):
-        for node in other.parents:
-            if isinstance(node, cst.SimpleString) and node.raw_value == last and "." in name:
-                return True  # getattr()
-            if not isinstance(node, cst.Attribute if "." in name else cst.Name) or last_name(node) != last:
-                continue
-            above, function = other.parents[node], other.function(node)
-            if isinstance(above, cst.Element):
-                above = other.parents[other.parents[above]]  # of ``saved, rewards = [], []``
-            stores = isinstance(above, cst.Attribute) and above.value is node and above.attr.value in STORING
-            if (
-                stores
-                or isinstance(above, cst.AssignTarget | cst.Param)
-                or getattr(above, "attr", None) is node
-            ):
-                continue
-            if isinstance(above, cst.Arg) and above.keyword is node:
-                continue
-            if other is view and function is own:
-                call = other.parents[above] if isinstance(above, cst.Arg) else None
-                kept = isinstance(call, cst.Call) and function_of(call) in STORING
-                if kept or isinstance(above, cst.Return | cst.Assign):
-                    return True
-            elif "." in name or not isinstance(function, cst.FunctionDef) or last not in _bound_in(function):
-                return True
-    return False
-
-
-def _bound_in(function: cst.FunctionDef) -> set[str]:
-    """The names that are the function's own."""
-    return {p.name.value for p in every_parameter(function)} | set(names(function.body).binds)
-
-
-def _last_read(view: View, step: Unit, lists: Sequence[str]) -> Unit | None:
-    """The step, or the last statement behind it that reads one of the lists; None where that is behind the pass, which
-    finds it empty then, or hands it on."""
-    block = block_of(view, step.node)
-    if block is None:
-        return None
-    own = units(block)
-    at = next((n for n, u in enumerate(own) if u.node is step.node), len(own))
-    last = next((u for u in reversed(own[at:]) if touches(u.reads, lists)), step)
-    loop = view.loop(step.node)
-    behind = [
-        u
-        for u in walk(body_of(view, step.node))
-        if loop is not None and view.span(u.node).start.line > view.span(loop).end.line
-    ]
-    if isinstance(last.node, cst.Return) or any(touches(u.reads, lists) for u in behind):
-        return None
-    return last
 
 
 def _read_lists(project: Project, view: View, step: Unit, held: set[str]) -> list[str]:

@@ -18,7 +18,7 @@ STORED = "gradfix made to be stored"
 
 
 def empty_lists() -> None:
-    """Empty them, the program's own lists alone."""
+    """Empty them."""
     held = [x for x in gc.get_objects() if type(x) in (list, deque) and any(map(_marked, _ends(x)))]
     for each in [*held, *(other for x in held for other in _beside(x))]:
         each.clear()

@@ -31,6 +31,7 @@ from gradfix.wording import briefly
 OWN = Effect("cut-own-loss", "each step uses the gradient of its own loss only")
 ALONE = Effect("adds-gradient", "every step uses the gradient of its own loss and its own pass only")
 CLEARED = Effect("adds-gradient", "every step uses the gradient of its own pass only")
+SINCE = Effect("adds-gradient", "every step uses the gradients of the passes since the last one only")
 
 
 class InsertZeroGrad(Codemod):
@@ -126,9 +127,19 @@ for x in torch.randn(3, 4, 3):
             ):
                 said = f"{summary} before `{briefly(view.code(units(block)[at].node))}`"
                 yield Proposal(said, ALONE, {view.path: (put_before(units(block)[at], clear),)})
+        effect = SINCE if _gathered(project, first, step) else CLEARED
         yield Proposal(
-            f"{summary} after the step", CLEARED, {view.path: (put_after(units(block)[index], clear),)}, 1
+            f"{summary} after the step", effect, {view.path: (put_after(units(block)[index], clear),)}, 1
         )
+
+
+def _gathered(project: Project, first: Backward | None, step: Step) -> bool:
+    """Whether some step of the optimizer has had more than one pass of the same backward."""
+    graph = project.graph
+    return any(
+        sum(first is not None and e.stack == first.stack for e in graph.before_step(s)) > 1
+        for s in graph.steps_of(step.optimizer)
+    )
 
 
 def _before_a_decision(

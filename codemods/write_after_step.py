@@ -30,7 +30,7 @@ from gradfix.rewrite.tensors import is_leaf
 from gradfix.tape import Mutate, Record, Site, Stack, Step
 from gradfix.wording import briefly
 
-GIVEN = ("copy", "set")
+GIVEN = ("copy", "set")  # ops that ask nothing of what a tensor holds
 TRAINS = (*DRIVES, "step", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update")
 
 
@@ -92,8 +92,9 @@ for _ in range(3):
         view, writing, needing, depth = found
         step = _step(conflict, project)
         # (a step that is the caller's comes later all the same)
-        behind = step is not None and not _restores(project, write)
-        goals = (_frame(view, step.stack, depth) if step is not None and behind else None, needing)
+        if step is not None and _restores(project, write):
+            step = None
+        goals = (_frame(view, step.stack, depth) if step is not None else None, needing)
         ways = ((goal, _moved(view, writing, goal, after=True)) for goal in goals if goal is not None)
         goal, edits = next((way for way in ways if way[1]), (needing, ()))
         if edits:

@@ -171,21 +171,9 @@ def alone_in_loss(graph: Graph, backward: Backward, value: int) -> bool:
     """Whether the loss is a sum in which the node's value meets nothing else that has a graph before it is a term:
     without its own, it would be a constant there."""
     walked, terms = graph.walk(backward), summed(graph, backward.roots)
-    met, pending = {value}, [value]
-    consumers: dict[int, list[int]] = {}
-    for node in walked:
-        for parent in graph.records[node].parents if node in graph.records else ():
-            consumers.setdefault(parent, []).append(node)
-    while pending:
-        for node in consumers.get(pending.pop(), ()):
-            record = graph.records[node]
-            if node in met or (node in terms and plain_op(record) in SUMMING):
-                continue
-            if any(p not in met for p in record.parents):
-                return False
-            met.add(node)
-            pending.append(node)
-    return True
+    above = graph.leading(walked, {value})
+    ops = (r for n in above - {value} if (r := graph.records.get(n)) is not None)
+    return all(above.issuperset(r.parents) for r in ops if r.node not in terms or plain_op(r) not in SUMMING)
 
 
 def _conflict(graph: Graph, group: Group) -> Conflict | None:

@@ -9,7 +9,7 @@ false alarm.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, takewhile
 
 from gradfix import wording
 from gradfix.detect.attacks import attacks
@@ -124,10 +124,7 @@ def _cleared_seldom(
     starts = [0, *(n for n, events in enumerate(between) if n and _managed(events))]
     rounds = [steps[a:b] for a, b in pairwise([*starts, len(steps)])]
     whole = rounds[:-1] if len(rounds[-1]) == 1 else rounds
-    zeros = [
-        max((n for n, e in enumerate(events, 1) if isinstance(e, Zero)), default=0) for events in between
-    ]
-    added = (e for last, events in zip(zeros, between, strict=True) for e in events[last:])
+    added = (e for events in between for e in takewhile(lambda e: not isinstance(e, Zero), reversed(events)))
     backwards = {e.stack for e in added if isinstance(e, Backward)}  # (not what an actor left to its critic)
     if not whole or min(map(len, whole)) < 2 or len({s.stack for s in steps}) > 1 or len(backwards) > 1:
         return

@@ -58,26 +58,27 @@ def plan(project: Project, backward: Backward) -> Plan | None:
     records, step = stale(project, backward)
     mixed, last = _of_stepped(project, backward)
     whole = tuple(dict.fromkeys((*records, *mixed)))
-    found = _plan(project, backward, whole, step or last) if len(whole) > len(records) else None
-    found = found or _plan(project, backward, records, step)
-    return found or _plan(project, backward, records, step, _taken_behind(project, backward, records, step))
+    goal = backward.stack
+    found = _plan(project, backward, whole, step or last, goal) if len(whole) > len(records) else None
+    found = found or _plan(project, backward, records, step, goal)
+    if found is None and (goal := _taken_behind(project, backward, step)):
+        return _plan(project, backward, records, step, goal)
+    return found
 
 
-def _taken_behind(
-    project: Project, backward: Backward, records: Sequence[Record], step: Stack
-) -> Stack | None:
-    """What takes the stale value behind the step in the function that steps, where that gives a loss of it to whoever
-    calls ``backward``; None where nothing does."""
+def _taken_behind(project: Project, backward: Backward, step: Stack) -> Stack:
+    """Where a stale value is taken behind the step in the function that steps, whose caller differentiates what it
+    gives; () where that is nowhere."""
     graph, depth = project.graph, len(step) - 1
     stepped = max((e.time for e in graph.steps if e.stack == step and e.time < backward.time), default=None)
-    if stepped is None or depth <= meeting(step, backward.stack) or not records:
-        return None
-    walked = (r for n in backward.nodes if (r := graph.records.get(n)) is not None and r.time > stepped)
-    takers = (
-        r for r in walked if any(graph.records[p].time < stepped for p in r.parents if p in graph.records)
-    )
-    own = [r for r in takers if r.stack[:depth] == step[:depth] and len(r.stack) > depth]
-    return max(own, key=lambda r: r.time).stack if own else None
+    if stepped is None or depth <= meeting(step, backward.stack):
+        return ()
+    known = [r for n in backward.nodes if (r := graph.records.get(n)) is not None]
+    old = {r.node for r in known if r.time < stepped}
+    takers = (r for r in known if r.time > stepped and not old.isdisjoint(r.parents))
+    own = (r for r in takers if r.stack[:depth] == step[:depth] and len(r.stack) > depth)
+    last = max(own, key=lambda r: r.time, default=None)
+    return last.stack if last is not None else ()
 
 
 def _of_stepped(project: Project, backward: Backward) -> tuple[tuple[Record, ...], Stack]:
@@ -100,12 +101,9 @@ def _of_stepped(project: Project, backward: Backward) -> tuple[tuple[Record, ...
 
 
 def _plan(
-    project: Project, backward: Backward, records: tuple[Record, ...], step: Stack, goal: Stack | None = ()
+    project: Project, backward: Backward, records: tuple[Record, ...], step: Stack, goal: Stack
 ) -> Plan | None:
-    """The plan for what is to be fresh at `goal`: where the backward is called, if nothing else is said."""
-    if goal is None:
-        return None
-    goal = goal or backward.stack
+    """The plan for what is to be fresh at `goal`."""
     depth = meeting(step, goal) if records else -1
     stepped, needed = frame(project, step, depth), frame(project, goal, depth)
     if depth < 0 or stepped is None or needed is None or stepped[0] is not needed[0]:

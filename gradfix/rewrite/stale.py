@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import libcst as cst
 
@@ -118,6 +119,8 @@ def _plan(
     i, j = _find(view, flat, stepped[1]), _find(view, flat, needed[1])
     if i is None or j is None or not i < j:
         return None
+    if goal is not backward.stack:  # of a statement that returns more than the loss, what the loss reads
+        flat = (*flat[:j], replace(flat[j], names=names(needed[1])), *flat[j + 1 :])
     loop = flat[i]
     if isinstance(loop.node, (cst.For, cst.While)) and any(inside(view, m, loop.node) for m in made):
         # made and stepped in each pass of an inner loop: what its last pass leaves is made again behind it

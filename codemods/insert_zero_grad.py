@@ -8,14 +8,16 @@ import libcst as cst
 
 from gradfix.codemod import Codemod, Effect, Example, Proposal
 from gradfix.detect import Conflict
-from gradfix.edit import Edit, Project
+from gradfix.edit import Edit, Project, View
 from gradfix.rewrite.boundary import frame, meeting
 from gradfix.rewrite.calls import step_expression
 from gradfix.rewrite.dropped import uncalled
-from gradfix.rewrite.liveness import dotted, scope_of, statement_before
+from gradfix.rewrite.liveness import dotted, reads, scope_of, statement_before, target_names
 from gradfix.rewrite.spelling import function_of
 from gradfix.rewrite.statements import (
+    Unit,
     block_of,
+    bound,
     common_block,
     lifted,
     put_after,
@@ -101,8 +103,11 @@ for x in torch.randn(3, 4, 3):
         if (edit := _in_closure(conflict, project, step, clear)) is not None:
             yield Proposal(f"{summary} whenever the closure is called", CLEARED, edit)
         first = _first(conflict, project, step)
-        if first is not None and (edit := _before_a_decision(project, first, step, clear)) is not None:
-            yield Proposal(f"{summary} before the backward", CLEARED, edit)
+        left_out = _left_out(project, first, step) if first is not None else None
+        if left_out is not None:
+            edits = {left_out[0].path: (put_before(left_out[1], clear),)}
+            yield Proposal(f"{summary} before the backward", CLEARED, edits)
+            return  # (behind the step, they would be those of what was left out, too)
         own = (
             conflict.backward if conflict.label("other") is not None else None
         )  # what was before it is another's
@@ -142,25 +147,36 @@ def _gathered(project: Project, first: Backward | None, step: Step) -> bool:
     )
 
 
-def _before_a_decision(
-    project: Project, first: Backward, step: Step, clear: cst.BaseStatement
-) -> dict[str, tuple[Edit, ...]] | None:
-    """What clears them before the backward, where the step behind it is left out now and then, for a loss that is not
-    finite, say; None where it is not, or where passes are counted up to it (``if i % n == 0``), whose sum is meant."""
+def _left_out(project: Project, first: Backward, step: Step) -> tuple[View, Unit] | None:
+    """The statement with the backward, where what this pass has computed (a loss that is not finite, say) decides if
+    the step behind it is taken; None where it does not, or where passes are counted up to the step, whose sum is
+    meant (``if i % n == 0``, ``if seen >= batch``)."""
     depth = len(step.stack) - 1
     if meeting(first.stack, step.stack) != depth:
         return None
     made, stepped = frame(project, first.stack, depth), frame(project, step.stack, depth)
     if made is None or stepped is None or made[0] is not stepped[0]:
         return None
-    view, block = made[0], block_of(*made)
-    decision = next((x for x in view.ancestors(stepped[1]) if isinstance(x, cst.If)), None)
-    if decision is None or block is None or unit_in(view, block, decision) is None:
+    view, block = made[0], common_block(made[0], made[1], stepped[1])
+    start = unit_in(view, block, made[1]) if block is not None else None
+    end = unit_in(view, block, stepped[1]) if block is not None else None
+    if block is None or start is None or end is None:
         return None
-    if "%" in view.code(decision.test) or block_of(*stepped) is not decision.body:
-        return None
-    at = unit_in(view, block, made[1])
-    return {view.path: (put_before(units(block)[at], clear),)} if at is not None else None
+    between, computed = units(block)[start : end + 1], set(reads(made[1]))
+    for unit in between:
+        if isinstance(unit.node, cst.If) and _decides(view, unit.node, stepped[1]):
+            return (view, between[0]) if reads(unit.node.test) & computed else None
+        for target, value in bound(unit.node):
+            computed |= target_names(target) - reads(value)
+    return None
+
+
+def _decides(view: View, decision: cst.If, step: cst.CSTNode) -> bool:
+    """Whether `step` stands in the body of `decision`, or behind what ends the pass there."""
+    if any(x is decision for x in view.ancestors(step)):
+        return block_of(view, step) is decision.body
+    last = units(decision.body)[-1].node
+    return isinstance(last, cst.Continue | cst.Break | cst.Return | cst.Raise)
 
 
 def _in_closure(

@@ -216,6 +216,8 @@ def _clearings(conflicts: Sequence[Conflict], tape: Tape, before: Measured) -> I
         if never and any(s.optimizer not in never for s in before.steps):
             yield Attempt(before={"clear": sorted(never)})  # the others may do without, too
         yield Attempt(before={"clear": True})
+        if never and _left_out(before):
+            yield Attempt(before={"clear": "passes"})
     between = [c.event for c in conflicts if c.pattern == "cleared-between" and c.event and c.event.stack]
     if late := lines_of(event.stack[-1] for event in between):
         yield Attempt(before={"gather": late})
@@ -223,6 +225,17 @@ def _clearings(conflicts: Sequence[Conflict], tape: Tape, before: Measured) -> I
     if any(c.pattern == "never-cleared" for c in conflicts):  # what another loss left there since goes, too
         for schedule in own_loss(before, tape):
             yield Attempt(before={"clear": True, "own": schedule}, terms=Terms(cut=True))
+
+
+def _left_out(before: Measured) -> bool:
+    """Whether a step is left out now and then: where passes are gathered for a step, all but the last have as many."""
+    passes = [0]
+    for what, _ in before.order:
+        if what == "b":
+            passes[-1] += 1
+        elif what == "s":
+            passes.append(0)
+    return len(set(passes[:-2])) > 1
 
 
 def _clips(tape: Tape) -> bool:

@@ -27,7 +27,8 @@ The request is a JSON object; every key is optional, and they combine:
              something was written into it, which keeps its graph.
 ``clear``    an optimizer's gradients are cleared after each of its steps (all, or the numbers listed);
              ``leaves``: those of leaves that no optimizer holds, before the next backward, where the script has
-             written into them since the last.
+             written into them since the last; ``passes``: an optimizer's, whenever a backward runs again, if it
+             steps behind that pass or not.
 ``step``     the [number, place]s: so numbered optimizers step right behind the backward, or the clipping, that is
              called in that place.
 ``uncalled`` a loss whose backward a statement only names is differentiated before the next step.
@@ -96,14 +97,15 @@ class Imposer:
         self.values: dict[
             int, tuple[Any, Any]
         ] = {}  # id of a leaf -> it, and what it held in its last backward
+        self.begun: set[tuple[Any, ...]] = set()  # frames of the backwards that this pass has had
         self.done = False
 
     def install(self) -> None:
         self.optimizers.watch()
         Steps(self).install()
         still = self.request.get("null") == "writes"
-        by_hand = self.request.get("clear") == "leaves"
-        if still or by_hand or not {"cut", "own", "summands", "edges", "clips"}.isdisjoint(self.request):
+        cleared = self.request.get("clear") in ("leaves", "passes")
+        if still or cleared or not {"cut", "own", "summands", "edges", "clips"}.isdisjoint(self.request):
             self._watch_backward()
         if self.request.get("places"):
             each_thread.enter(Made(self.request["places"]))
@@ -161,6 +163,8 @@ class Imposer:
                     self.leaves.update((x.untyped_storage().data_ptr(), x) for x in leaves)
                 if self.request.get("clear") == "leaves" and accumulates:
                     self._clear(leaves)
+                if self.request.get("clear") == "passes" and accumulates:
+                    self._begin()
             if accumulates:
                 keep = [x for x in leaves if self._feeds(number, x)] if "own" in self.request else leaves
                 if inputs:
@@ -219,6 +223,15 @@ class Imposer:
             if known is not None and id(leaf) not in held and not torch.equal(known[1], leaf):
                 leaf.grad = None
             self.values[id(leaf)] = leaf, leaf.detach().clone()
+
+    def _begin(self) -> None:
+        """Clear what optimizers step, where a backward that this pass has had begins the next one."""
+        here = _frames()
+        if here in self.begun:
+            self.begun.clear()
+            for _, _, p in self.optimizers.parameters():
+                p.grad = None
+        self.begun.add(here)
 
     def _reach(self, roots: Any) -> tuple[list[Any], list[Any]]:
         """(nodes of an earlier round where the walk from `roots` stops, leaves it reaches without them)."""

@@ -31,7 +31,10 @@ SERVES = Effect(
     "the run did not come to",
 )
 PATTERNS = frozenset(
-    ("no-graph", "dead-parameter", "rewrapped", "partly", "bypassed", "constant-term", "idle-term")
+    (
+        *("no-graph", "dead-parameter", "rewrapped", "partly", "bypassed", "fast-weights"),
+        *("constant-term", "idle-term"),
+    )
 )
 PLACES = 4  # cuts of one pass that are tried
 
@@ -82,7 +85,7 @@ for x in torch.randn(3, 4, 3):
     def propose(cls, conflict: Conflict, project: Project) -> Iterator[Proposal]:
         if conflict.severity == "note" or conflict.pattern not in PATTERNS:
             return
-        if conflict.pattern == "bypassed":
+        if conflict.pattern in ("bypassed", "fast-weights"):
             yield from _taken_whole(conflict, project)
             return
         if conflict.pattern == "constant-term" and (inner := _in_the_sum(conflict, project)) is not None:

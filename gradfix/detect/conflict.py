@@ -140,6 +140,7 @@ PATTERNS = {
         "computed-term": "a term of the loss was computed past torch, and trains nothing",
         "withheld": "a custom Function's backward returns None for parameters that nothing else reaches",
         "second-order": "an update that create_graph=True was asked for goes through .data",
+        "fast-weights": "... or is made of the parameters' values, without their graph",
     },
     "missing-grad": {
         "read": ".grad of a non-leaf is read",

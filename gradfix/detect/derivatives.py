@@ -1,13 +1,18 @@
-"""cut-graph in gradients of gradients: an update that is made of them is made behind autograd's back."""
+"""cut-graph in gradients of gradients: an update that is made of them is made behind autograd's back, or of values that
+were cut off what it updates.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from itertools import pairwise
 
 from gradfix import wording
+from gradfix.detect.conflict import Conflict
 from gradfix.detect.finding import Found, make
-from gradfix.graph import Graph
-from gradfix.tape import Mutate
+from gradfix.detect.refused import CUT_WORDS
+from gradfix.graph import Graph, plain_op
+from gradfix.tape import Backward, Cut, Event, Fed, Mutate
 
 
 def second_order(graph: Graph) -> Found:
@@ -45,3 +50,66 @@ def second_order(graph: Graph) -> Found:
                     earlier=backward,
                 ),
             )
+
+
+def fast_weights(graph: Graph) -> Found:
+    """An inner update is made of the values of the parameters alone (``p.data - lr * g``, where ``g`` has its graph as
+    create_graph=True asked): the loss behind it trains them through the gradients, and not through what they are."""
+    cuts = {
+        e.time: e for e in graph.tape.events if isinstance(e, Cut) and e.how in ("data", "detach") and e.stack
+    }
+    calls = [b for b in graph.backwards if b.create and b.inputs]
+    if not cuts or not calls:
+        return
+    for fed in (e for e in graph.tape.events if isinstance(e, Fed)):
+        record = graph.records.get(fed.node)
+        call = next((b for b in reversed(calls) if b.time < fed.time), None)
+        if record is None or call is None or plain_op(record) not in UPDATES:
+            continue
+        loss = next((b for b in graph.backwards if b.time > fed.time and b.accumulates), None)
+        if loss is None or fed.node not in graph.walk(loss):
+            continue
+        for cut in (cuts[t] for t in fed.cuts if t in cuts):
+            if cut.node is None and _adapted(graph, cut, call, loss):
+                yield _of_values(graph, cut, call, fed, loss)
+
+
+UPDATES = frozenset(("add", "sub", "rsub", "addcmul", "addcdiv", "lerp"))
+
+
+def _adapted(graph: Graph, cut: Cut, call: Backward, loss: Backward) -> bool:
+    """Whether the parameter is one that `call` differentiated and an optimizer steps with the gradients of `loss`."""
+    storage = cut.ref.storage
+    return (
+        call.time < cut.time
+        and ~storage in call.nodes
+        and storage in graph.owners
+        and any(r.storage == storage for r in loss.accumulates)
+        and not any(call.time < s.time < loss.time for s in graph.steps)
+    )
+
+
+def _of_values(
+    graph: Graph, cut: Cut, call: Backward, fed: Fed, loss: Backward
+) -> tuple[Hashable, Event, Conflict]:
+    name = wording.name(cut.ref, "a parameter")
+    return (
+        ("fast-weights", graph.stack_number(cut.stack)),
+        fed,
+        make(
+            "cut-graph",
+            "fast-weights",
+            f"the update is made of the values of {name} alone ({wording.at('cut', cut.stack)}): the loss behind it "
+            "trains it through the gradients, and not through what it is",
+            [
+                ("made", call.stack, "the gradients, with their graph"),
+                ("cut", cut.stack, CUT_WORDS[cut.how]),
+                ("needed", loss.stack, "no gradient flows through the parameters themselves"),
+            ],
+            "cut",
+            severity="warning",
+            ref=cut.ref,
+            backward=loss,
+            event=cut,
+        ),
+    )

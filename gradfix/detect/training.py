@@ -14,7 +14,7 @@ from itertools import pairwise, permutations, takewhile
 from gradfix import wording
 from gradfix.detect.attacks import attacks
 from gradfix.detect.conflict import Conflict
-from gradfix.detect.derivatives import second_order
+from gradfix.detect.derivatives import fast_weights, second_order
 from gradfix.detect.drawn import drawn
 from gradfix.detect.finding import Findings, Found, make, optimizer_words
 from gradfix.detect.flat import zero_derivatives
@@ -57,6 +57,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         unregistered,
         converted,
         second_order,
+        fast_weights,
         plain_terms,
         constant_terms,
         idle_terms,

@@ -200,7 +200,8 @@ def rewrapped(graph: Graph) -> Found:
         behind = {s for s in graph.reaches(cut.node) if s in graph.owners}
         if cut.node in walked and not behind & filled:
             continue
-        leaves = _leaves_of(graph, cut) if behind - used else set()
+        # (what is stepped is a parameter, whose memory is the value's since `p.data = value.data`)
+        leaves = _leaves_of(graph, cut) - used if behind - used else set()
         if not leaves:
             continue
         leaf = next(

@@ -18,18 +18,18 @@ def trained_in_its_stead(graph: Graph, number: int, steps: list[Step]) -> Found:
     """Before every step the last backward fills the gradients of such copies alone, and nobody takes them from there:
     the parameters of an optimizer that a first-order update is copied to have gradients of their own."""
     own = Counter(r.shape for r in graph.optimizers[number].refs)
-    first: tuple[Backward, Mutate] | None = None
+    first: tuple[Backward, list[Mutate]] | None = None
     since = 0
     for step in steps:
         backward = next((b for b in reversed(graph.backwards) if since < b.time < step.time), None)
-        write = _update(graph, backward, own, since) if backward is not None else None
-        if backward is None or write is None:
+        writes = _updates(graph, backward, own, since) if backward is not None else []
+        if backward is None or not writes:
             return
-        first = first or (backward, write)
+        first = first or (backward, writes)
         since = step.time
     if first is None:
         return
-    backward, write = first
+    backward, (write, *others) = first
     yield (
         ("dead", number),
         steps[0],
@@ -45,6 +45,7 @@ def trained_in_its_stead(graph: Graph, number: int, steps: list[Step]) -> Found:
                     write.stack,
                     "a copy is updated here, and nothing leads back to what it was copied from",
                 ),
+                *(("cut", w.stack, "as is this one") for w in others),
                 ("needed", backward.stack, "this loss reaches the copies alone"),
                 ("step", steps[0].stack, "steps without a single gradient"),
             ],
@@ -55,19 +56,22 @@ def trained_in_its_stead(graph: Graph, number: int, steps: list[Step]) -> Found:
     )
 
 
-def _update(graph: Graph, backward: Backward, own: Counter[tuple[int, ...]], since: int) -> Mutate | None:
-    """The first update of the leaves that `backward` fills, which are whole copies of the `own` parameters."""
+def _updates(graph: Graph, backward: Backward, own: Counter[tuple[int, ...]], since: int) -> list[Mutate]:
+    """The updates of the leaves that `backward` fills, whole copies of the `own` parameters: the first of each
+    place."""
     filled: dict[int, Ref] = {r.storage: r for r in backward.accumulates}
     shapes = Counter(r.shape for r in filled.values())
     times = {count // own[shape] if shape in own else 0 for shape, count in shapes.items()}
     copies = times.pop() if len(times) == 1 else 0
     if not copies or shapes != Counter({s: n * copies for s, n in own.items()}) or backward.inputs:
-        return None
+        return []
     if any(s in graph.owners for s in filled) or _taken(graph, backward, set(filled)):
-        return None
+        return []
     written = [_by_hand(graph, s, since, backward.time) for s in filled]
-    first = min((w for w in written if w is not None), key=lambda w: w.time, default=None)
-    return first if all(written) else None
+    if not all(written):
+        return []
+    known = sorted((w for w in written if w is not None), key=lambda w: w.time)
+    return list({w.stack[-1]: w for w in reversed(known)}.values())[::-1]
 
 
 def _by_hand(graph: Graph, storage: int, since: int, until: int) -> Mutate | None:

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .pretend import DATA, about, foreign
+from .pretend import DATA, about, foreign, user_line
 
 if TYPE_CHECKING:
     from .impose import Imposer
@@ -35,21 +35,12 @@ class Keep(TorchFunctionMode):
         made = result if isinstance(result, (list, tuple)) else (result,)
         for tensor in made:
             inner = isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf
-            how = self._how() if inner else ""
+            how = self.sites.get(user_line(), "") if inner else ""
             if how == "keep":
                 tensor.retain_grad()
             elif how == "leaf" and tensor is result:
                 return tensor.detach().requires_grad_()
         return result
-
-    def _how(self) -> str:
-        frame = sys._getframe(2)
-        while frame is not None and foreign(frame.f_code.co_filename):
-            frame = frame.f_back  # type: ignore[assignment]
-        if frame is None:
-            return ""
-        how: str = self.sites.get((os.path.realpath(frame.f_code.co_filename), frame.f_lineno), "")
-        return how
 
 
 class Place:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .pretend import foreign, without
+from .pretend import user_line, without
 
 
 class Selves(TorchFunctionMode):
@@ -48,12 +47,7 @@ class Selves(TorchFunctionMode):
 
     def here(self) -> bool:
         """Whether the user's innermost frame is in one of the lines."""
-        frame: Any = sys._getframe(2)
-        while frame is not None and foreign(frame.f_code.co_filename):
-            frame = frame.f_back
-        return (
-            frame is not None and (os.path.realpath(frame.f_code.co_filename), frame.f_lineno) in self.sites
-        )
+        return user_line() in self.sites
 
 
 def _written(func: Any, args: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from .imposed_lists import empty_lists
 from .imposed_ops import Place
 from .measure import parameters, quiet
-from .pretend import DATA, foreign
+from .pretend import DATA, user_line
 from .uncalled import losses
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Steps:
 
         def put_off(clear: Any, held: Callable[[Any], Any]) -> Any:
             def zero_grad(this: Any, *args: Any, **kwargs: Any) -> None:
-                if _user_line() in sites:
+                if user_line() in sites:
                     clears(held(this))
                 else:
                     clear(this, *args, **kwargs)
@@ -187,14 +187,6 @@ class Steps:
                 self.due.clear()
                 if self.imposer.request.get("emptied"):
                     empty_lists()
-
-
-def _user_line() -> tuple[str, int]:
-    """File and line of the nearest frame of the user's."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and foreign(frame.f_code.co_filename):
-        frame = frame.f_back
-    return os.path.realpath(frame.f_code.co_filename), frame.f_lineno
 
 
 def _closed(args: Any, kwargs: Any, wrap: Callable[[Any], Any]) -> Any:

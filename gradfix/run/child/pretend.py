@@ -36,6 +36,14 @@ _FOREIGN = tuple(
 )
 
 
+def user_line() -> tuple[str, int]:
+    """File and line of the user's innermost frame; the outermost one where there is none."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and foreign(frame.f_code.co_filename):
+        frame = frame.f_back
+    return os.path.realpath(frame.f_code.co_filename), frame.f_lineno
+
+
 def about(value: Any) -> str:
     """An argument of a draw, in short."""
     if isinstance(value, torch.Tensor):

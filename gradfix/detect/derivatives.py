@@ -91,7 +91,7 @@ def _adapted(graph: Graph, cut: Cut, call: Backward, loss: Backward) -> bool:
 
 def _of_values(
     graph: Graph, cut: Cut, call: Backward, fed: Fed, loss: Backward
-) -> tuple[Hashable, Event, Conflict]:
+) -> tuple[Hashable, Event, Conflict | None]:
     name = wording.name(cut.ref, "a parameter")
     return (
         ("fast-weights", graph.stack_number(cut.stack)),

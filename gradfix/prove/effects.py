@@ -184,7 +184,10 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
             yield Attempt(before={"through": sites, "arrays": True})
         if copies := [c for c in conflicts if c.pattern == "updated-copies"]:
             updates = [label.stack[-1] for c in copies for label in c.labels if label.role == "cut"]
-            yield Attempt(before={"adapted": lines_of(updates)})
+            imposed = {"adapted": lines_of(updates)}
+            yield Attempt(before=imposed)
+            drawn = {"draws": {}, **counted}  # (a copy that is built anew draws its first weights)
+            yield Attempt(before={**imposed, **drawn}, after=drawn)
         if any(c.pattern == "uncalled" for c in conflicts):
             yield Attempt(before={"uncalled": True})
         if due := stepping(conflicts, tape):

@@ -76,6 +76,7 @@ def bound_anew(write: Write) -> Iterator[tuple[cst.BaseSmallStatement, tuple[Edi
 def binary(
     left: cst.BaseExpression, operator: cst.BaseBinaryOp, right: cst.BaseExpression
 ) -> cst.BaseExpression:
+    """The operation, with what parentheses its operands need."""
     first = (
         in_parentheses(copy(left))
         if not isinstance(left, cst.Name | cst.Attribute | cst.Subscript)

@@ -80,12 +80,12 @@ def recorded(cut: Cut, project: Project) -> Way | None:
             continue
         view, node = found
         for above in (node, *view.ancestors(node)):
-            if isinstance(above, cst.With) and any(_stops(i.item) for i in above.items):
+            if isinstance(above, cst.With) and any(stops(i.item) for i in above.items):
                 said = "record the graph: no `no_grad` around it"
-                return Way(said, [(view, [_without_context(above)])], depth)
+                return Way(said, [(view, [without_context(above)])], depth)
             if isinstance(above, cst.FunctionDef):
                 for decorator in above.decorators:
-                    if _stops(decorator.decorator):
+                    if stops(decorator.decorator):
                         gone: Edit = Replace(decorator, lambda _: cst.RemoveFromParent())
                         return Way(f"let `{above.name.value}` record its graph", [(view, [gone])], depth)
                 break
@@ -105,15 +105,18 @@ def of_one(cut: Cut, way: Way | None, project: Project) -> Way | None:
     return Way(said, [(view, [Replace(decorator, lambda _: cst.RemoveFromParent())])])
 
 
-def _stops(node: cst.BaseExpression) -> bool:
+def stops(node: cst.BaseExpression) -> bool:
+    """Whether a with-item or a decorator turns gradients off."""
     called = dotted(node.func) if isinstance(node, cst.Call) else dotted(node)
     return called.rpartition(".")[2] in CONTEXTS
 
 
-def _without_context(block: cst.With) -> Edit:
+def without_context(block: cst.With) -> Edit:
+    """The block without what turns gradients off: its body where nothing else is entered."""
+
     def build(node: cst.CSTNode) -> cst.CSTNode | cst.FlattenSentinel[cst.BaseStatement]:
         assert isinstance(node, cst.With)
-        items = [i for i in node.items if not _stops(i.item)]
+        items = [i for i in node.items if not stops(i.item)]
         if items:
             items[-1] = items[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
             return node.with_changes(items=items)

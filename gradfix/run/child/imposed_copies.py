@@ -78,7 +78,7 @@ class Origins:
         told: dict[int, Any] = {}  # where the memory of a parameter is, of which a state_dict() told -> it
 
         def copied(this: Any, memo: Any) -> Any:
-            copy = deepcopy(this, memo)
+            copy = deepcopy(this, memo)  # type: ignore[no-untyped-call]
             self.of.setdefault(id(copy), (copy, this))
             return copy
 

@@ -29,7 +29,13 @@ def phases(trees: Mapping[str, ast.Module]) -> list[list[Any]]:
         for function in (tree, *(n for n in ast.walk(tree) if isinstance(n, FUNCTIONS))):
             own = given.get(_name(function), set())
             for node in _own(function):
-                if isinstance(node, (ast.If, ast.IfExp)) and _counts(node.test, switched | own):
+                # (what a loop goes through may lack a gradient, say)
+                without = isinstance(node, (ast.If, ast.IfExp)) and _of_nothing(node.test, function)
+                if (
+                    isinstance(node, (ast.If, ast.IfExp))
+                    and not without
+                    and _counts(node.test, switched | own)
+                ):
                     found += [[file, *lines, True] for lines in _leaving(node, differentiating)]
                 elif isinstance(node, ast.With) and any(_chooses(i, switched | own) for i in node.items):
                     found.append([file, node.lineno, node.end_lineno or node.lineno, True])
@@ -167,6 +173,17 @@ def _counts(test: ast.expr, names: set[str]) -> bool:
         if any(text in names for text in _text(node)):
             return True  # ``config["frozen"]``
     return False
+
+
+def _of_nothing(test: ast.expr, function: Any) -> bool:
+    """Whether a test is ``x is not None`` for each `x` of a loop."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.left, ast.Name):
+        return False
+    nothing = isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None
+    loops = (n for n in _own(function) if isinstance(n, ast.For))
+    return nothing and any(
+        isinstance(n, ast.Name) and n.id == test.left.id for loop in loops for n in ast.walk(loop.target)
+    )
 
 
 def _is_number(node: ast.expr) -> bool:

@@ -18,7 +18,7 @@ def trained_in_its_stead(graph: Graph, number: int, steps: list[Step]) -> Found:
     """Before every step the last backward fills the gradients of such copies alone, and nobody takes them from there:
     the parameters of an optimizer that a first-order update is copied to have gradients of their own."""
     own = Counter(r.shape for r in graph.optimizers[number].refs)
-    first: tuple[Backward, list[Mutate]] | None = None
+    first: tuple[Backward, list[Mutate | Step]] | None = None
     since = 0
     for step in steps:
         backward = next((b for b in reversed(graph.backwards) if since < b.time < step.time), None)
@@ -50,13 +50,15 @@ def trained_in_its_stead(graph: Graph, number: int, steps: list[Step]) -> Found:
                 ("step", steps[0].stack, "steps without a single gradient"),
             ],
             "cut",
-            ref=write.ref,
+            ref=backward.accumulates[0],
             backward=backward,
         ),
     )
 
 
-def _updates(graph: Graph, backward: Backward, own: Counter[tuple[int, ...]], since: int) -> list[Mutate]:
+def _updates(
+    graph: Graph, backward: Backward, own: Counter[tuple[int, ...]], since: int
+) -> list[Mutate | Step]:
     """The updates of the leaves that `backward` fills, whole copies of the `own` parameters: the first of each
     place."""
     filled: dict[int, Ref] = {r.storage: r for r in backward.accumulates}
@@ -65,13 +67,28 @@ def _updates(graph: Graph, backward: Backward, own: Counter[tuple[int, ...]], si
     copies = times.pop() if len(times) == 1 else 0
     if not copies or shapes != Counter({s: n * copies for s, n in own.items()}) or backward.inputs:
         return []
-    if any(s in graph.owners for s in filled) or _taken(graph, backward, set(filled)):
+    if _taken(graph, backward, set(filled)):
         return []
-    written = [_by_hand(graph, s, since, backward.time) for s in filled]
+    written = [
+        _stepped(graph, s, since, backward.time)
+        if s in graph.owners
+        else _by_hand(graph, s, since, backward.time)
+        for s in filled
+    ]
     if not all(written):
         return []
     known = sorted((w for w in written if w is not None), key=lambda w: w.time)
     return list({w.stack[-1]: w for w in reversed(known)}.values())[::-1]
+
+
+def _stepped(graph: Graph, storage: int, since: int, until: int) -> Step | None:
+    """The step that changes a copy, of an optimizer that does not step again: it was made for this copy."""
+    steps = [s for n in graph.owners[storage] for s in graph.steps_of(n) if s.stack]
+    return (
+        next((s for s in steps if since < s.time < until), None)
+        if all(s.time < until for s in steps)
+        else None
+    )
 
 
 def _by_hand(graph: Graph, storage: int, since: int, until: int) -> Mutate | None:

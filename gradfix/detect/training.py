@@ -18,6 +18,7 @@ from gradfix.detect.derivatives import fast_weights, second_order
 from gradfix.detect.drawn import drawn
 from gradfix.detect.finding import Findings, Found, make, optimizer_words
 from gradfix.detect.flat import zero_derivatives
+from gradfix.detect.freed import summed
 from gradfix.detect.leaves import unreset_leaf
 from gradfix.detect.legacy import outdated
 from gradfix.detect.opposed import own_score, pulled_apart, unbounded
@@ -373,6 +374,7 @@ def left_over(graph: Graph) -> Found:
                 not other
                 or not graph.boundary(foreign, mine, other)
                 or not _covers(foreign, meant, graph, step)
+                or _of_several(graph, meant, step)
             ):
                 continue
             yield _mixed(graph, step, foreign, meant, "left-over", used[0])
@@ -393,6 +395,22 @@ def _covers(foreign: Backward, meant: Backward, graph: Graph, step: Step) -> boo
     that two losses share on purpose is seldom the whole of what an optimizer owns."""
     mine = {s for s, owners in graph.owners.items() if step.optimizer in owners}
     return mine & {r.storage for r in meant.accumulates} <= mine & {r.storage for r in foreign.accumulates}
+
+
+def _of_several(graph: Graph, meant: Backward, step: Step) -> bool:
+    """Whether the loss trains the stepped model together with another: through one that stands behind it, as a
+    generator, which may well have several losses; or with one before it that is stepped for this loss, as a decoder of
+    two encoders, which each loss trains."""
+    mine = graph.owned_mask([step.optimizer])
+    between = {s.optimizer for s in graph.steps if meant.time < s.time < step.time}
+    added = summed(graph, meant.roots)
+    for number in graph.optimizers:
+        theirs = graph.owned_mask([number]) & ~mine
+        if theirs and any(c.consumer.node not in added for c in graph.boundary(meant, theirs, mine)):
+            return True
+        if theirs and number in between and graph.boundary(meant, mine, theirs):
+            return True
+    return False
 
 
 def flows_on(graph: Graph) -> Found:

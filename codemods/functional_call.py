@@ -11,13 +11,14 @@ from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View, exchange
 from gradfix.rewrite.adapted import LISTED, Adapted, Update, adapted, asked_elsewhere
-from gradfix.rewrite.blocks import of_torch
+from gradfix.rewrite.blocks import of_torch, right_operand
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.callers import Part
+from gradfix.rewrite.descent import Descent
 from gradfix.rewrite.liveness import dotted
 from gradfix.rewrite.recording import stops, without_context
 from gradfix.rewrite.spelling import descendants
-from gradfix.rewrite.statements import block_of, take_away, unit_in, units
+from gradfix.rewrite.statements import block_of, take_all_away, take_away, unit_in, units
 from gradfix.verdict import GAINS
 
 
@@ -125,7 +126,8 @@ def _functional(copy: Adapted) -> list[Edit]:
     taken = {n.value for n in descendants(body) if isinstance(n, cst.Name)}
     weights, key = _unused("weights", taken), _unused("name", taken)
     looped = {u.listing for u in copy.updates}
-    own = {n for unit in copy.made for n in descendants(unit.node)}
+    gone = [*copy.made, *(u.made for u in copy.updates if isinstance(u, Descent))]
+    own = {n for unit in gone for n in descendants(unit.node)}
     edits: list[Edit] = []
     for use in [
         n for n in descendants(body) if isinstance(n, cst.Attribute) and dotted(n.value) == copy.name
@@ -143,15 +145,14 @@ def _functional(copy: Adapted) -> list[Edit]:
         else:
             return []
     for update in copy.updates:
-        changed = _made_anew(update, weights, key)
+        changed = (
+            _descended(update, weights, taken)
+            if isinstance(update, Descent)
+            else _made_anew(update, weights, key)
+        )
         if not changed:
             return []
         edits += changed
-        block = view.enclosing(update.loop, cst.With)
-        if block is not None and any(stops(item.item) for item in block.items):
-            if [u.node for u in units(block.body)] != [update.loop]:
-                return []
-            edits.append(without_context(block))
     return [*edits, *_called(copy, weights)]
 
 
@@ -187,7 +188,46 @@ def _made_anew(update: Update, weights: str, key: str) -> list[Edit]:
     edits.append(
         Replace(update.small, lambda now: anew.with_changes(semicolon=getattr(now, "semicolon", None)))
     )
+    block = update.view.enclosing(update.loop, cst.With)
+    if block is not None and any(stops(item.item) for item in block.items):
+        if [u.node for u in units(block.body)] != [update.loop]:
+            return []
+        edits.append(without_context(block))
     return edits
+
+
+def _descended(update: Descent, weights: str, taken: set[str]) -> list[Edit]:
+    """The gradients, and the weights that they are taken off of, in place of an optimizer's step."""
+    view, line = update.view, update.step.line
+    name, p, g, grads = (_unused(n, taken) for n in ("name", "p", "g", "grads"))
+    if not isinstance(line, cst.SimpleStatementLine) or len(line.body) > 1:
+        return []
+    called = of_torch(view, "autograd.grad")
+    code = view.module.code_for_node
+    taking = cst.Assign(
+        [cst.AssignTarget(cst.Name(grads))],
+        cst.parse_expression(f"{code(called.expression)}({code(update.loss)}, {weights}.values())"),
+    )
+    rate = code(right_operand(update.rate, cst.Multiply()))
+    loop = cst.parse_statement(
+        f"for ({name}, {p}), {g} in zip({weights}.items(), {grads}):\n    {weights}[{name}] = {p} - {rate} * {g}\n",
+        config=view.module.config_for_parsing,
+    )
+
+    def stepped(now: cst.CSTNode) -> cst.CSTNode:
+        now = cast(cst.SimpleStatementLine, now)
+        body = cst.ensure_type(cst.ensure_type(loop, cst.For).body, cst.IndentedBlock)
+        held = body.with_changes(header=now.trailing_whitespace)
+        return loop.with_changes(leading_lines=now.leading_lines, body=held)
+
+    return [
+        *take_all_away([update.made, *update.cleared], view),
+        Replace(
+            update.backward.node, lambda now: taking.with_changes(semicolon=getattr(now, "semicolon", None))
+        ),
+        Replace(line, stepped),
+        *called.edits,
+    ]
 
 
 def _called(copy: Adapted, weights: str) -> list[Edit]:
@@ -222,7 +262,8 @@ def _called(copy: Adapted, weights: str) -> list[Edit]:
     ]
     for unit in others:
         edits += take_away(unit, view)
-    behind = [u for u in units(block)[at + 1 :] if not any(u.node is other.node for other in others)]
+    gone = {id(u.node) for u in (*others, *(u.made for u in copy.updates if isinstance(u, Descent)))}
+    behind = [u for u in units(block)[at + 1 :] if id(u.node) not in gone]
     if behind and not getattr(behind[0].line, "leading_lines", ()):
         edits.append(Replace(behind[0].line, lambda now: now.with_changes(leading_lines=[gap])))
     return edits

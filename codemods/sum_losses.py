@@ -106,7 +106,8 @@ for x in torch.randn(2, 4, 3):
             yield from _summed(first[0], first[1], second[1])
         if not stale(project, later)[0] and not _grows(project, conflict):
             keep = gather((first[0], [retain(first[1])]))
-            yield Proposal("keep the graph for the second backward", NONE, keep, 3)
+            rank = 3 if not _of_another(project, earlier, later) else 9
+            yield Proposal("keep the graph for the second backward", NONE, keep, rank)
 
 
 def _between(project: Project, earlier: Backward, later: Backward, *kinds: type[Event]) -> bool:
@@ -115,6 +116,16 @@ def _between(project: Project, earlier: Backward, later: Backward, *kinds: type[
         isinstance(e, kinds or (Step, Zero)) and earlier.time < e.time < later.time
         for e in project.tape.events
     )
+
+
+def _of_another(project: Project, earlier: Backward, later: Backward) -> bool:
+    """Whether the first loss is stepped with before the second, and what they share is a model that this step is not
+    for: a gradient would be kept that nobody wants."""
+    graph = project.graph
+    stepped = {s.optimizer for s in graph.steps if earlier.time < s.time < later.time}
+    both = (graph.records[n] for n in graph.walk(earlier) & graph.walk(later) if n in graph.records)
+    owners = [graph.reached_optimizers(record.node) for record in both]
+    return bool(stepped) and bool(owners) and not any(each & stepped for each in owners)
 
 
 def _grows(project: Project, conflict: Conflict) -> bool:

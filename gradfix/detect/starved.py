@@ -18,6 +18,7 @@ from gradfix.detect.finding import Found, make, optimizer_words
 from gradfix.detect.freed import summed
 from gradfix.detect.parameters import cuts_of, filled_ever, given, names_of, rewrapped
 from gradfix.detect.refused import CUT_WORDS
+from gradfix.detect.terms import parting
 from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Cut, Fed, Mode, Stack
 
@@ -55,7 +56,8 @@ def _taken_by_layers(
     """What is made of them goes into layers that are trained, in more than one pass."""
     steps = graph.steps_of(number)
     wide = {r.storage for r in graph.optimizers[number].refs if len(r.shape) > 1}
-    weights = graph.mask(stepped & wide)
+    # (a scale, or a bias, is a layer where no weight of the optimizer's is trained)
+    weights = graph.mask(stepped & wide or stepped)
     met: dict[Stack, tuple[Fed, Backward]] = {}
     lost: dict[Stack, list[Cut]] = {}
     for fed in (e for e in graph.tape.events if isinstance(e, Fed)):
@@ -68,7 +70,7 @@ def _taken_by_layers(
             or not _layer(graph, loss, fed, weights)
         ):
             continue
-        place = _parting(mine[-1], fed)
+        place = parting(mine[-1], fed)
         if place in met and any(met[place][0].time < s.time < fed.time for s in steps):
             lost[place] = [*lost.get(place, []), *mine]
         met.setdefault(place, (fed, loss))
@@ -158,7 +160,13 @@ def _layer(graph: Graph, loss: Backward, fed: Fed, weights: int) -> bool:
     """Whether what was `fed` comes to `loss` by way of a weight that is trained."""
     above = graph.leading(graph.walk(loss), _of_one_call(graph, fed.node))
     parents = (p for node in above if node in graph.records for p in graph.records[node].parents)
-    return any(graph.reach_mask(p) & weights for p in parents if p not in above and graph.is_parameter(p))
+    return any(graph.reach_mask(p) & weights for p in parents if p not in above and _of_parameter(graph, p))
+
+
+def _of_parameter(graph: Graph, node: int) -> bool:
+    """Whether `node` is a parameter, or its opposite: ``-scale * distance``."""
+    record = graph.records.get(node)
+    return graph.is_parameter(record.parents[0] if record and plain_op(record) == "neg" else node)
 
 
 def _of_one_call(graph: Graph, node: int) -> set[int]:
@@ -172,17 +180,6 @@ def _of_one_call(graph: Graph, node: int) -> set[int]:
             found.add(node)
             pending += record.parents
     return found
-
-
-def _parting(cut: Cut, fed: Fed) -> Stack:
-    """The place of the cut. Under no_grad each op is one: of them all, the call by which the way to them leaves the
-    function that takes what they give."""
-    if cut.how != "no_grad":
-        return cut.stack
-    common = next(
-        (i for i, (a, b) in enumerate(zip(cut.stack, fed.stack, strict=False)) if a != b), len(fed.stack)
-    )
-    return cut.stack[: common + 1]
 
 
 def _asleep(graph: Graph, dead: set[int], stepped: set[int], time: int) -> bool:

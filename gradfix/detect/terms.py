@@ -12,14 +12,14 @@ from gradfix.detect.freed import SUMMING, summed
 from gradfix.detect.parameters import cuts_of
 from gradfix.detect.refused import CUT_WORDS
 from gradfix.graph import Graph, plain_op
-from gradfix.tape import Added, Backward, Cut, Fed
+from gradfix.tape import Added, Backward, Cut, Fed, Stack
 
 
 def _added(graph: Graph, cut: bool) -> Iterator[Added]:
     return (e for e in graph.tape.events if isinstance(e, Added) and (e.cut is not None) is cut)
 
 
-def _loss(graph: Graph, event: Added) -> Backward | None:
+def _loss(graph: Graph, event: Added | Fed) -> Backward | None:
     """The backward whose loss the sum is, or is part of."""
     losses = (b for b in graph.backwards if b.time > event.time and b.accumulates)
     return next((b for b in losses if event.node in summed(graph, b.roots)), None)
@@ -128,6 +128,54 @@ def constant_terms(graph: Graph) -> Found:
                 event=cut,
             ),
         )
+
+
+def unrecorded_terms(graph: Graph) -> Found:
+    """A term of the loss was computed under no_grad of what the loss trains: by a network that is frozen, say, whose
+    input is not."""
+    cuts = {c.time: c for c in cuts_of(graph) if c.stack and c.how == "no_grad" and c.node is not None}
+    for fed in (e for e in graph.tape.events if isinstance(e, Fed)) if cuts else ():
+        record, loss = graph.records.get(fed.node), _loss(graph, fed)
+        if record is None or loss is None or plain_op(record) != "add" or len(record.parents) != 1:
+            continue
+        since, trained = graph.pass_begin(loss), _trained(graph, loss)
+        cut = next((cuts[t] for t in fed.cuts if t in cuts and t > since), None)
+        if cut is None or cut.node is None or not graph.reach_mask(cut.node) & trained:
+            continue
+        if cut.node in summed(graph, loss.roots):
+            continue  # the value itself is a term as well
+        place = parting(cut, fed)
+        yield (
+            ("constant-term", graph.stack_number(place)),
+            fed,
+            make(
+                "cut-graph",
+                "constant-term",
+                f"one term is a constant in the loss: {wording.at('cut', place)} is made without a graph, and "
+                "nothing is trained by it",
+                [
+                    ("cut", place, CUT_WORDS["no_grad"]),
+                    ("used", fed.stack, "a constant in this sum"),
+                    ("needed", loss.stack, "no gradient flows through that term"),
+                ],
+                "cut",
+                severity="warning",
+                ref=cut.ref,
+                record=graph.records.get(cut.node),
+                backward=loss,
+                event=cut,
+            ),
+        )
+
+
+def parting(cut: Cut, fed: Fed) -> Stack:
+    """The place of the cut. Under no_grad each op is one: of them all, the call by which the way to them leaves the
+    function that takes what they give."""
+    if cut.how != "no_grad":
+        return cut.stack
+    pairs = enumerate(zip(cut.stack, fed.stack, strict=False))
+    common = next((i for i, (a, b) in pairs if a != b), len(fed.stack))
+    return cut.stack[: common + 1]
 
 
 def _source(cut: Cut) -> int:

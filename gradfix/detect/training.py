@@ -33,7 +33,7 @@ from gradfix.detect.parameters import (
 from gradfix.detect.quantized import quantized
 from gradfix.detect.starved import starved
 from gradfix.detect.stray import replaced_later, stray_optimizers, unregistered
-from gradfix.detect.terms import constant_terms, idle_terms, plain_terms
+from gradfix.detect.terms import constant_terms, idle_terms, plain_terms, unrecorded_terms
 from gradfix.detect.twins import held_twice
 from gradfix.detect.unstepped import never_differentiated, never_stepped
 from gradfix.detect.waste import data_attributes, discarded, idle_retain, kept_losses, running_sums
@@ -61,6 +61,7 @@ def habits(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         fast_weights,
         plain_terms,
         constant_terms,
+        unrecorded_terms,
         idle_terms,
         withheld,
         bypassed,

@@ -32,6 +32,7 @@ from gradfix.prove.places import (
 )
 from gradfix.tape import (
     Backward,
+    Cut,
     Mutate,
     Optimizer,
     Record,
@@ -182,6 +183,9 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
         yield Attempt(before={"through": sites or True})
         if any(c.pattern == "computed-term" for c in conflicts):
             yield Attempt(before={"through": sites, "arrays": True})
+        unrecorded = [c for c in conflicts if c.pattern == "constant-term" and _is_unrecorded(c)]
+        if sites_ := [label.stack[-1] for c in unrecorded for label in c.labels if label.role == "cut"]:
+            yield Attempt(before={"recorded": lines_of(sites_)})
         if copies := [c for c in conflicts if c.pattern == "updated-copies"]:
             updates = [label.stack[-1] for c in copies for label in c.labels if label.role == "cut"]
             imposed = {"adapted": lines_of(updates)}
@@ -208,6 +212,10 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
             yield Attempt(before={"create": [[s.file, s.line] for s in calls]})
     elif kind == "restored":
         yield Attempt()  # the run before is the restored one
+
+
+def _is_unrecorded(conflict: Conflict) -> bool:
+    return isinstance(conflict.event, Cut) and conflict.event.how == "no_grad"
 
 
 def _clearings(conflicts: Sequence[Conflict], tape: Tape, before: Measured) -> Iterator[Attempt]:

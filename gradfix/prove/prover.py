@@ -297,13 +297,22 @@ class Prover:
             return Verdict("intended", said, trial.measured)
         first: Difference | None = None
         claimed: Attempt | None = None
+        doubt: Verdict | None = None
         for attempt in attempts(trial.effects, trial.conflicts, trial.baseline.tape, trial.baseline.oracle):
             found = self._try(trial, attempt)
             if isinstance(found, Equal):
-                return doubted(trial, attempt, found) or accepted(trial, attempt)
+                own = doubted(trial, attempt, found)
+                if own is None:
+                    return accepted(trial, attempt)
+                doubt = doubt or own
+                if not attempt.frozen:
+                    return doubt
+                continue  # where parameters move, another way may show more
             if attempt.effects and claimed is None:
                 first, claimed = found, attempt  # of what the effect leaves unexplained
             first = first or found
+        if doubt is not None:
+            return doubt
         assert first is not None
         said = words.differs(first, names)
         numbers = words.alike(trial.like, names, words.exact(trial.conflicts))

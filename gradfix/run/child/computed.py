@@ -24,12 +24,13 @@ _HOWS = frozenset(("detach", "data", "item", "numpy"))
 
 
 class _Cut:
-    """What was last taken off its graph at one place: its node (``~storage`` of a leaf), the Cut and the tensor."""
+    """What was last taken off its graph at one place: its node (``~storage`` of a leaf), when, the tensor, and the time
+    of the Cut where one was told."""
 
-    __slots__ = ("node", "ref", "time")
+    __slots__ = ("node", "ref", "time", "told")
 
-    def __init__(self, node: int, time: int, ref: Any) -> None:
-        self.node, self.time, self.ref = node, time, ref
+    def __init__(self, node: int, time: int, ref: Any, told: int | None) -> None:
+        self.node, self.time, self.ref, self.told = node, time, ref, told
 
 
 class Computed:
@@ -43,8 +44,8 @@ class Computed:
         self._ends: dict[tuple[Key, str], Any] = {}
         self._met: dict[Key, float] = {}
 
-    def taken(self, how: str, tensor: Any, frame: Any) -> None:
-        """`tensor` is taken off its graph in `frame`."""
+    def taken(self, how: str, tensor: Any, frame: Any, told: int | None) -> None:
+        """`tensor` is taken off its graph in `frame`, by the Cut of the time `told`."""
         if how not in _HOWS or sys.version_info < (3, 11):
             return
         r, place = self.r, self.r.sites.stack(frame)
@@ -54,7 +55,7 @@ class Computed:
         if place and (known is not None or len(self.living) < _MOST):
             storage = r.storages.of(tensor)
             node = tensor.grad_fn._sequence_nr() if tensor.grad_fn is not None else ~storage.number
-            self.living[place] = _Cut(node, r.clock.tick(), r.tape.ref(storage, tensor))
+            self.living[place] = _Cut(node, r.clock.tick(), r.tape.ref(storage, tensor), told)
 
     def met(self, name: str, args: Any, made: Any, stack: Key) -> None:
         """A call of `name` at `stack` made a tensor with a graph of the first two of `args`: of a number, maybe."""
@@ -90,7 +91,8 @@ class Computed:
         found = self._behind(stack, end)
         if found:
             functions = {cut.node for cut, way in found if way == FUNCTION}
-            self.r.constants.computed(tensor, frozenset(cut.node for cut, _ in found), functions)
+            told = frozenset(cut.told for cut, _ in found if cut.told is not None)
+            self.r.constants.computed(tensor, frozenset(cut.node for cut, _ in found), functions, told)
 
     def _end(self, stack: Key, name: str) -> Any:
         """The operand that is no tensor, in the text of a call at `stack`; None for a number that is written there."""

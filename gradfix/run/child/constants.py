@@ -61,7 +61,7 @@ class Constants:
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
                 time = self.r.cut(how, tensor, frame, result if how == "tensor" else None)
-                self.r.computed.taken(how, tensor, frame)
+                self.r.computed.taken(how, tensor, frame, time)
                 if remade:
                     self.left(result, time)
 
@@ -92,10 +92,13 @@ class Constants:
             else:
                 self.follow(result, self.nodes_of(result), cuts | {time})
 
-    def computed(self, tensor: Any, nodes: frozenset[int | None], functions: set[int]) -> None:
-        """`tensor` has what was computed of the values of these nodes, as `functions` of theirs or as they are."""
+    def computed(
+        self, tensor: Any, nodes: frozenset[int | None], functions: set[int], left: frozenset[int]
+    ) -> None:
+        """`tensor` has what was computed of the values of these nodes, as `functions` of theirs or as they are: those
+        that the Cuts of the times `left` took."""
         self._functions |= functions
-        self.follow(tensor, nodes)
+        self.follow(tensor, nodes, left)
 
     def _off(self, tensor: Any) -> bool:
         return not tensor.requires_grad or self.living[id(tensor)][3]

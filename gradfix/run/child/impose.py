@@ -25,8 +25,9 @@ The request is a JSON object; every key is optional, and they combine:
 ``apart``    ``.data``, ``.detach()`` and ``.numpy()`` in the [file, line]s listed give a copy.
 ``selves``   a tensor that is compared with itself at the [file, line]s listed is compared with what it was before
              something was written into it, which keeps its graph.
-``adapted``  in-place updates of parameters in the [file, line]s listed stay in the graph, and copies hand the gradient
+``adapted``  updates of parameters in the [file, line]s listed stay in the graph, and copies hand the gradient
              on that arrives at them.
+``recorded`` what is called in the [file, line]s listed records its graph, under no_grad or not.
 ``clear``    an optimizer's gradients are cleared after each of its steps (all, or the numbers listed);
              ``leaves``: those of leaves that no optimizer holds, before the next backward, where the script has
              written into them since the last; ``passes``: an optimizer's, whenever a backward runs again, if it
@@ -59,7 +60,7 @@ from .elsewhere import each_thread
 from .imposed_arrays import compute_with_torch
 from .imposed_copies import Adapted, Origins
 from .imposed_lists import STORED
-from .imposed_ops import MADE, Keep, Made, Ops
+from .imposed_ops import MADE, Keep, Made, Ops, Recorded
 from .imposed_selves import Selves
 from .imposed_steps import Rounds, Steps
 from .measure import Optimizers, quiet
@@ -124,10 +125,14 @@ class Imposer:
             take_apart(self.request["apart"])
         if self.request.get("selves"):
             each_thread.enter(Selves(self.request["selves"]))
+        if self.request.get("recorded"):
+            each_thread.enter(Recorded(self.request["recorded"]))
         if self.request.get("adapted"):
             origins = Origins()
             origins.watch()
-            each_thread.enter(Adapted(self.request["adapted"], origins))
+            adapted = Adapted(self.request["adapted"], origins)
+            adapted.watch()
+            each_thread.enter(adapted)
         if self.request.get("create"):
             differentiate_twice(self.request["create"])
         if self.request.get("retain"):

@@ -43,6 +43,29 @@ class Keep(TorchFunctionMode):
         return result
 
 
+class Recorded(TorchFunctionMode):
+    """Records the graph of what is called in some lines of the user's, whatever turns gradients off there."""
+
+    def __init__(self, sites: Any) -> None:
+        super().__init__()
+        self.sites = {(os.path.realpath(file), line) for file, line in sites}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        switches = func is torch._C._set_grad_enabled  # (by no_grad itself)
+        if torch.is_grad_enabled() or switches or not self._here():
+            return func(*args, **(kwargs or {}))
+        with torch.enable_grad():
+            return func(*args, **(kwargs or {}))
+
+    def _here(self) -> bool:
+        frame: Any = sys._getframe(2)
+        while frame is not None:
+            if (os.path.realpath(frame.f_code.co_filename), frame.f_lineno) in self.sites:
+                return True
+            frame = frame.f_back
+        return False
+
+
 class Place:
     """A place of the user's program as its innermost frames: [file, first line, last line], outermost first."""
 

@@ -371,8 +371,9 @@ class Watch(TorchFunctionMode):
         self._alias(result, "data" if spelled else _LIBRARY)
         if spelled and tensor.requires_grad:
             self.r.constants.cut("data", (tensor,), result)
-            self.r.constants.left(result, self.r.cut("data", tensor, frame))
-            self.r.computed.taken("data", tensor, frame)
+            told = self.r.cut("data", tensor, frame)
+            self.r.constants.left(result, told)
+            self.r.computed.taken("data", tensor, frame, told)
         return result
 
     def _set_data(self, func: Any, args: Any) -> Any:

@@ -11,14 +11,13 @@ from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View, exchange
 from gradfix.rewrite.adapted import LISTED, Adapted, Update, adapted, asked_elsewhere
-from gradfix.rewrite.blocks import of_torch, right_operand
+from gradfix.rewrite.blocks import of_torch
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.callers import Part
-from gradfix.rewrite.descent import Descent
 from gradfix.rewrite.liveness import dotted
 from gradfix.rewrite.recording import stops, without_context
 from gradfix.rewrite.spelling import descendants
-from gradfix.rewrite.statements import block_of, take_all_away, take_away, unit_in, units
+from gradfix.rewrite.statements import block_of, take_away, unit_in, units
 from gradfix.verdict import GAINS
 
 
@@ -126,8 +125,7 @@ def _functional(copy: Adapted) -> list[Edit]:
     taken = {n.value for n in descendants(body) if isinstance(n, cst.Name)}
     weights, key = _unused("weights", taken), _unused("name", taken)
     looped = {u.listing for u in copy.updates}
-    gone = [*copy.made, *(u.made for u in copy.updates if isinstance(u, Descent))]
-    own = {n for unit in gone for n in descendants(unit.node)}
+    own = {n for unit in copy.made for n in descendants(unit.node)}
     edits: list[Edit] = []
     for use in [
         n for n in descendants(body) if isinstance(n, cst.Attribute) and dotted(n.value) == copy.name
@@ -145,11 +143,7 @@ def _functional(copy: Adapted) -> list[Edit]:
         else:
             return []
     for update in copy.updates:
-        changed = (
-            _descended(update, weights, taken)
-            if isinstance(update, Descent)
-            else _made_anew(update, weights, key)
-        )
+        changed = _made_anew(update, weights, key)
         if not changed:
             return []
         edits += changed
@@ -196,40 +190,6 @@ def _made_anew(update: Update, weights: str, key: str) -> list[Edit]:
     return edits
 
 
-def _descended(update: Descent, weights: str, taken: set[str]) -> list[Edit]:
-    """The gradients, and the weights that they are taken off of, in place of an optimizer's step."""
-    view, line = update.view, update.step.line
-    name, p, g, grads = (_unused(n, taken) for n in ("name", "p", "g", "grads"))
-    if not isinstance(line, cst.SimpleStatementLine) or len(line.body) > 1:
-        return []
-    called = of_torch(view, "autograd.grad")
-    code = view.module.code_for_node
-    taking = cst.Assign(
-        [cst.AssignTarget(cst.Name(grads))],
-        cst.parse_expression(f"{code(called.expression)}({code(update.loss)}, {weights}.values())"),
-    )
-    rate = code(right_operand(update.rate, cst.Multiply()))
-    loop = cst.parse_statement(
-        f"for ({name}, {p}), {g} in zip({weights}.items(), {grads}):\n    {weights}[{name}] = {p} - {rate} * {g}\n",
-        config=view.module.config_for_parsing,
-    )
-
-    def stepped(now: cst.CSTNode) -> cst.CSTNode:
-        now = cast(cst.SimpleStatementLine, now)
-        body = cst.ensure_type(cst.ensure_type(loop, cst.For).body, cst.IndentedBlock)
-        held = body.with_changes(header=now.trailing_whitespace)
-        return loop.with_changes(leading_lines=now.leading_lines, body=held)
-
-    return [
-        *take_all_away([update.made, *update.cleared], view),
-        Replace(
-            update.backward.node, lambda now: taking.with_changes(semicolon=getattr(now, "semicolon", None))
-        ),
-        Replace(line, stepped),
-        *called.edits,
-    ]
-
-
 def _called(copy: Adapted, weights: str) -> list[Edit]:
     """A dictionary of the weights and a function of the copy's name, in place of what makes the copy."""
     view, (first, *others) = copy.view, copy.made
@@ -262,7 +222,7 @@ def _called(copy: Adapted, weights: str) -> list[Edit]:
     ]
     for unit in others:
         edits += take_away(unit, view)
-    gone = {id(u.node) for u in (*others, *(u.made for u in copy.updates if isinstance(u, Descent)))}
+    gone = {id(u.node) for u in others}
     behind = [u for u in units(block)[at + 1 :] if id(u.node) not in gone]
     if behind and not getattr(behind[0].line, "leading_lines", ()):
         edits.append(Replace(behind[0].line, lambda now: now.with_changes(leading_lines=[gap])))

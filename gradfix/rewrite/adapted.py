@@ -11,7 +11,6 @@ import libcst as cst
 from gradfix.edit import Project, View
 from gradfix.rewrite.anew import bound_anew
 from gradfix.rewrite.blocks import as_receiver, right_operand
-from gradfix.rewrite.descent import Descent, descent
 from gradfix.rewrite.liveness import dotted
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import Unit, body_of, parameters, walk
@@ -40,11 +39,6 @@ class Update:
         """The name of the copy."""
         return dotted(cast(cst.Attribute, self.listing.func).value)
 
-    @property
-    def place(self) -> cst.CSTNode:
-        """Where the copy is changed."""
-        return self.small
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapted:
@@ -55,7 +49,7 @@ class Adapted:
     name: str
     module: str
     made: tuple[Unit, ...]
-    updates: tuple[Update | Descent, ...]
+    updates: tuple[Update, ...]
 
     @property
     def body(self) -> cst.CSTNode:
@@ -64,14 +58,13 @@ class Adapted:
 
 
 def adapted(project: Project, sites: Sequence[Site]) -> list[Adapted] | None:
-    """The copies that are updated at `sites`; None where one of these is neither a loop over a copy's parameters
-    nor a step of plain gradient descent."""
-    found: dict[tuple[int, str], list[Update | Descent]] = {}
+    """The copies that are updated at `sites`; None where one of these is no loop over a copy's parameters."""
+    found: dict[tuple[int, str], list[Update]] = {}
     for site in sites:
-        update = descent(project, site) or _update(project, site)
+        update = _update(project, site)
         if update is None:
             return None
-        found.setdefault((id(body_of(update.view, update.place)), update.of), []).append(update)
+        found.setdefault((id(body_of(update.view, update.loop)), update.of), []).append(update)
     copies = [copy for some in found.values() if (copy := _copy(some)) is not None]
     return copies if len(copies) == len(found) else None
 
@@ -141,10 +134,10 @@ def _gone_through(loop: cst.For) -> tuple[cst.Call, cst.BaseExpression] | None:
     return pairs[0] if len(pairs) == 1 else None
 
 
-def _copy(updates: Sequence[Update | Descent]) -> Adapted | None:
+def _copy(updates: Sequence[Update]) -> Adapted | None:
     """What is updated, where one statement binds it, and says of which module it is a copy."""
     view, name = updates[0].view, updates[0].of
-    small = list(walk(body_of(view, updates[0].place)))
+    small = list(walk(body_of(view, updates[0].loop)))
     makes = [u for u in small if name in u.names.binds]
     node = makes[0].node if len(makes) == 1 else None
     if not isinstance(node, cst.Assign) or len(node.targets) != 1 or dotted(node.targets[0].target) != name:

@@ -130,9 +130,7 @@ class Imposer:
         if self.request.get("adapted"):
             origins = Origins()
             origins.watch()
-            adapted = Adapted(self.request["adapted"], origins)
-            adapted.watch()
-            each_thread.enter(adapted)
+            each_thread.enter(Adapted(self.request["adapted"], origins))
         if self.request.get("create"):
             differentiate_twice(self.request["create"])
         if self.request.get("retain"):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .measure import parameters, quiet
+from .measure import quiet
 from .pretend import user_line
 
 
@@ -25,9 +25,6 @@ class Adapted(TorchFunctionMode):
         super().__init__()
         self.sites = {(os.path.realpath(file), line) for file, line in sites}
         self.origins = origins
-        self.stepped: list[tuple[Any, Any]] = []  # parameters, as they were before a step
-        self.first: dict[int, Any] = {}  # id of an updated value -> the copy that it began as
-        self.held: list[Any] = []  # so that no other has their ids
         self.stands: dict[int, tuple[Any, Any]] = {}  # id of what ``.data`` gave -> it, and whose it is
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -48,33 +45,6 @@ class Adapted(TorchFunctionMode):
             func(value, *args[1:], **kwargs)
             self._put(whose, value)
             return value
-
-    def watch(self) -> None:
-        """Steps of optimizers in those lines update like that, too, and hand no gradient on that they were for."""
-        from torch.optim import optimizer as hooks
-
-        hooks.register_optimizer_step_pre_hook(self._before)
-        hooks.register_optimizer_step_post_hook(self._behind)
-
-    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if user_line() not in self.sites:
-            return self.origins.hand_on()
-        with torch.enable_grad():
-            self.stepped = [(p, p.clone()) for p in parameters(optimizer) if p.grad is not None]
-        return None
-
-    def _behind(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if user_line() not in self.sites:
-            return
-        self.origins.forget([self.first.get(id(p), p) for p, _ in self.stepped])
-        with torch.enable_grad():
-            for p, old in self.stepped:
-                value = p.detach().clone() + (old - old.detach())
-                value.retain_grad()
-                self.first[id(value)] = self.first.get(id(p), p)
-                self.held.append(value)
-                self._put(p, value)
-        self.stepped = []
 
     def _stand(self, tensor: Any) -> Any:
         value = tensor.clone()
@@ -101,7 +71,6 @@ class Origins:
     def __init__(self) -> None:
         self.of: dict[int, tuple[Any, Any]] = {}  # id of a copy -> it, and what it is a copy of
         self.linked: dict[int, Any] = {}
-        self.due: dict[int, tuple[Any, Any]] = {}  # id of a copy -> it, and the gradient that has arrived
 
     def watch(self) -> None:
         deepcopy, load = torch.nn.Parameter.__deepcopy__, torch.nn.Module.load_state_dict
@@ -136,25 +105,13 @@ class Origins:
         known = self.of.get(id(copy))
         if known is None or known[0] is not copy or id(copy) in self.linked:
             return
+        origin = known[1]
         self.linked[id(copy)] = copy
-        if known[1].is_leaf and known[1].requires_grad:
-            copy.register_post_accumulate_grad_hook(self._arrived)
 
-    def _arrived(self, copy: Any) -> None:
-        with quiet():
-            grad, copy.grad = copy.grad, None
-            before = self.due.get(id(copy))
-            self.due[id(copy)] = copy, grad if before is None else before[1] + grad
-
-    def forget(self, copies: Any) -> None:
-        """What has arrived at these was for a step of their own."""
-        for copy in copies:
-            self.due.pop(id(copy), None)
-
-    def hand_on(self) -> None:
-        """Give the origins what has arrived."""
-        with quiet():
-            for copy, grad in self.due.values():
-                origin = self.of[id(copy)][1]
+        def hand_on(leaf: Any) -> None:
+            with quiet():
+                grad, leaf.grad = leaf.grad, None
                 origin.grad = grad if origin.grad is None else origin.grad + grad
-        self.due.clear()
+
+        if origin.is_leaf and origin.requires_grad:
+            copy.register_post_accumulate_grad_hook(hand_on)

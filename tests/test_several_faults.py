@@ -78,7 +78,6 @@ def test_a_graph_is_not_kept_for_a_gradient_that_is_cleared(tmp_path: Path, zygo
     [
         ("torch.tensor(values)", "values = code\n    loss = (decoder(values)"),
         ("torch.from_numpy((values - values.mean()) / 2)", "decoder((values - values.mean()) / 2)"),
-        ("torch.from_numpy(values.round())", ""),
     ],
 )
 def test_what_goes_through_numpy_trains_nothing_below(
@@ -89,4 +88,5 @@ def test_what_goes_through_numpy_trains_nothing_below(
     result = testing.one(script, zygote, Settings())
     told = [(d.conflict.kind, d.conflict.pattern) for d in result.diagnoses if d.status != "note"]
     assert told == [("cut-graph", "partly")]
-    assert [cured in text for _, text in result.files.values()] == [True] * bool(cured)
+    (new,) = (text for _, text in result.files.values())
+    assert cured in new

@@ -164,6 +164,7 @@ PATTERNS = {
         "return": "a return that is folded of values with their graph, and that they are regressed on",
         "advantage": "a weight of a log-probability that a value loss also trains",
         "ratio": "a ratio to the probabilities of before, which are equal and carry their graph",
+        "kept-up": "what a target network made that the optimizer holds, and that is kept up with the other's values",
         "dropped": "a tensor that a statement detaches for nothing: what detach() returns is thrown away",
         "itself": "the target is the prediction itself, by another name, and what is meant for the one is written "
         "into both",

@@ -16,6 +16,7 @@ from gradfix.detect.dropped import dropped_edges
 from gradfix.detect.finding import Findings, make
 from gradfix.detect.ratios import OLD, ratios
 from gradfix.detect.returns import SHAPES, WRITTEN, is_return, through
+from gradfix.detect.upkept import Upkept
 from gradfix.detect.weights import PRODUCTS, REGRESSIONS, Weights
 from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Cut, GradUse, Record, Stack, Step
@@ -34,7 +35,9 @@ def attached_targets(graph: Graph) -> Iterable[tuple[int, Conflict]]:
         if isinstance(e, Cut) and e.how == "detach" and e.node is not None
     }
     for pattern, value, loss, backward in _attached(graph):
-        if pattern != "advantage":
+        if pattern == "kept-up":
+            conflict = _kept_up(value, loss, backward)
+        elif pattern != "advantage":
             conflict = _bootstrapped(pattern, value, loss, backward, detached)
         else:
             conflict = _weighted(value, loss, backward)
@@ -121,7 +124,7 @@ def _besides(graph: Graph, target: Conflict, backward: Backward) -> set[int] | N
 def _attached(graph: Graph) -> Iterator[tuple[str, Record, Record, Backward]]:
     """(pattern, the attached value, the op of the loss that it enters, the backward) in every pass."""
     weights = Weights(graph)
-    advantages = Advantages(graph, weights)
+    advantages, upkept = Advantages(graph, weights), Upkept(graph)
     read = {e.ref.storage for e in graph.tape.events if isinstance(e, GradUse)}
     for backward in graph.backwards:
         if backward.create:
@@ -134,6 +137,8 @@ def _attached(graph: Graph) -> Iterator[tuple[str, Record, Record, Backward]]:
             owned = graph.mask(leaves) if leaves & read else 0
         if not owned:
             continue
+        for value, loss in upkept.values(backward):
+            yield "kept-up", value, loss, backward
         records = [graph.records[n] for n in sorted(graph.walk(backward), reverse=True) if n in graph.records]
         regressed = [r for r in records if plain_op(r) in REGRESSIONS and len(r.parents) == _inputs(r)]
         returns = {r.node: target for r in regressed if (target := _return(graph, r, owned, advantages))}
@@ -297,6 +302,26 @@ def _bootstrapped(
         record=target,
         backward=backward,
         event=cut,
+    )
+
+
+def _kept_up(value: Record, loss: Record, backward: Backward) -> Conflict | None:
+    name = wording.name(value.output, wording.at("target", value.stack))
+    return make(
+        "attached-target",
+        "kept-up",
+        f"{name} is made by parameters that are kept up with others, and carries its graph into the loss: the "
+        "optimizer of both trains them, too",
+        [
+            ("target", value.stack, "the target network's value, with its graph"),
+            ("used", loss.stack, "meets what the other parameters made here"),
+            ("needed", backward.stack, "the gradient flows into both"),
+        ],
+        "target",
+        severity="warning",
+        ref=value.output,
+        record=value,
+        backward=backward,
     )
 
 

@@ -28,7 +28,12 @@ def weak(
             return f"{names.optimizer(k)} gets no gradient at all (had one before)"
     starved = _starved(after, oracle)
     cuts = {"cut-round", "cut-own-loss"} & set(attempt.effects)
-    if starved and attempt.effects and (not cuts or "places" in (attempt.before or {})):
+    if (
+        starved
+        and attempt.effects
+        and not attempt.starves
+        and (not cuts or "places" in (attempt.before or {}))
+    ):
         return f"the gradient of {names.parameters(*starved)} is zero at every step (was not before)"
     if not attempt.effects and attempt.before is not None:
         lost = next(((k, x.lost) for k, x in likeness(now, oracle).items() if x.lost), None)

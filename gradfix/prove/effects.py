@@ -63,6 +63,7 @@ class Attempt:
     terms: Terms = field(default_factory=Terms)
     frozen: bool = False
     fresh: bool = False  # gradients are cut off that flow within one pass, too
+    starves: bool = False  # what the cut gradient trained is to be trained by none
 
     def with_constant_draws(self, keys: Sequence[str]) -> Attempt | None:
         """The same, the draws of `keys` depending on the round alone; where they do already, not even on that (what is
@@ -78,6 +79,7 @@ class Attempt:
             self.terms,
             self.frozen,
             self.fresh,
+            self.starves,
         )
 
 
@@ -114,7 +116,7 @@ def _together(kinds: tuple[EffectKind, ...], chosen: Sequence[Attempt]) -> Attem
         ends=all(a.terms.ends for a in chosen),
     )
     frozen, fresh = any(a.frozen for a in chosen), any(a.fresh for a in chosen)
-    return Attempt(kinds, before or None, after or None, terms, frozen, fresh)
+    return Attempt(kinds, before or None, after or None, terms, frozen, fresh, any(a.starves for a in chosen))
 
 
 def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: Measured) -> Iterator[Attempt]:
@@ -161,7 +163,8 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
     elif kind == "cut-target":
         edges = [list(edge) for c in conflicts for edge in target_edges(Graph(tape), c)]
         if edges:
-            yield Attempt(before={"edges": edges}, terms=Terms(cut=True))
+            upkept = any(c.pattern == "kept-up" for c in conflicts)
+            yield Attempt(before={"edges": edges}, terms=Terms(cut=True), starves=upkept)
     elif kind == "moved-write":
         for write in moved_writes(conflicts, tape):
             yield Attempt(before={"write": write}, after={"write": write})

@@ -37,7 +37,7 @@ from gradfix.detect.terms import constant_terms, idle_terms, plain_terms, unreco
 from gradfix.detect.twins import held_twice
 from gradfix.detect.unstepped import never_differentiated, never_stepped
 from gradfix.detect.waste import data_attributes, discarded, idle_retain, kept_losses, running_sums
-from gradfix.graph import Graph
+from gradfix.graph import Crossing, Graph
 from gradfix.index import Leaf
 from gradfix.tape import Backward, End, Event, GradUse, GradWrite, Optimizer, Stack, Step, Zero
 
@@ -371,12 +371,12 @@ def left_over(graph: Graph) -> Found:
             if not any(_managed(graph.before_step(s)) for s in graph.steps_of(step.optimizer)[1:]):
                 continue  # that is the fault
             other = graph.owned_mask({used[0].optimizer}) & ~mine
-            if (
-                not other
-                or not graph.boundary(foreign, mine, other)
-                or not _covers(foreign, meant, graph, step)
-                or _of_several(graph, meant, step)
-            ):
+            if not other or not _covers(foreign, meant, graph, step):
+                continue
+            crossings = graph.boundary(foreign, mine, other)
+            if not crossings and not _of_a_critic(graph, foreign, meant, mine, used[0].optimizer):
+                continue
+            if any(_enters(graph, foreign, c) for c in crossings) and _of_several(graph, meant, step):
                 continue
             yield _mixed(graph, step, foreign, meant, "left-over", used[0])
 
@@ -404,14 +404,27 @@ def _of_several(graph: Graph, meant: Backward, step: Step) -> bool:
     two encoders, which each loss trains."""
     mine = graph.owned_mask([step.optimizer])
     between = {s.optimizer for s in graph.steps if meant.time < s.time < step.time}
-    added = summed(graph, meant.roots)
     for number in graph.optimizers:
         theirs = graph.owned_mask([number]) & ~mine
-        if theirs and any(c.consumer.node not in added for c in graph.boundary(meant, theirs, mine)):
+        if theirs and any(_enters(graph, meant, c) for c in graph.boundary(meant, theirs, mine)):
             return True
         if theirs and number in between and graph.boundary(meant, mine, theirs):
             return True
     return False
+
+
+def _enters(graph: Graph, loss: Backward, crossing: Crossing) -> bool:
+    """Whether one model takes what the other made; terms of the two that the loss adds up are no such thing."""
+    return crossing.consumer.node not in summed(graph, loss.roots)
+
+
+def _of_a_critic(graph: Graph, foreign: Backward, meant: Backward, mine: int, critic: int) -> bool:
+    """Whether both losses come to the model by way of a critic, which is stepped for the first alone: what the second
+    leaves in it is cleared."""
+    theirs = graph.owned_mask([critic]) & ~mine
+    return critic in graph.discards(meant) and all(
+        any(_enters(graph, loss, c) for c in graph.boundary(loss, theirs, mine)) for loss in (foreign, meant)
+    )
 
 
 def flows_on(graph: Graph) -> Found:

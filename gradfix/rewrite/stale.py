@@ -207,6 +207,9 @@ def _feeding(flat: Sequence[Unit], backward: int) -> set[int]:
     for n in range(backward - 1, -1, -1):
         if touches(flat[n].writes, wanted):
             needed.add(n)
+            if isinstance(flat[n].node, cst.Assign):  # what it was before is not wanted
+                anew = flat[n].names.binds
+                wanted = {w for w in wanted if not any(w == b or w.startswith(f"{b}.") for b in anew)}
             wanted |= flat[n].reads
     return needed
 

@@ -20,6 +20,7 @@ def array(m: Machine, made: Tensor, tensor: Tensor) -> Tensor:
         made.cut = frozenset(c.node if c.node is not None else ~c.ref.storage for c in cuts)
     if tensor.shape != ():
         m.computed |= made.cut
+        made.left = tensor.left
     return made
 
 
@@ -27,7 +28,9 @@ def astype(m: Machine, tensor: Tensor, args: list[Value], kwargs: dict[str, Valu
     """``array.astype(float)``, a copy."""
     if tensor.alias != "numpy" and tensor.origin != COMPUTED:
         return m.unknown("astype()")
-    return Tensor(m.trace.storage(), False, None, tensor.shape, tensor.dtype, origin=COMPUTED, cut=tensor.cut)
+    made = Tensor(m.trace.storage(), False, None, tensor.shape, tensor.dtype, origin=COMPUTED, cut=tensor.cut)
+    made.left = tensor.left
+    return made
 
 
 def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -45,7 +48,9 @@ def call(m: Machine, path: str, args: list[Value], kwargs: dict[str, Value]) -> 
     whole = len(args) == 1 and not kwargs and name in (*REDUCING, *SPREADING, "norm")
     shape = () if whole else first.shape if name in ELEMENTWISE else None
     m.constants = True
-    return Tensor(m.trace.storage(), False, None, shape, first.dtype, origin=COMPUTED, cut=cut)
+    made = Tensor(m.trace.storage(), False, None, shape, first.dtype, origin=COMPUTED, cut=cut)
+    made.left = frozenset[int]().union(*(t.left for t in terms if isinstance(t, Tensor)))
+    return made
 
 
 def meant(m: Machine, values: list[Value]) -> None:

@@ -225,6 +225,8 @@ def _leave(m: Machine, made: Tensor, data: Value) -> None:
         if each.requires:
             made.left |= {m.trace.cut("tensor", each, each.node, leaf=made if made.requires else None)}
             m.constants = True
+        elif each.alias == "numpy":
+            made.left |= each.left
     if made.requires is not False:
         made.left = frozenset()
     first = next((t for t in within if t.requires and t.node is not None), within[0] if within else None)
@@ -264,13 +266,11 @@ def _as_tensor(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value
     data = args[0] if args else kwargs.get("data")
     if isinstance(data, Array) and len(args) < 2 and not kwargs:
         return arrays.shared(m, data)
-    if isinstance(data, Tensor):
-        return (
-            Tensor(data.storage, False, None, data.shape, data.dtype, alias="numpy", cut=data.cut)
-            if data.alias
-            else data
-        )
-    return _tensor(m, args, kwargs)
+    if isinstance(data, Tensor) and data.alias:
+        shared = Tensor(data.storage, False, None, data.shape, data.dtype, alias="numpy", cut=data.cut)
+        shared.left = data.left
+        return shared
+    return data if isinstance(data, Tensor) else _tensor(m, args, kwargs)
 
 
 def _maybe_itself(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:

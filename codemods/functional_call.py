@@ -10,7 +10,7 @@ import libcst as cst
 from gradfix.codemod import Codemod, Example, Proposal
 from gradfix.detect import Conflict
 from gradfix.edit import Edit, Insert, Project, Replace, View, exchange
-from gradfix.rewrite.adapted import LISTED, Adapted, Update, adapted, asked_elsewhere
+from gradfix.rewrite.adapted import LISTED, Adapted, Update, adapted, asked_elsewhere, called_unseen
 from gradfix.rewrite.blocks import of_torch
 from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.callers import Part
@@ -88,7 +88,7 @@ for x in torch.randn(3, 4, 3):
         parts: list[Part] = []
         for copy in copies:
             here, there = _functional(copy), _modes(project, copy)
-            if not here or there is None:
+            if not here or there is None or called_unseen(project, copy):
                 return
             parts += [(copy.view, here), *there]
         if parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import cast
 
@@ -36,6 +37,7 @@ PATTERNS = frozenset(
         *("constant-term", "idle-term"),
     )
 )
+FROZEN = re.compile(r"\b(frozen|freez(e|es|ing))\b|\blinear[ -]prob", re.IGNORECASE)
 PLACES = 4  # cuts of one pass that are tried
 
 
@@ -96,6 +98,8 @@ for x in torch.randn(3, 4, 3):
         for rank, cut in enumerate(_cuts(conflict, project)):
             found = _found(cut, project)
             if found is not None and conflict.severity == "warning" and _decided(cut, project, found.parts):
+                continue
+            if found is not None and conflict.pattern == "partly" and _said_to_be_frozen(found.parts):
                 continue
             if found is not None:
                 said, parts = found.said, [*found.parts, *asked_of_loss(conflict.backward, project)]
@@ -216,6 +220,24 @@ def _decided(cut: Cut, project: Project, parts: list[Part]) -> bool:
                 if cut.how != "checkpoint" and _is_option(above.test):
                     return True
     return False
+
+
+def _said_to_be_frozen(parts: list[Part]) -> bool:
+    """Whether a comment or a docstring of the class around, or the function, says that what is below the cut is not to
+    be trained."""
+    around = (
+        (view, view.enclosing(n, cst.ClassDef) or view.function(n) or n)
+        for view, edits in parts
+        for e in edits
+        for n in targets(e)
+    )
+    said = (
+        n.value
+        for _, node in around
+        for n in descendants(node)
+        if isinstance(n, cst.Comment | cst.SimpleString)
+    )
+    return any(map(FROZEN.search, said))
 
 
 def _differentiates(branch: cst.If) -> bool:

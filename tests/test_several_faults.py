@@ -60,6 +60,34 @@ for x in torch.rand(4, 8, 6):
 """
 
 
+INNER = """\
+import copy
+import torch
+
+
+def adapt(model, x):
+    fast = copy.deepcopy(model)
+    grads = torch.autograd.grad(fast(x).pow(2).mean(), fast.parameters(), create_graph=True)
+    for p, g in zip(fast.parameters(), grads):
+        p.data -= 0.1 * g
+    return fast
+"""
+
+OUTER = """\
+import torch
+from inner import adapt
+
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(3, 4, 3):
+    loss = (adapt(model, x)(x) - 1).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
 def test_a_graph_is_not_kept_for_a_gradient_that_is_cleared(tmp_path: Path, zygote: Zygote) -> None:
     """The discriminator's loss goes on into the generator, whose gradients nothing clears: once they are cleared, a
     detach and a retained graph are equal, and nobody wants the second."""
@@ -90,3 +118,16 @@ def test_what_goes_through_numpy_trains_nothing_below(
     assert told == [("cut-graph", "partly")]
     (new,) = (text for _, text in result.files.values())
     assert cured in new
+
+
+def test_a_copy_that_another_file_asks_more_of_stays(tmp_path: Path, zygote: Zygote) -> None:
+    """A function that gives its copy away, to a file that the run does not come to."""
+    (tmp_path / "inner.py").write_text(INNER, encoding="utf-8")
+    script = tmp_path / "train.py"
+    script.write_text(OUTER, encoding="utf-8")
+    assert [len(testing.one(script, zygote, Settings()).files)] == [1]
+    asks = "from inner import adapt\n\ndef state(model, x):\n    return adapt(model, x).state_dict()\n"
+    (tmp_path / "evaluate.py").write_text(asks, encoding="utf-8")
+    result = testing.one(script, zygote, Settings())
+    assert [d.conflict.pattern for d in result.diagnoses] == ["updated-copies"]
+    assert not result.files

@@ -134,6 +134,7 @@ def unrecorded_terms(graph: Graph) -> Found:
     """A term of the loss was computed under no_grad of what the loss trains: by a network that is frozen, say, whose
     input is not."""
     cuts = {c.time: c for c in cuts_of(graph) if c.stack and c.how == "no_grad" and c.node is not None}
+    detached = [c for c in cuts_of(graph) if c.how in ("detach", "data") and c.node is not None]
     for fed in (e for e in graph.tape.events if isinstance(e, Fed)) if cuts else ():
         record, loss = graph.records.get(fed.node), _loss(graph, fed)
         if record is None or loss is None or plain_op(record) != "add" or len(record.parents) != 1:
@@ -142,8 +143,9 @@ def unrecorded_terms(graph: Graph) -> Found:
         cut = next((cuts[t] for t in fed.cuts if t in cuts and t > since), None)
         if cut is None or cut.node is None or not graph.reach_mask(cut.node) & trained:
             continue
-        if cut.node in summed(graph, loss.roots):
-            continue  # the value itself is a term as well
+        terms = summed(graph, loss.roots)
+        if cut.node in terms or any(c.node in terms for c in detached if since < c.time < loss.time):
+            continue  # a term is there for its gradient, and for its value another
         place = parting(cut, fed)
         yield (
             ("constant-term", graph.stack_number(place)),

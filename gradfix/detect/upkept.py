@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gradfix.detect.freed import SUMMING, summed
 from gradfix.detect.parameters import given
-from gradfix.graph import Graph, plain_op
+from gradfix.detect.terms import summands
+from gradfix.graph import Graph
 from gradfix.tape import Backward, Record
 
 
@@ -40,15 +40,15 @@ class Upkept:
     def values(self, backward: Backward) -> Iterator[tuple[Record, Record]]:
         """(a value that such parameters alone have made, the op of the loss that it enters beside what the others have
         made): where a function only hands it on, what it was given."""
-        graph, added = self.graph, summed(self.graph, backward.roots)
+        graph, terms = self.graph, [*summands(self.graph, backward.roots)]
         walk = [graph.records[n] for n in sorted(graph.walk(backward), reverse=True) if n in graph.records]
         for kept, others in self._masks:
             both = [r for r in walk if kept and graph.reach_mask(r.node) & others]
             if any(self._takes_one_of(record, kept) for record in both):
                 continue  # a layer of the model that it is kept up with: weights are tied
+            if any(graph.reach_mask(n) & kept and not graph.reach_mask(n) & others for n in terms):
+                continue  # it has a loss of its own
             for record in both:
-                if record.node in added and plain_op(record) in SUMMING:
-                    continue  # a term of the loss by itself
                 for parent in dict.fromkeys(record.parents):
                     mask = graph.reach_mask(parent)
                     if mask & others or not mask & kept or graph.is_parameter(parent):

@@ -9,7 +9,7 @@ from gradfix.read.frames import Machine
 from gradfix.read.values import Node, Taken, Tensor, Value
 from gradfix.tape import Added
 
-SUMS = {"add", "stack"}
+SUMS, SCALING = {"add", "stack"}, {"mul", "rmul", "imul", "multiply"}
 ADDING = {*SUMS, "sub", "rsub"}  # a term keeps its weight in them
 
 
@@ -21,6 +21,9 @@ def follow(m: Machine, name: str, args: Sequence[Value], made: Value) -> None:
     terms += [t for value in args for t in ops.tensors_of(value) if t.cut or t.storage.plain or t.left]
     if not terms and not m.leaving:
         return
+    if name.strip("_") in SCALING and any(type(a) in (int, float) and not a for a in args):
+        m.leaving.clear()
+        return  # nothing is left of it
     fresh = frozenset(m.leaving)
     left = fresh.union(*(t.left for t in terms if isinstance(t, Tensor) and not t.requires))
     m.leaving.clear()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import cast
 
 import libcst as cst
@@ -17,6 +20,7 @@ from gradfix.rewrite.statements import Unit, body_of, parameters, walk
 from gradfix.rewrite.writes import write_at
 from gradfix.tape import Site
 
+BESIDE = 500  # files that are looked at
 HANDED = 3  # how often a copy is handed on
 LISTED = {"parameters": "values", "named_parameters": "items"}  # and what a dictionary of weights has for it
 
@@ -102,7 +106,11 @@ def _with_operators(value: cst.BaseExpression) -> cst.BaseExpression:
         scale = rate.value
         if isinstance(scale, cst.UnaryOperation) and isinstance(scale.operator, cst.Minus):
             scale, operator = scale.expression, cst.Add if operator is cst.Subtract else cst.Subtract
-        step = cst.BinaryOperation(as_receiver(scale), cst.Multiply(), right_operand(step, cst.Multiply()))
+        step = cst.BinaryOperation(
+            scale if isinstance(scale, cst.BaseNumber) else as_receiver(scale),
+            cst.Multiply(),
+            right_operand(step, cst.Multiply()),
+        )
     return cst.BinaryOperation(value.func.value, operator(), right_operand(step, operator()))
 
 
@@ -200,6 +208,19 @@ def asked_elsewhere(project: Project, copy: Adapted) -> list[tuple[View, cst.Att
     return found
 
 
+def called_unseen(project: Project, copy: Adapted) -> bool:
+    """Whether a file that the run has not come to imports the one with the function that makes the copy and gives it
+    away, and names that function: what is asked of the copy there is not known."""
+    function = copy.view.function(copy.made[0].node)
+    if not isinstance(function, cst.FunctionDef) or not _returns(function, copy.name):
+        return False
+    home = Path(copy.view.path)
+    imported = rf"^[ \t]*(?:from|import)\b.*\b{re.escape(home.stem)}\b"
+    wanted = re.compile(rf"{imported}(?s:.*)\b{function.name.value}\b", re.MULTILINE)
+    beside = (p for p in islice(home.parent.rglob("*.py"), BESIDE) if str(p) not in project.files)
+    return any(p.is_file() and wanted.search(p.read_text("utf-8", "replace")) for p in beside)
+
+
 def _views(project: Project) -> list[View]:
     return [view for view in map(project.view, project.files) if view is not None]
 
@@ -214,8 +235,18 @@ def _asked(project: Project, view: View, call: cst.Call) -> Iterator[tuple[View,
     above = view.parents[call]
     if isinstance(above, cst.Attribute):
         yield view, above
+    if isinstance(above, cst.Arg) and isinstance(outer := view.parents[above], cst.Call):
+        place = [] if above.keyword is not None else [outer.args.index(above)]
+        yield from _asked_by_called(project, outer, place, {above.keyword.value} if above.keyword else set())
+    if isinstance(above, cst.Element):  # of a tuple
+        above = view.parents[above]
     small = view.small_statement(call)
-    names = {n for t in small.targets for n in _names(t.target)} if isinstance(small, cst.Assign) else set()
+    given = isinstance(small, cst.Assign) and small.value in (call, above) and not isinstance(above, cst.Call)
+    names = (
+        {n for t in small.targets for n in _names(t.target)}
+        if given and isinstance(small, cst.Assign)
+        else set()
+    )
     yield from _asked_of(project, view, body_of(view, call), names)
 
 
@@ -235,13 +266,19 @@ def _asked_of_argument(
     for call in [n for n in descendants(around) if isinstance(n, cst.Call)] if depth < HANDED else ():
         given = [n for n, a in enumerate(call.args) if a.keyword is None and dotted(a.value) in names]
         words = {a.keyword.value for a in call.args if a.keyword is not None and dotted(a.value) in names}
-        for there in _views(project) if given or words else ():
-            for function in [n for n in there.parents if isinstance(n, cst.FunctionDef)]:
-                if function.name.value != function_of(call):
-                    continue
+        yield from _asked_by_called(project, call, given, words, depth)
+
+
+def _asked_by_called(
+    project: Project, call: cst.Call, given: Sequence[int], words: set[str], depth: int = 0
+) -> Iterator[tuple[View, cst.Attribute]]:
+    """What a function of the project's asks of its arguments at the places `given`, or of these names."""
+    for view in _views(project) if given or words else ():
+        for function in [n for n in view.parents if isinstance(n, cst.FunctionDef)]:
+            if function.name.value == function_of(call):
                 own = [n for n in parameters(function) if n not in ("self", "cls")]
                 inner = {own[n] for n in given if n < len(own)} | (words & set(own))
-                yield from _asked_of(project, there, function.body, inner, depth + 1)
+                yield from _asked_of(project, view, function.body, inner, depth + 1)
 
 
 def _names(target: cst.CSTNode) -> set[str]:

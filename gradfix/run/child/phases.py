@@ -194,7 +194,7 @@ def _chooses(item: ast.withitem, names: set[str]) -> bool:
     """``with torch.set_grad_enabled(epoch > 5):``, ``with torch.no_grad() if warm else nullcontext():``"""
     context = item.context_expr
     if isinstance(context, ast.IfExp):
-        return any(last_name(n) in _LEAVING for n in ast.walk(context)) and _counts(context.test, names)
+        return any(last_name(n) in _LEAVING for n in ast.walk(context))  # (an option is asked for a choice)
     called = isinstance(context, ast.Call) and last_name(context.func) == "set_grad_enabled" and context.args
     return bool(called) and _counts(context.args[0], names)  # type: ignore[attr-defined]
 

@@ -16,7 +16,7 @@ from gradfix.rewrite.boundary import gather
 from gradfix.rewrite.callers import Part
 from gradfix.rewrite.liveness import dotted
 from gradfix.rewrite.recording import stops, without_context
-from gradfix.rewrite.spelling import descendants
+from gradfix.rewrite.spelling import descendants, unused
 from gradfix.rewrite.statements import block_of, take_away, unit_in, units
 from gradfix.verdict import GAINS
 
@@ -122,8 +122,7 @@ def _functional(copy: Adapted) -> list[Edit]:
     """The copy as a function: its module, called with weights that the updates make anew. Nothing where more is asked
     of it than to be called, to list its parameters, or to be in a mode."""
     view, body = copy.view, copy.body
-    taken = {n.value for n in descendants(body) if isinstance(n, cst.Name)}
-    weights, key = _unused("weights", taken), _unused("name", taken)
+    weights, key = unused(view, "weights", body), unused(view, "name", body)
     looped = {u.listing for u in copy.updates}
     own = {n for unit in copy.made for n in descendants(unit.node)}
     edits: list[Edit] = []
@@ -148,12 +147,6 @@ def _functional(copy: Adapted) -> list[Edit]:
             return []
         edits += changed
     return [*edits, *_called(copy, weights)]
-
-
-def _unused(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name
 
 
 def _made_anew(update: Update, weights: str, key: str) -> list[Edit]:
@@ -195,7 +188,8 @@ def _called(copy: Adapted, weights: str) -> list[Edit]:
     view, (first, *others) = copy.view, copy.made
     block = block_of(view, first.node)
     at = unit_in(view, block, first.node) if block is not None else None
-    if block is None or at is None or (first.line.children[0] is not first.node and len(units(block)) == 0):
+    alone = isinstance(first.line, cst.SimpleStatementLine) and len(first.line.body) == 1
+    if block is None or at is None or not alone:
         return []
     called = of_torch(view, "func.functional_call")
     words = any(

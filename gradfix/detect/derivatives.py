@@ -14,6 +14,8 @@ from gradfix.detect.refused import CUT_WORDS
 from gradfix.graph import Graph, plain_op
 from gradfix.tape import Backward, Cut, Event, Fed, Mutate
 
+UPDATES = frozenset(("add", "sub", "rsub", "addcmul", "addcdiv", "lerp"))
+
 
 def second_order(graph: Graph) -> Found:
     """create_graph=True asks for the gradients' own graph, and the update made of them goes by ``.data``:
@@ -72,9 +74,6 @@ def fast_weights(graph: Graph) -> Found:
         for cut in (cuts[t] for t in fed.cuts if t in cuts):
             if cut.node is None and _adapted(graph, cut, call, loss):
                 yield _of_values(graph, cut, call, fed, loss)
-
-
-UPDATES = frozenset(("add", "sub", "rsub", "addcmul", "addcdiv", "lerp"))
 
 
 def _adapted(graph: Graph, cut: Cut, call: Backward, loss: Backward) -> bool:

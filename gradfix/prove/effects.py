@@ -187,11 +187,10 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
         if any(c.pattern == "computed-term" for c in conflicts):
             yield Attempt(before={"through": sites, "arrays": True})
         unrecorded = [c for c in conflicts if c.pattern == "constant-term" and _is_unrecorded(c)]
-        if sites_ := [label.stack[-1] for c in unrecorded for label in c.labels if label.role == "cut"]:
-            yield Attempt(before={"recorded": lines_of(sites_)})
+        if unrecorded:
+            yield Attempt(before={"recorded": _cut_lines(unrecorded)})
         if copies := [c for c in conflicts if c.pattern == "updated-copies"]:
-            updates = [label.stack[-1] for c in copies for label in c.labels if label.role == "cut"]
-            imposed = {"adapted": lines_of(updates)}
+            imposed = {"adapted": _cut_lines(copies)}
             yield Attempt(before=imposed)
             drawn = {"draws": {}, **counted}  # (a copy that is built anew draws its first weights)
             yield Attempt(before={**imposed, **drawn}, after=drawn)
@@ -215,6 +214,11 @@ def _ways(kind: EffectKind, conflicts: Sequence[Conflict], tape: Tape, before: M
             yield Attempt(before={"create": [[s.file, s.line] for s in calls]})
     elif kind == "restored":
         yield Attempt()  # the run before is the restored one
+
+
+def _cut_lines(conflicts: Sequence[Conflict]) -> list[list[Any]]:
+    """[file, line] of the places where these conflicts leave the graph."""
+    return lines_of(label.stack[-1] for c in conflicts for label in c.labels if label.role == "cut")
 
 
 def _is_unrecorded(conflict: Conflict) -> bool:

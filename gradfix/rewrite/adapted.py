@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
+from pathlib import PurePath
 from typing import cast
 
 import libcst as cst
@@ -14,13 +12,13 @@ import libcst as cst
 from gradfix.edit import Project, View
 from gradfix.rewrite.anew import bound_anew
 from gradfix.rewrite.blocks import as_receiver, right_operand
+from gradfix.rewrite.elsewhere import mentioned
 from gradfix.rewrite.liveness import dotted
 from gradfix.rewrite.spelling import descendants, function_of
 from gradfix.rewrite.statements import Unit, body_of, parameters, walk
 from gradfix.rewrite.writes import write_at
 from gradfix.tape import Site
 
-BESIDE = 500  # files that are looked at
 HANDED = 3  # how often a copy is handed on
 LISTED = {"parameters": "values", "named_parameters": "items"}  # and what a dictionary of weights has for it
 
@@ -209,16 +207,12 @@ def asked_elsewhere(project: Project, copy: Adapted) -> list[tuple[View, cst.Att
 
 
 def called_unseen(project: Project, copy: Adapted) -> bool:
-    """Whether a file that the run has not come to imports the one with the function that makes the copy and gives it
-    away, and names that function: what is asked of the copy there is not known."""
+    """Whether a file that the run has not come to may call the function that makes the copy and gives it away: what is
+    asked of the copy there is not known."""
     function = copy.view.function(copy.made[0].node)
     if not isinstance(function, cst.FunctionDef) or not _returns(function, copy.name):
         return False
-    home = Path(copy.view.path)
-    imported = rf"^[ \t]*(?:from|import)\b.*\b{re.escape(home.stem)}\b"
-    wanted = re.compile(rf"{imported}(?s:.*)\b{function.name.value}\b", re.MULTILINE)
-    beside = (p for p in islice(home.parent.rglob("*.py"), BESIDE) if str(p) not in project.files)
-    return any(p.is_file() and wanted.search(p.read_text("utf-8", "replace")) for p in beside)
+    return mentioned(project, function.name.value, PurePath(copy.view.path).stem)
 
 
 def _views(project: Project) -> list[View]:

@@ -13,10 +13,10 @@ SUFFIXES = (".py", ".pyi", ".ipynb")
 INSTALLED = {"site-packages", "node_modules", "__pycache__", "venv", "env"}
 
 
-def mentioned(project: Project, name: str) -> bool:
-    """Whether a file of the project that the run did not come to has `name` as a word: what it means by it is not
-    looked into. True, too, where there is too much to tell (a script in a home folder)."""
-    word = re.compile(rf"\b{re.escape(name)}\b".encode())
+def mentioned(project: Project, *names: str) -> bool:
+    """Whether a file of the project that the run did not come to has each of `names` as a word: what it means by
+    them is not looked into. True, too, where there is too much to tell (a script in a home folder)."""
+    words = [re.compile(rf"\b{re.escape(name)}\b".encode()) for name in names]
     for count, path in enumerate(_others(project)):
         if count >= MANY:
             return True
@@ -24,7 +24,8 @@ def mentioned(project: Project, name: str) -> bool:
             continue
         try:
             with open(path, "rb") as opened:
-                if word.search(opened.read()):
+                text = opened.read()
+                if all(word.search(text) for word in words):
                     return True
         except OSError:
             continue

@@ -136,9 +136,10 @@ def descendants(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         yield from descendants(child)
 
 
-def unused(view: View, name: str) -> str:
-    """`name`, with underscores behind it as long as the file knows it already."""
-    taken = {n.value for n in view.parents if isinstance(n, cst.Name)}
+def unused(view: View, name: str, within: cst.CSTNode | None = None) -> str:
+    """`name`, with underscores behind it as long as the file knows it already, or a part of the file."""
+    known = view.parents if within is None else descendants(within)
+    taken = {n.value for n in known if isinstance(n, cst.Name)}
     while name in taken:
         name += "_"
     return name

@@ -7,14 +7,13 @@ Standard library and torch only; see impose.py.
 from __future__ import annotations
 
 import gc
-import os
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from .measure import quiet
-from .pretend import user_line
+from .pretend import lines, user_line
 
 
 class Adapted(TorchFunctionMode):
@@ -23,7 +22,7 @@ class Adapted(TorchFunctionMode):
 
     def __init__(self, sites: Any, origins: Origins) -> None:
         super().__init__()
-        self.sites = {(os.path.realpath(file), line) for file, line in sites}
+        self.sites = lines(sites)
         self.origins = origins
         self.stands: dict[int, tuple[Any, Any]] = {}  # id of what ``.data`` gave -> it, and whose it is
 

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .pretend import DATA, about, foreign, user_line
+from .pretend import DATA, about, foreign, lines, user_line
 
 if TYPE_CHECKING:
     from .impose import Imposer
@@ -48,7 +48,7 @@ class Recorded(TorchFunctionMode):
 
     def __init__(self, sites: Any) -> None:
         super().__init__()
-        self.sites = {(os.path.realpath(file), line) for file, line in sites}
+        self.sites = lines(sites)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         switches = func is torch._C._set_grad_enabled  # (by no_grad itself)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .pretend import user_line, without
+from .pretend import lines, user_line, without
 
 
 class Selves(TorchFunctionMode):
@@ -17,7 +16,7 @@ class Selves(TorchFunctionMode):
 
     def __init__(self, sites: Any) -> None:
         super().__init__()
-        self.sites = {(os.path.realpath(file), line) for file, line in sites}
+        self.sites = lines(sites)
         # by id of a tensor: it, a copy of it before its first write, and the node of that write (none under no_grad)
         self.before: dict[int, tuple[Any, Any, Any]] = {}
 

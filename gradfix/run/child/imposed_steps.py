@@ -5,7 +5,6 @@ Standard library and torch only; see impose.py.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import torch
 from .imposed_lists import empty_lists
 from .imposed_ops import Place
 from .measure import parameters, quiet
-from .pretend import DATA, user_line
+from .pretend import DATA, lines, user_line
 from .uncalled import losses
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Steps:
         hooks.register_optimizer_step_post_hook(self._post)
         for when, clears in (("gather", self._behind), ("once", self._once)):
             if when in self.imposer.request:
-                self._gather({(os.path.realpath(f), line) for f, line in self.imposer.request[when]}, clears)
+                self._gather(lines(self.imposer.request[when]), clears)
 
         if "step" in self.imposer.request:
             self._step_behind([(k, Place(place)) for k, place in self.imposer.request["step"]])

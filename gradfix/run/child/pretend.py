@@ -36,6 +36,11 @@ _FOREIGN = tuple(
 )
 
 
+def lines(sites: Any) -> set[tuple[str, int]]:
+    """The [file, line]s of a request, as `user_line` gives them."""
+    return {(os.path.realpath(file), line) for file, line in sites}
+
+
 def user_line() -> tuple[str, int]:
     """File and line of the user's innermost frame; the outermost one where there is none."""
     frame = sys._getframe(1)
@@ -138,7 +143,7 @@ def see_through(sites: Any) -> None:
     """`.data`, `.detach()`, `torch.tensor(t)` give the tensor itself (a list's, stacked) in user lines: all, or [file,
     line]s. In those that are listed so do `.item()`, `.numpy()` and `float(t)`: a number that is a term of a loss; a
     distribution's `sample()` is its `rsample()`; and what has a derivative of zero passes the gradient on as it is."""
-    wanted = None if sites is True else {(os.path.realpath(f), line) for f, line in sites}
+    wanted = None if sites is True else lines(sites)
 
     def here(depth: int = 2) -> bool:
         frame = sys._getframe(depth)
@@ -203,7 +208,7 @@ def see_through(sites: Any) -> None:
 
 def take_apart(sites: Any) -> None:
     """What `.data`, `.detach()` and `.numpy()` give in the user lines [file, line] has memory of its own."""
-    wanted = {(os.path.realpath(f), line) for f, line in sites}
+    wanted = lines(sites)
     detach, numpy = torch.Tensor.detach, torch.Tensor.numpy
 
     def here() -> bool:
@@ -254,7 +259,7 @@ def _replace_float(instead: Callable[[Any], Any]) -> None:
 
 def differentiate_twice(sites: Any) -> None:
     """torch.autograd.grad() in the [file, line]s gives gradients that can be differentiated in turn."""
-    wanted = {(os.path.realpath(f), line) for f, line in sites}
+    wanted = lines(sites)
     plain, create = torch.autograd.grad, 4  # the position of create_graph
 
     def grad(*args: Any, **kwargs: Any) -> Any:

@@ -72,20 +72,23 @@ def fast_weights(graph: Graph) -> Found:
         if loss is None or fed.node not in graph.walk(loss):
             continue
         for cut in (cuts[t] for t in fed.cuts if t in cuts):
-            if cut.node is None and _adapted(graph, cut, call, loss):
+            if _adapted(graph, cut, call, loss):
                 yield _of_values(graph, cut, call, fed, loss)
 
 
 def _adapted(graph: Graph, cut: Cut, call: Backward, loss: Backward) -> bool:
-    """Whether the parameter is one that `call` differentiated and an optimizer steps with the gradients of `loss`."""
-    storage = cut.ref.storage
-    return (
-        call.time < cut.time
-        and ~storage in call.nodes
-        and storage in graph.owners
-        and any(r.storage == storage for r in loss.accumulates)
-        and not any(call.time < s.time < loss.time for s in graph.steps)
-    )
+    """Whether what was cut off is a parameter that `call` differentiated, or a value by `call` that an update before
+    has made to take its place; and an optimizer steps the parameter with the gradients of `loss`."""
+    if call.time > cut.time or any(call.time < s.time < loss.time for s in graph.steps):
+        return False
+    stepped = [r for r in loss.accumulates if r.storage in graph.owners]
+    if cut.node is None:
+        return ~cut.ref.storage in call.nodes and any(r.storage == cut.ref.storage for r in stepped)
+    made, behind = graph.records.get(cut.node), graph.reaches(cut.node)
+    taken = (graph.records[n].parents for n in call.nodes if n in graph.records)
+    if made is None or plain_op(made) not in UPDATES or not any(cut.node in parents for parents in taken):
+        return False
+    return any(r.shape == cut.ref.shape and r.storage in behind for r in stepped)
 
 
 def _of_values(
